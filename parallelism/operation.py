@@ -1,0 +1,139 @@
+"""What a strategy is written against: the `Device` it runs on, and the `Operation` it is.
+
+A strategy never sees a process.  It is handed a `Device` and calls its collectives; so the same
+strategy runs on processes, on threads, under a recorder that only counts, and on whatever comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.mesh import Axes, Mesh, MeshIndex
+
+if TYPE_CHECKING:
+    from parallelism.pipelining import Pipeline
+
+Groups = Sequence[Sequence[int]]
+ReduceOp = str | Callable[[Any, Any], Any]
+
+
+class Work(Protocol):
+    """An operation under way: `wait` gives its result, `done` tells whether it has one."""
+
+    def wait(self) -> Any: ...
+    def done(self) -> bool: ...
+
+
+@runtime_checkable
+class Device(Protocol):
+    """What a strategy may use.  `vcluster.VirtualDevice` documents each method.
+
+    ``axes`` is a mesh axis, a tuple of them (the first is the slowest) or None for the whole mesh.
+    ``options`` are ``groups=None, out=None, algorithm=None, async_op=False``; with ``async_op=True`` the
+    result is a `Work`.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def index(self) -> MeshIndex: ...
+    @property
+    def state(self) -> dict[Any, Any]: ...
+    @property
+    def rng(self) -> np.random.Generator: ...
+
+    def group(self, axes: Axes = None) -> tuple[int, ...]: ...
+    def position(self, axes: Axes = None) -> int: ...
+
+    def compute(
+        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None,
+        stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
+    ) -> AbstractContextManager[None]: ...
+    def hold(self, category: str, nbytes: int) -> None: ...
+    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any: ...
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> np.ndarray: ...
+
+    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any: ...
+    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any: ...
+    def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any: ...
+    def all_to_all(
+        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None, **options: Any,
+    ) -> Any: ...
+    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any: ...
+    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any: ...
+    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
+    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any: ...
+    def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any: ...
+    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any: ...
+    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any: ...
+    def barrier(self, axes: Axes = None, **options: Any) -> Any: ...
+    def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]: ...
+    def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any: ...
+
+    def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None: ...
+    def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any: ...
+    def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work: ...
+    def irecv(
+        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike = None,
+        axes: Axes = None,
+    ) -> Work: ...
+    def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any: ...
+
+
+class Operation:
+    """A program for the whole cluster: what each device gets, what it does, what the host makes of it.
+
+    Subclasses override `__call__`, and the two others where the arguments are dealt out or the outputs
+    belong together.
+    """
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """What each rank gets from the host, by rank.  Here: everything, everywhere."""
+        return [args] * mesh.size
+
+    def __call__(self, device: Device, *inputs: Any) -> Any:
+        """Runs on every device, with its own inputs."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a device does: define __call__(device, ...)")
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
+        """What the host makes of the outputs, given by rank.  Here: the lowest rank's."""
+        return outputs[0]
+
+
+class ShardedOperation(Operation):
+    """An operation inside which a tensor is split over devices, and which can be run backward.
+
+    ``forward(device, *shards) -> (out, saved)`` and ``backward(device, saved, grad) -> grads``, the
+    gradients in the order and layouts of the inputs.
+    """
+
+    def __init__(self, sharding: Any) -> None:
+        self.sharding = sharding
+
+    def forward(self, device: Device, *shards: Any) -> tuple[Any, Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def backward(self, device: Device, saved: Any, grad: Any) -> tuple[Any, ...]:
+        raise NotImplementedError(f"{type(self).__name__} has no backward")
+
+    def __call__(self, device: Device, *inputs: Any) -> Any:
+        return self.forward(device, *inputs)[0]
+
+
+class PipelinedOperation(Operation):
+    """An operation cut into stages that lie on different devices: see `parallelism.pipelining`."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+

@@ -1,0 +1,37 @@
+"""How an extent is split over devices, the same everywhere.
+
+A dim is split axis by axis, outermost first, each part by the rule of `numpy.array_split`: its first ``n % k`` pieces get
+one element more.  So adding an innermost axis is always a local slice, and removing it a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+
+@lru_cache(maxsize=4096)
+def split_sizes(extent: int, factors: tuple[int, ...]) -> tuple[int, ...]:
+    """The extents of the pieces when ``extent`` is split by each factor in turn, outermost first.
+
+    >>> split_sizes(7, (3,))
+    (3, 2, 2)
+    >>> split_sizes(4, (2, 3))          # 4 = 2 + 2, and each 2 = 1 + 1 + 0
+    (1, 1, 0, 1, 1, 0)
+    """
+    pieces = [extent]
+    for factor in factors:
+        pieces = [n // factor + (i < n % factor) for n in pieces for i in range(factor)]
+    return tuple(pieces)
+
+
+def starts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Where each piece begins, and at the end where the last one stops: one number more than sizes.
+
+    >>> starts((3, 2, 2))
+    (0, 3, 5, 7)
+    """
+    places = [0]
+    for size in sizes:
+        places.append(places[-1] + size)
+    return tuple(places)

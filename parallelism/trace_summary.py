@@ -1,0 +1,135 @@
+"""A trace at a glance: time, traffic and work by rank, and the collectives, as text of 80 columns or as HTML.
+
+Virtual time and wall time stand on lines of their own and are never added or divided by each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from parallelism.trace import Trace
+
+WIDTH = 80
+_MOST_ROWS = 64
+
+
+class _Table(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int
+    """How many columns, from the first, hold words and are aligned to the left."""
+
+
+def as_text(trace: Trace) -> str:
+    """The summary in lines of at most 80 columns."""
+    lines = _headline(trace)
+    for table in _tables(trace):
+        shown = [table.columns, *table.rows[:_MOST_ROWS]]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        lines.append("")
+        for row in shown:
+            cells = zip(row, widths, strict=True)
+            line = "  ".join(cell.ljust(n) if i < table.left else cell.rjust(n) for i, (cell, n) in enumerate(cells))
+            lines.append(fit(line, WIDTH).rstrip())
+        if len(table.rows) > _MOST_ROWS:
+            lines.append(f"... and {len(table.rows) - _MOST_ROWS} more")
+    return "\n".join(lines)
+
+
+def as_html(trace: Trace) -> str:
+    """The same as a fragment of HTML, for a notebook."""
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    parts = [f"<p>{'<br>'.join(map(escape, _headline(trace)))}</p>"]
+    for table in _tables(trace):
+        rows = "".join(row("td", cells) for cells in table.rows[:_MOST_ROWS])
+        more = f"<p>... and {len(table.rows) - _MOST_ROWS} more</p>" if len(table.rows) > _MOST_ROWS else ""
+        parts.append(f"<table><thead>{row('th', table.columns)}</thead><tbody>{rows}</tbody></table>{more}")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _headline(trace: Trace) -> list[str]:
+    mesh = "" if trace.mesh_shape is None else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
+    devices = f"{trace.size} device{'s' * (trace.size != 1)}{mesh}"
+    wall = max((e.wall_start_seconds + e.wall_duration_seconds for e in trace.events), default=0.0) - min(
+        (e.wall_start_seconds for e in trace.events), default=0.0)
+    told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
+    traffic = "with the host" if trace.host_traffic else "between devices"
+    return [
+        fit(f"{devices}{told}, {len(trace)} event{'s' * (len(trace) != 1)}; traffic {traffic}", WIDTH),
+        fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}, bubble {trace.bubble_fraction:.1%} of it, "
+            f"{trace.span_bubble_fraction:.1%} by span", WIDTH),
+        fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
+    ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
+
+
+def _tables(trace: Trace) -> list[_Table]:
+    held = trace.peaks()
+    ranks = []
+    for rank, totals in sorted(trace.totals.items()):
+        ranks.append([str(rank), seconds(totals.compute_seconds), seconds(totals.waiting_seconds),
+                      nbytes(totals.bytes_received), nbytes(totals.bytes_sent), quantity(totals.messages),
+                      quantity(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
+    columns = ["rank", "compute", "waiting", "received", "sent", "messages", "flops", *(["peak"] if held else [])]
+    tables = [_Table(columns, ranks, 0)]
+
+    groups: dict[tuple[str, str, str], tuple[set[object], list[int]]] = {}
+    for event in trace.events:
+        if event.kind == "collective" and event.parent is None:
+            axes = "-" if event.axes is None else ", ".join(event.axes)
+            operations, sums = groups.setdefault((event.name, event.algorithm or "direct", axes), (set(), [0, 0]))
+            operations.add(id(event) if event.sequence is None else (event.group, event.sequence))
+            sums[0] += event.bytes_received
+            sums[1] += event.bytes_sent
+    if groups:
+        tables.append(_Table(["collective", "algorithm", "axes", "count", "received", "sent"], [
+            [fit(name, 18), fit(algorithm, 18), fit(axes, 12), str(len(operations)), nbytes(received), nbytes(sent)]
+            for (name, algorithm, axes), (operations, (received, sent)) in groups.items()], 3))
+    return tables
+
+
+def fit(text: str, width: int) -> str:
+    """The text on one line of at most ``width`` columns, without what a terminal might obey."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= width else text[:width - 3] + "..."
+
+
+def seconds(value: float) -> str:
+    """A time with its unit: ``12.3 ms``."""
+    if value == 0:
+        return "0 s"
+    factor, unit = (1.0, "s") if value >= 0.9995 else (1e3, "ms") if value >= 0.9995e-3 else (1e6, "us")
+    return f"{_digits(value * factor)} {unit}"
+
+
+def nbytes(value: float) -> str:
+    """A number of bytes with its unit: ``1.5 MiB``, exact below a KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1023.5:
+            break
+        if unit != "TiB":
+            value /= 1024
+    return f"{_digits(value)} {unit}"
+
+
+def quantity(value: float) -> str:
+    """A count with a decimal prefix: ``4.2 G``, exact below ten thousand."""
+    if abs(value) < 10_000 and value == int(value):
+        return str(int(value))
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if abs(value) < 999.5:
+            break
+        if prefix != "E":
+            value /= 1000
+    return f"{_digits(value)} {prefix}".rstrip()
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, all of them shown; integers below 1024 exactly."""
+    if abs(value) < 1024 and value == int(value):
+        return str(int(value))
+    return f"{value:.0f}" if 999.5 <= abs(value) < 99999.5 else f"{value:#.3g}".rstrip(".")

@@ -1,0 +1,215 @@
+"""The pipelined perceptron: `MLP` describes it, its steps run it on a cluster, and one process checks it.
+
+A step equals the full-batch step: the gradients of the microbatches, weighted by their rows, are added up in
+the order of the microbatches, over the replicas too, and applied once, at the flush.  Where the sums have one
+order, as in ``reference_step`` with the same ``microbatches`` and ``replicas``, the results have the same bits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
+from parallelism.pipelining import Pipeline
+from pipeline_parallelism.execution import split_rows
+from pipeline_parallelism.stage import Array, Layer, add_layers, layers_backward, layers_forward
+from pipeline_parallelism.steps import PredictStep, ResetStep, Training, TrainStep, update_layers
+
+_PLAIN_SGD = SGD(0.1)
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Dense layers between ``layer_sizes``, with an activation after each but the last, dealt to the stages.
+
+    >>> mlp = MLP(layer_sizes=(64, 128, 128, 128, 10), pipeline=Pipeline(stages=3, microbatches=8))
+    >>> [list(mlp.layers_of(stage)) for stage in range(3)]
+    [[0, 1], [2], [3]]
+
+    Layer ``i`` draws its weights from ``numpy.random.default_rng((seed, i))``, however the layers are dealt;
+    biases start at zero.  ``loss`` is ``"mean_squared_error"`` or ``"softmax_cross_entropy"``, whose targets are
+    classes or probabilities and for which the outputs are logits.  The parameters live in ``device.state`` from
+    the first step on, under this description: an equal `MLP` goes on with them, a different one has its own.
+    ``ValueError`` for sizes, names or a pipeline that do not fit.
+    """
+
+    layer_sizes: Sequence[int]
+    pipeline: Pipeline
+    activation: str = "relu"
+    loss: str = "mean_squared_error"
+    dtype: npt.DTypeLike = np.float64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.layer_sizes)
+        if len(sizes) < 2 or not all(isinstance(n, (int, np.integer)) and n >= 1 for n in sizes):
+            raise ValueError(f"layer_sizes must be two or more integers of at least 1, got {self.layer_sizes!r}")
+        if self.pipeline.stages > len(sizes) - 1:
+            raise ValueError(
+                f"{self.pipeline.stages} stages need a layer each; layer_sizes={sizes} makes {len(sizes) - 1} layers"
+            )
+        split = next((a for row in self.pipeline.schedule.actions for a in row if a.kind not in "FB"), None)
+        if split is not None:
+            raise ValueError(f"the MLP runs forwards F and whole backwards B; the schedule has {split}")
+        _known("activation", self.activation, ACTIVATIONS)
+        _known("loss", self.loss, LOSSES)
+        if np.dtype(self.dtype).kind != "f":
+            raise ValueError(f"the dtype of an MLP must be a floating one, got {np.dtype(self.dtype)}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        object.__setattr__(self, "layer_sizes", tuple(map(int, sizes)))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    # ------------------------------------------------------------------------------------------ what it is
+
+    def layers_of(self, stage: int) -> range:
+        """The layers of a stage: as even as can be, the longer stages first."""
+        layers, stages = len(self.layer_sizes) - 1, self.pipeline.stages
+        each, more = divmod(layers, stages)
+        first = stage * each + min(stage, more)
+        return range(first, first + each + (stage < more))
+
+    def activations_of(self, layers: Iterable[int]) -> list[Activation]:
+        """The activation of each of these layers; the model's last layer has none."""
+        return [IDENTITY if i == len(self.layer_sizes) - 2 else ACTIVATIONS[self.activation] for i in layers]
+
+    def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
+        """Weights and bias of these layers before the first step.
+
+        Normal, of variance 2 / inputs for relu and gelu (He et al. 2015, arXiv:1502.01852), else 1 / inputs.
+        """
+        gain = 2 if self.activation in ("relu", "gelu") else 1
+        drawn = []
+        for i in layers:
+            inputs, outputs = self.layer_sizes[i : i + 2]
+            normal = np.random.default_rng((self.seed, i)).standard_normal((inputs, outputs))
+            drawn.append(((normal * math.sqrt(gain / inputs)).astype(self.dtype), np.zeros(outputs, self.dtype)))
+        return drawn
+
+    def initial_parameters(self) -> list[Layer]:
+        """Weights and bias of every layer before the first step."""
+        return self.initial_layers(range(len(self.layer_sizes) - 1))
+
+    @property
+    def loss_function(self) -> Loss:
+        """``(predictions, targets, rows of the batch) -> (loss, gradient)``."""
+        return LOSSES[self.loss]
+
+    # ------------------------------------------------------------------------------------- on a cluster
+
+    def train_step(
+        self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients")
+    ) -> TrainStep:
+        """One step of training, to be run as ``cluster.run(step, x, targets)``; its result is a `Training`.
+
+        ``x`` has shape ``(rows, layer_sizes[0])``; ``targets`` ``(rows, layer_sizes[-1])``, or ``(rows,)``
+        classes.  The loss always comes back to the host; ``returns`` says what else does.
+        """
+        return TrainStep(self, optimizer, returns)
+
+    def predict_step(self) -> PredictStep:
+        """The outputs of the last layer with the parameters that are in the devices: ``cluster.run(step, x)``."""
+        return PredictStep(self)
+
+    def reset_step(self) -> ResetStep:
+        """Frees what the model has in the devices, so that the next step begins anew: ``cluster.run(step)``."""
+        return ResetStep(self)
+
+    # ------------------------------------------------------------------------------------ in one process
+
+    def forward(self, parameters: Sequence[Layer], x: npt.ArrayLike) -> Array:
+        """The outputs of the last layer, computed here."""
+        return layers_forward(parameters, self.activations_of(range(len(parameters))), self.check_inputs(x))[0]
+
+    def reference_step(
+        self,
+        x: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        optimizer: Optimizer = _PLAIN_SGD,
+        *,
+        previous: Training | None = None,
+        microbatches: int = 1,
+        replicas: int = 1,
+    ) -> Training:
+        """The same step in this process, without a pipeline; ``previous`` is the step to go on from.
+
+        ``microbatches`` and ``replicas`` only set the order of the sums.
+        """
+        x, targets = self.check_batch(x, targets)
+        parameters = self.initial_parameters() if previous is None else previous.parameters
+        if parameters is None:
+            raise ValueError("previous must have the parameters to go on from; that step did not return them")
+        activations = self.activations_of(range(len(parameters)))
+
+        def backpropagated(inputs: Array, expected: Array) -> tuple[float, list[Layer]]:
+            y, saved = layers_forward(parameters, activations, inputs)
+            loss, grad = self.loss_function(y, expected, len(x))
+            return loss, layers_backward(parameters, activations, saved, grad, first=True)[1]
+
+        loss, gradients = _total(
+            _total(backpropagated(*part) for part in _split_both(*replica, microbatches))
+            for replica in _split_both(x, targets, replicas)
+        )
+        state = None if previous is None else previous.optimizer_state
+        updated, state = update_layers(optimizer, parameters, gradients, state)
+        return Training(loss, updated, gradients, state)
+
+    # ------------------------------------------------------------------------------------------- the data
+
+    def check_inputs(self, x: npt.ArrayLike) -> Array:
+        """``x`` as an array of the model's dtype; ``ValueError`` if its shape is wrong or a number is not finite."""
+        return self._finite("x", np.asarray(x), self.layer_sizes[0])
+
+    def check_batch(self, x: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, Array]:
+        """``x`` and ``targets`` as arrays; ``ValueError`` if they do not fit the model or each other."""
+        x, targets = self.check_inputs(x), np.asarray(targets)
+        classes = self.layer_sizes[-1]
+        if len(x) == 0:
+            raise ValueError(f"a step needs at least one row, got x of shape {x.shape}")
+        if self.loss == "softmax_cross_entropy" and targets.ndim == 1:
+            if targets.dtype.kind not in "iu":
+                raise ValueError(f"targets of one dim are classes and must be integers, got {targets.dtype}")
+            wrong = targets[(targets < 0) | (targets >= classes)]
+            if len(wrong):
+                raise ValueError(f"targets must be classes 0 to {classes - 1}, got {wrong[0]}")
+        else:
+            targets = self._finite("targets", targets, classes)
+        if len(x) != len(targets):
+            raise ValueError(f"x has {len(x)} rows and targets {len(targets)}; they must be as many")
+        return x, targets
+
+    def _finite(self, name: str, array: Array, columns: int) -> Array:
+        if array.ndim != 2 or array.shape[1] != columns:
+            raise ValueError(f"{name} must have shape (rows, {columns}), got {array.shape}")
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{name} must hold real numbers, got {array.dtype}")
+        array = array.astype(self.dtype, copy=False)
+        wrong = np.argwhere(~np.isfinite(array))
+        if len(wrong):
+            row, column = map(int, wrong[0])
+            raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
+        return array
+
+
+def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, Array]]:
+    return zip(split_rows(x, parts), split_rows(targets, parts), strict=True)
+
+
+def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:
+    """Losses and gradients added up, in this order."""
+    losses, gradients = zip(*parts, strict=True)
+    return sum(losses), reduce(add_layers, gradients)
+
+
+def _known(subject: str, name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        close = difflib.get_close_matches(str(name), names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown {subject} {name!r}{hint} (known: {', '.join(map(repr, names))})")

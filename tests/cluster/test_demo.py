@@ -1,0 +1,183 @@
+"""The demos as people run them: what is printed, that it fits, and how they end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallelism.communication import COLLECTIVES
+from parallelism.trace import Trace
+from vcluster.demo import __main__ as command
+from vcluster.demo import collectives, matmul, mlp
+from vcluster.demo.command_line import serve
+
+ROOT = Path(__file__).parents[2]
+
+
+def demo(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The demo in a process of its own, its output piped."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
+    return subprocess.run(
+        [sys.executable, "-m", "vcluster.demo", *words], cwd=ROOT, env={**clean, **environment}, timeout=50,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )
+
+
+def here(capsys: pytest.CaptureFixture[str], text: str) -> tuple[int, str]:
+    """The demo in this process: its exit status and what it prints."""
+    status = serve(command.PROGRAM, command.main, text.split())
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert max(map(len, out.splitlines())) <= 80
+    return status, out
+
+
+def difference(out: str) -> float:
+    return float(re.search(r" ok  largest difference from the same training in one process: (\S+)", out)[1])
+
+
+def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
+    trace = tmp_path / "step.json"
+    run = demo("mlp", "--pp", "4", "--trace", str(trace))
+    assert run.returncode == 0
+    assert run.stderr == ""
+    lines = run.stdout.splitlines()
+    assert "\x1b" not in run.stdout
+    assert max(map(len, lines)) <= 80 or str(trace) in max(lines, key=len)
+    assert difference(run.stdout) < 1e-12
+    assert float(re.search(r"test accuracy (\S+)%", run.stdout)[1]) > 90
+    assert "(P-1)/(M+P-1) = 27.3% for equal stages" in run.stdout
+    assert len(re.findall(r"^  step +\d+/\d+  loss ", run.stdout, re.MULTILINE)) == 5
+    pids = [line.split()[-1] for line in lines if re.match(r"  r\d +pp=\d", line)]
+    assert len(set(pids)) == 4
+    rows = [line for line in lines if re.match(r"rank \d  ", line)]
+    assert len(rows) == 4
+    for row in rows:  # a forward is a digit, a backward a letter: told apart without colour
+        assert "0" in row[6:]
+        assert "h" in row[6:]
+    for cut in ("r0 -> r1", "r1 -> r0", "r2 -> r3", "r3 -> r2"):
+        assert any(line.strip().startswith(cut) for line in lines)
+    recorded = Trace.load(trace)
+    assert recorded.size == 4
+    assert recorded.count("2F0") == recorded.count("0B7") == 1
+    assert f"The record of that step is in {trace}" in run.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--pp 1", "--pp 4 --microbatches 2 --schedule gpipe", "--pp 2 --dp 2", "--dp 3", "--pp 6 --hidden 9,8,7,6,5"],
+)
+def test_every_mesh_trains_as_one_process_does(capsys, words):
+    status, out = here(capsys, f"mlp {words} --steps 2 --backend thread")
+    assert status == 0
+    assert difference(out) < 1e-12
+
+
+def test_the_users_own_data_classes_and_values(capsys, tmp_path):
+    x = np.random.default_rng(0).standard_normal((60, 3))
+    np.savez(tmp_path / "classes.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    status, out = here(capsys, f"mlp --pp 2 --hidden 8,8 --steps 3 --backend thread --data {tmp_path / 'classes.npz'}")
+    assert status == 0
+    assert "of 12 rows it never saw" in out
+    np.savez(tmp_path / "values.npz", x=x, y=x @ [1.0, -2.0, 0.5])
+    status, out = here(capsys, f"mlp --pp 2 --hidden 8,8 --steps 3 --backend thread --data {tmp_path / 'values.npz'}")
+    assert status == 0
+    assert "as a share of the variance of y" in out
+
+
+def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch):
+    honest = mlp.largest_difference
+    monkeypatch.setattr(mlp, "largest_difference", lambda a, b: honest(a, b) + 1e-6)
+    status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 1 --backend thread")
+    assert status == 1
+    assert " NO  largest difference" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mlp", "--pp", "0"), ("mlp", "--pp", "5"), ("mlp", "--schedule", "1f1c"), ("mlp", "--data", "missing.npz"),
+        ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"), ("matmul", "--tp", "x"),
+    ],
+)
+def test_wrong_words_end_with_status_2_and_one_line(words):
+    run = demo(*words)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.startswith("python -m vcluster.demo")
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("devices", [1, 3, 4])
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
+    status, out = here(capsys, f"collectives --collective {kind} --devices {devices} --backend thread")
+    assert status == 0
+    assert " NO " not in out
+
+
+def test_the_collectives_demo_on_processes(capsys):
+    status, out = here(capsys, "collectives --devices 4 --algorithm ring")
+    assert status == 0
+    assert "6 steps" in out
+    assert "192 bytes received, device by device as above" in out  # 2 (g - 1) S = 2 x 3 x 32
+
+
+def test_a_collective_that_moves_other_bytes_is_exit_status_1(capsys, monkeypatch):
+    monkeypatch.setattr(collectives, "_run", lambda device, x, collective, name, pairs: device.all_reduce(x))
+    status, out = here(capsys, "collectives --algorithm naive --backend thread")
+    assert status == 1
+    assert "NOT as above" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--policy unsharded --tp 2", "--policy matched_inner --tp 3 --shape 4,7,5", "--policy outer", "--tp 1",
+     "--policy outer --dp 3 --tp 2 --shape 4,7,5", "--policy matched_inner --tp 4 --shape 1,2,1"],
+)
+def test_every_policy_gives_numpys_product_and_the_closed_forms_bytes(capsys, words):
+    status, out = here(capsys, f"matmul {words} --backend thread")
+    assert status == 0
+    assert out.count(" ok ") == 2
+
+
+def test_a_wrong_product_is_exit_status_1(capsys, monkeypatch):
+    wrong = lambda device, a, b: device.matmul(a, b)  # the sum is forgotten
+    policy = matmul.POLICIES["matched_inner"]
+    monkeypatch.setitem(matmul.POLICIES, "matched_inner", replace(policy, kernel=wrong))
+    status, out = here(capsys, "matmul --tp 2 --backend thread")
+    assert status == 1
+    assert out.count(" NO ") == 2
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_a_bar_and_colour_unless_no_color(no_color):
+    host, terminal = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+    environment.update({"TERM": "xterm-256color"}, **({"NO_COLOR": "1"} if no_color else {}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vcluster.demo", "mlp", "--pp", "2", "--steps", "3", "--backend", "thread"],
+        cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
+    )
+    os.close(terminal)
+    seen = b""
+    try:
+        while chunk := os.read(host, 65536):
+            seen += chunk
+    except OSError:
+        pass  # Linux's way to say that the other end is closed
+    finally:
+        os.close(host)
+        status = process.wait(timeout=50)
+    assert status == 0
+    assert "━".encode() in seen  # the bar
+    coloured = re.search(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|9[0-7]|38;[25];[0-9;]+)m", seen)
+    assert bool(coloured) != no_color

@@ -1,0 +1,73 @@
+"""What the documents say is so: their code runs, their links lead somewhere, recorded output is what comes out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+
+
+def code_blocks() -> list[object]:
+    return [
+        pytest.param(code, output, id=f"{path.stem}-{number}")
+        for path in DOCUMENTS
+        for number, (code, output) in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
+    ]
+
+
+def run(script: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=50,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(("code", "output"), code_blocks())
+def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, output):
+    script = tmp_path / "block.py"
+    script.write_text(code, encoding="utf-8")
+    printed = run(script)
+    if output:
+        assert printed == output
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_its_recorded_output(script):
+    assert run(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+def test_there_are_blocks_and_examples_to_run():
+    assert len(code_blocks()) >= 4
+    assert len(EXAMPLES) >= 2
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_links_within_the_repository_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_readme_shows_the_demo_as_it_is():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "vcluster.demo", "mlp", "--pp", "4", "--steps", "2"], cwd=ROOT, timeout=50,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )
+    headings = lambda text: [line for line in text.splitlines() if line[:1].isalpha() and ":" not in line[:20]]
+    assert [h for h in headings(shown) if not h.startswith("rank")] == [
+        h for h in headings(done.stdout) if not h.startswith("rank")
+    ]

@@ -1,0 +1,409 @@
+"""Real processes: how they start with each method, what reaches them, and that none outlives its host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from multiprocessing import Pipe, process
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from vcluster import processes
+from vcluster.forkserver import MOST_DESCRIPTORS, THREAD_VARIABLES, ForkServer
+from vcluster.processes import START_METHODS, Descriptor, default_start_method, start_process, stop_fork_server
+
+ROOT = Path(processes.__file__).parents[1]
+
+
+@pytest.fixture(params=START_METHODS)
+def start_method(request):
+    return request.param
+
+
+def ask(function, *args, start_method, close=()):
+    """What ``function(*args)`` gives in a process of its own."""
+    ours, theirs = Pipe()
+    with ours, theirs:
+        started = start_process(_answer, (theirs, function, args), name="asked", start_method=start_method, close=close)
+        theirs.close()
+        answer = ours.recv()
+        started.join()
+        assert started.exitcode == 0
+        return answer
+
+
+def _answer(connection, function, args):
+    connection.send(function(*args))
+
+
+def block(connection=None):
+    if connection is not None:
+        connection.send(os.getpid())
+    signal.pause()
+
+
+@contextlib.contextmanager
+def blocked(start_method, n=1):
+    """Processes that run until they are killed."""
+    started = []
+    try:
+        for i in range(n):
+            ours, theirs = Pipe()
+            with ours, theirs:
+                started.append(start_process(block, (theirs,), name=f"blocked {i}", start_method=start_method))
+                assert ours.recv() == started[-1].pid
+        yield started
+    finally:
+        for each in started:
+            each.kill()
+            each.join()
+
+
+def test_a_function_of_this_module_runs_with_its_arguments(start_method):
+    scale = np.arange(6.0).reshape(2, 3)
+    assert ask(lambda x, y: float((scale * x).sum()) + y, 2, 1, start_method=start_method) == 31.0
+
+
+def test_the_process_is_a_named_daemon_without_standard_input_that_ignores_interrupts(start_method):
+    def look():
+        me = process.current_process()
+        quiet = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return me.name, me.daemon, quiet, os.read(0, 1), os.fstat(0).st_rdev
+
+    assert ask(look, start_method=start_method) == ("asked", True, True, b"", Path(os.devnull).stat().st_rdev)
+
+
+def test_blas_has_one_thread_and_the_host_keeps_its_environment(start_method):
+    pytest.importorskip("threadpoolctl")
+    before = dict(os.environ)
+
+    def look():
+        import threadpoolctl
+
+        np.ones((64, 64)) @ np.ones((64, 64))
+        return [os.environ[name] for name in THREAD_VARIABLES], [
+            pool["num_threads"] for pool in threadpoolctl.threadpool_info()
+        ]
+
+    variables, pools = ask(look, start_method=start_method)
+    assert variables == ["1"] * len(THREAD_VARIABLES)
+    assert set(pools) <= {1}
+    assert dict(os.environ) == before
+
+
+def test_the_hosts_directory_path_and_variables_of_now_reach_the_process(start_method, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("/somewhere/else")
+    monkeypatch.setenv("SET_AFTER_THE_SERVER_STARTED", "yes")
+    path, directory, variable = ask(
+        lambda: (list(sys.path), str(Path.cwd()), os.environ.get("SET_AFTER_THE_SERVER_STARTED")),
+        start_method=start_method,
+    )
+    assert (path[0], directory, variable) == ("/somewhere/else", str(tmp_path), "yes")
+
+
+def test_descriptors_connections_and_sockets_are_handed_over(start_method):
+    read, write = os.pipe()
+    left, right = socket.socketpair()
+    ours, theirs = Pipe()
+    with left, right, ours, theirs:
+
+        def use(first, second, sock, connection):
+            os.write(first.take(), b"a")
+            os.close(first.take())
+            os.write(second.take(), b"b") if second.take() != first.take() else None
+            sock.send(b"c")
+            connection.send("d")
+
+        other = os.dup(write)
+        started = start_process(
+            use, (Descriptor(write), Descriptor(other), right, theirs), name="writer", start_method=start_method
+        )
+        started.join()
+        os.close(write)
+        os.close(other)
+        assert started.exitcode == 0
+        assert os.read(read, 9) + os.read(read, 9) == b"ab"
+        assert (left.recv(9), ours.recv()) == (b"c", "d")
+        os.close(read)
+
+
+def test_a_descriptor_is_handed_over_only_as_a_process_starts():
+    import pickle
+
+    with pytest.raises(TypeError, match="only be handed over while a process starts"):
+        pickle.dumps(Descriptor(0))
+
+
+def test_a_forked_process_closes_what_it_is_told_to():
+    read, write = os.pipe()
+
+    inode = os.fstat(write).st_ino
+
+    def has_pipe(fd):
+        with contextlib.suppress(OSError):
+            return os.fstat(fd).st_ino == inode
+        return False
+
+    assert ask(has_pipe, write, start_method="fork")
+    assert not ask(has_pipe, write, start_method="fork", close=[write])
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize(("code", "expected"), [("7", 7), ("None", 0), ("'words'", 1)])
+def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expected):
+    def end():
+        sys.exit(eval(code))
+
+    started = start_process(end, name="ends", start_method=start_method)
+    started.join()
+    assert started.exitcode == expected
+    assert not started.is_alive()
+
+
+def test_a_killed_process_is_seen_at_its_sentinel(start_method):
+    with blocked(start_method) as [started]:
+        assert started.is_alive() and started.exitcode is None
+        assert wait([started.sentinel], 0) == []
+        os.kill(started.pid, signal.SIGUSR1)
+        assert wait([started.sentinel], 30) == [started.sentinel]
+        started.join()
+        assert started.exitcode == -signal.SIGUSR1
+        started.kill()  # nothing is there: nothing happens
+
+
+def test_no_descriptor_stays_open(start_method):
+    ask(int, start_method=start_method)
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        ask(int, start_method=start_method)
+    with blocked(start_method, 3):
+        pass
+    process.active_children()
+    assert psutil.Process().num_fds() == before
+
+
+def test_global_random_numbers_differ_between_processes(start_method):
+    np.random.seed(5)  # noqa: NPY002
+    draw = lambda: np.random.randint(2**62)  # noqa: NPY002
+    assert len({ask(draw, start_method=start_method) for _ in range(3)}) == 3
+
+
+def test_the_fork_server_is_started_again_if_it_was_killed():
+    with blocked("forkserver", 2) as started:
+        server = processes._server.pid
+        os.kill(server, signal.SIGKILL)
+        for each in started:  # it takes its children along
+            assert wait([each.sentinel], 30)
+            each.join()
+            assert each.exitcode == -signal.SIGKILL
+            assert _gone(each.pid)
+        assert ask(os.getppid, start_method="forkserver") == processes._server.pid != server
+
+
+def test_stopping_the_fork_server_ends_what_it_started():
+    with blocked("forkserver", 3) as started:
+        server = processes._server.pid
+        stop_fork_server()
+        assert _gone(server)
+        for each in started:
+            each.join()
+            assert each.exitcode == -signal.SIGKILL
+    assert ask(int, start_method="forkserver") == 0
+
+
+def test_the_fork_server_ignores_interrupts():
+    ask(int, start_method="forkserver")
+    server = processes._server.pid
+    os.kill(server, signal.SIGINT)
+    assert ask(os.getppid, start_method="forkserver") == server == processes._server.pid
+
+
+def test_too_many_descriptors_are_refused():
+    with pytest.raises(ValueError, match=f"{MOST_DESCRIPTORS} descriptors .* got {MOST_DESCRIPTORS + 1}"):
+        ForkServer().start_process([0] * (MOST_DESCRIPTORS + 1))
+
+
+def test_an_unknown_start_method_is_refused():
+    with pytest.raises(ValueError, match=r"one of 'forkserver', 'spawn', 'fork', got 'thread'"):
+        start_process(int, name="x", start_method="thread")
+
+
+def test_the_start_method_follows_the_platform(monkeypatch):
+    for platform, expected in (("linux", "forkserver"), ("darwin", "spawn")):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert default_start_method() == expected
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(RuntimeError, match=r"WSL.*backend="):
+        default_start_method()
+
+
+def test_a_process_cannot_start_processes_of_its_own(start_method):
+    def nest():
+        try:
+            start_process(int, name="inner")
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    assert "cannot start processes of its own" in ask(nest, start_method=start_method)
+
+
+def test_a_child_forked_by_the_user_leaves_the_hosts_processes_alone(start_method):
+    with blocked(start_method, 2) as started:
+        child = os.fork()
+        if child == 0:
+            try:
+                started[0].kill()
+                ours = ask(int, start_method="forkserver") == 0
+                stop_fork_server()
+                os._exit(0 if ours else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert all(each.is_alive() for each in started)
+
+
+# -- whole scripts -----------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, sys
+from multiprocessing import Pipe
+from vcluster.processes import start_process
+
+print("the script runs")
+factor = 7
+
+def work(connection, x):
+    connection.send(x * factor)
+
+ours, theirs = Pipe()
+processes = [start_process(work, (theirs, i), name=str(i), start_method={method!r}) for i in range(2)]
+print(sorted(ours.recv() for _ in processes))
+"""
+
+
+def run_python(*arguments, stdin=None, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], input=stdin, capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["file", "stdin", "-c"])
+def test_a_script_needs_no_main_guard(start_method, way, tmp_path):
+    script = SCRIPT.format(method=start_method)
+    (tmp_path / "script.py").write_text(script)
+    done = {
+        "file": lambda: run_python(str(tmp_path / "script.py")),
+        "stdin": lambda: run_python("-", stdin=script),
+        "-c": lambda: run_python("-c", script),
+    }[way]()
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.split("\n") == ["the script runs", "[0, 7]", ""]
+
+
+def test_the_users_own_start_method_is_left_alone():
+    done = run_python("-c", textwrap.dedent("""
+        import multiprocessing
+        from vcluster.processes import start_process
+        start_process(int, name="x").join()
+        multiprocessing.set_start_method("spawn")   # refused once anybody has asked for the default
+        print(multiprocessing.get_start_method(), multiprocessing.active_children())
+    """))  # fmt: skip
+    assert (done.stdout, done.stderr) == ("spawn []\n", "")
+
+
+HOST = """
+import os, signal, sys, time
+from multiprocessing import Pipe
+from vcluster.processes import start_process
+
+def block(connection):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection.send(os.getpid())
+    while True:
+        {work}
+
+pids = []
+for i in range(3):
+    ours, theirs = Pipe()
+    start_process(block, (theirs,), name=str(i), start_method={method!r})
+    pids.append(ours.recv())
+import psutil
+everybody = {{*pids, *(child.pid for child in psutil.Process().children(recursive=True))}}
+try:
+    print(*everybody, flush=True)
+    {end}
+except KeyboardInterrupt:
+    print(*(psutil.pid_exists(pid) for pid in pids))
+"""
+
+
+def _gone(pid: int) -> bool:
+    """Waits until the process has ended, whether or not its new parent has noticed."""
+    if hasattr(os, "pidfd_open"):
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        gone = wait([ended], 30) == [ended]
+        os.close(ended)
+        return gone
+    try:
+        psutil.Process(pid).wait(30)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("work", ["signal.pause()", "pass"])
+def test_kill_9_of_the_host_leaves_no_process(start_method, work):
+    script = HOST.format(method=start_method, work=work, end="signal.pause()")
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as host:
+        pids = [int(word) for word in host.stdout.readline().split()]
+        assert len(pids) == 3 + (start_method == "forkserver")
+        host.kill()
+    assert all(_gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit", "os._exit(0)"])
+def test_the_end_of_the_host_leaves_no_process(start_method, end):
+    done = run_python("-c", HOST.format(method=start_method, work="signal.pause()", end=end))
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert all(_gone(int(word)) for word in done.stdout.split())
+
+
+def test_interrupting_the_whole_group_ends_the_host_alone(start_method):
+    script = HOST.format(method=start_method, work="signal.pause()", end="signal.pause()")
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+    ) as host:  # fmt: skip
+        host.stdout.readline()
+        os.killpg(host.pid, signal.SIGINT)
+        out, err = host.communicate(timeout=50)
+    assert (out, err) == ("True True True\n", "")
+
+
+def test_nothing_is_left_in_the_file_system(tmp_path):
+    script = HOST.format(method="forkserver", work="signal.pause()", end="os.kill(os.getpid(), 9)")
+    subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,311 @@
+"""Every algorithm, run in one process by `chunks`, against NumPy on the global arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallelism import chunks
+from parallelism.communication import REDUCING, Algorithm, algorithm, algorithms
+from parallelism.splitting import split_sizes
+
+SIZES = range(1, 10)
+
+
+def run(plan: Algorithm, values, *, dim=0, concat_dim=None, sizes=None, op=np.add):
+    """What every position ends with, and the bytes that each received."""
+    everyone = range(plan.size)
+    held = [
+        chunks.start(plan, p, values[p], dim=dim, sizes=None if sizes is None else sizes[p]) for p in everyone
+    ]
+    received = [0] * plan.size
+    for step in range(len(plan.steps)):
+        messages = [
+            (t.target, chunks.Message(t.source, t.chunks, chunks.outgoing(held[p], t), t.reduce))
+            for p in everyone for t in plan.sends(p)[step]
+        ]
+        messages.reverse()                                      # the order of arrival must not matter
+        for target, message in messages:
+            received[target] += sum(array.nbytes for array in message.arrays)
+        held = [chunks.arrive(held[p], [m for target, m in messages if target == p], p, op) for p in everyone]
+    joined = dim if concat_dim is None else concat_dim
+    return [chunks.finish(plan, p, held[p], values[p], dim=joined) for p in everyone], tuple(received)
+
+
+def plans(collective, sizes=SIZES, roots=(0,)):
+    return [
+        algorithm(collective, name, size, root=root)
+        for size in sizes for name in algorithms(collective, size) for root in roots if root < size
+    ]
+
+
+def ident(plan: Algorithm) -> str:
+    return f"{plan.collective}-{plan.name}-{plan.size}-{plan.root}"
+
+
+def whole_numbers(shape, position):
+    """Different everywhere, and sums of them exact."""
+    return np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape) * (position + 1) + 10 * position
+
+
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+cut_shapes = st.lists(st.integers(0, 11), min_size=1, max_size=3).map(tuple)
+
+
+def check_bytes(plan, values, received, **cut):
+    given_shapes = [None if value is None else value.shape for value in values]
+    assert received == plan.bytes_received(chunks.chunk_nbytes(plan, given_shapes, 8, **cut))
+
+
+@pytest.mark.parametrize("plan", plans("all_reduce"), ids=ident)
+@settings(max_examples=12, deadline=None)
+@given(shape=shapes)
+def test_all_reduce(plan, shape):
+    values = [whole_numbers(shape, p) for p in range(plan.size)]
+    results, received = run(plan, values)
+    for result in results:
+        np.testing.assert_array_equal(result, np.sum(values, axis=0), strict=True)
+    check_bytes(plan, values, received)
+
+
+@pytest.mark.parametrize("plan", plans("reduce", roots=(0, 1, 2, 6)), ids=ident)
+@settings(max_examples=8, deadline=None)
+@given(shape=shapes)
+def test_reduce_gives_the_root_alone_the_sum(plan, shape):
+    values = [whole_numbers(shape, p) for p in range(plan.size)]
+    results, received = run(plan, values)
+    np.testing.assert_array_equal(results.pop(plan.root), np.sum(values, axis=0), strict=True)
+    assert results == [None] * (plan.size - 1)
+    check_bytes(plan, values, received)
+
+
+@pytest.mark.parametrize("plan", plans("broadcast", roots=(0, 1, 2, 6)), ids=ident)
+@settings(max_examples=8, deadline=None)
+@given(shape=shapes)
+def test_broadcast_brings_shape_and_dtype_along(plan, shape):
+    value = whole_numbers(shape, 3)
+    values = [value if p == plan.root else None for p in range(plan.size)]
+    results, received = run(plan, values)
+    for result in results:
+        np.testing.assert_array_equal(result, value, strict=True)
+    check_bytes(plan, values, received)
+
+
+@pytest.mark.parametrize("plan", [*plans("all_gather"), *plans("gather", roots=(0, 1, 5))], ids=ident)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), shape=cut_shapes)
+def test_gathers_join_uneven_shards_in_order(plan, data, shape):
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    extents = data.draw(st.lists(st.integers(0, 4), min_size=plan.size, max_size=plan.size))
+    values = []
+    for position, extent in enumerate(extents):
+        own = list(shape)
+        own[dim] = extent
+        values.append(whole_numbers(own, position))
+    results, received = run(plan, values, dim=dim)
+    for position, result in enumerate(results):
+        if plan.collective == "gather" and position != plan.root:
+            assert result is None
+        else:
+            np.testing.assert_array_equal(result, np.concatenate(values, axis=dim), strict=True)
+    check_bytes(plan, values, received)
+
+
+@pytest.mark.parametrize("plan", plans("all_gather"), ids=ident)
+def test_scalars_are_stacked(plan):
+    results, _ = run(plan, [np.array(3.0 * p) for p in range(plan.size)])
+    for result in results:
+        np.testing.assert_array_equal(result, 3.0 * np.arange(plan.size), strict=True)
+
+
+def draw_sizes(data, extent, parts):
+    """Any way to cut an extent, or none said."""
+    if data.draw(st.booleans()):
+        return None
+    cuts = sorted(data.draw(st.lists(st.integers(0, extent), min_size=parts - 1, max_size=parts - 1)))
+    return tuple(int(n) for n in np.diff([0, *cuts, extent]))
+
+
+def blocks(x, sizes, dim, parts):
+    return np.split(x, np.cumsum(sizes if sizes is not None else split_sizes(x.shape[dim], (parts,)))[:-1], axis=dim)
+
+
+@pytest.mark.parametrize("plan", plans("reduce_scatter"), ids=ident)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), shape=cut_shapes)
+def test_reduce_scatter(plan, data, shape):
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    sizes = draw_sizes(data, shape[dim], plan.size)
+    values = [whole_numbers(shape, p) for p in range(plan.size)]
+    results, received = run(plan, values, dim=dim, sizes=[sizes] * plan.size)
+    for result, block in zip(results, blocks(np.sum(values, axis=0), sizes, dim, plan.size), strict=True):
+        np.testing.assert_array_equal(result, block, strict=True)
+    check_bytes(plan, values, received, dim=dim, sizes=sizes)
+
+
+@pytest.mark.parametrize("plan", plans("scatter", roots=(0, 1, 5)), ids=ident)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), shape=cut_shapes)
+def test_scatter(plan, data, shape):
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    sizes = draw_sizes(data, shape[dim], plan.size)
+    values = [whole_numbers(shape, p) if p == plan.root else None for p in range(plan.size)]
+    results, received = run(plan, values, dim=dim, sizes=[sizes] * plan.size)
+    for result, block in zip(results, blocks(values[plan.root], sizes, dim, plan.size), strict=True):
+        np.testing.assert_array_equal(result, block, strict=True)
+    check_bytes(plan, values, received, dim=dim, sizes=sizes)
+
+
+@pytest.mark.parametrize("plan", plans("all_to_all"), ids=ident)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), shape=st.tuples(st.integers(0, 11)))
+def test_all_to_all_between_two_dims(plan, data, shape):
+    everyone = range(plan.size)
+    sizes = draw_sizes(data, shape[0], plan.size)
+    extents = [data.draw(st.integers(0, 4)) for _ in everyone]          # along concat_dim each has its own
+    values = [whole_numbers((shape[0], extent), p) for p, extent in enumerate(extents)]
+    results, received = run(plan, values, dim=0, concat_dim=1, sizes=[sizes] * plan.size)
+    cut = [blocks(value, sizes, 0, plan.size) for value in values]
+    for position, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.concatenate([cut[p][position] for p in everyone], 1), strict=True)
+    check_bytes(plan, values, received, sizes=sizes)
+
+
+@pytest.mark.parametrize("plan", plans("all_to_all"), ids=ident)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_all_to_all_with_sizes_of_ones_own(plan, data):
+    everyone = range(plan.size)
+    sizes = [data.draw(st.lists(st.integers(0, 3), min_size=plan.size, max_size=plan.size)) for _ in everyone]
+    values = [whole_numbers((sum(cut), 2), p) for p, cut in enumerate(sizes)]
+    results, received = run(plan, values, sizes=sizes)
+    cut = [blocks(value, size, 0, plan.size) for value, size in zip(values, sizes, strict=True)]
+    for position, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.concatenate([cut[p][position] for p in everyone]), strict=True)
+    assert received == plan.bytes_received(chunks.all_to_all_nbytes([v.shape for v in values], 8, 0, sizes))
+
+
+@pytest.mark.parametrize("plan", plans("all_scatter"), ids=ident)
+def test_all_scatter_keeps_everybodys_shape(plan):
+    values = [whole_numbers((p, 2)[: p % 3], p) for p in range(plan.size)]
+    results, received = run(plan, values)
+    for result in results:
+        assert len(result) == plan.size
+        for mine, theirs in zip(result, values, strict=True):
+            np.testing.assert_array_equal(mine, theirs, strict=True)
+    check_bytes(plan, values, received)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.integers(1, 9))
+def test_permute_gives_the_sources_array_or_zeros_like_ones_own(data, size):
+    sources = data.draw(st.permutations(range(size)))
+    pairs = list(zip(sources, data.draw(st.permutations(range(size))), strict=True))[: data.draw(st.integers(0, size))]
+    plan = algorithm("permute", None, size, pairs=pairs)
+    values = [whole_numbers((p + 1, 2), p) for p in range(size)]
+    results, received = run(plan, values)
+    came = {target: source for source, target in pairs}
+    for position, result in enumerate(results):
+        wanted = values[came[position]] if position in came else np.zeros_like(values[position])
+        np.testing.assert_array_equal(result, wanted, strict=True)
+    check_bytes(plan, values, received)
+
+
+@pytest.mark.parametrize("plan", plans("barrier"), ids=ident)
+def test_everybody_has_heard_of_everybody_after_a_barrier(plan):
+    heard = [{p} for p in range(plan.size)]
+    for step in plan.steps:
+        heard = [heard[p].union(*(heard[t.source] for t in step if t.target == p)) for p in range(plan.size)]
+    assert all(known == set(range(plan.size)) for known in heard)
+    assert run(plan, [None] * plan.size) == ([None] * plan.size, (0,) * plan.size)
+
+
+class Written:
+    """A value that writes down how it was combined: associative, and not commutative."""
+
+    def __init__(self, text):
+        self.text = text
+
+
+def in_parentheses(a, b):
+    out = np.empty(a.shape, object)
+    for i in np.ndindex(a.shape):
+        out[i] = Written(f"({a[i].text} {b[i].text})")
+    return out
+
+
+def written(plan, position):
+    extent = plan.size if plan.collective == "reduce_scatter" else 1
+    x = np.empty(extent, object)
+    x[:] = [Written(str(position))] * extent
+    return x
+
+
+def balanced(positions):
+    """((0 1) (2 3)) 4: the largest power of two on the left."""
+    if len(positions) == 1:
+        return str(positions[0])
+    left = 1 << ((len(positions) - 1).bit_length() - 1)
+    return f"({balanced(positions[:left])} {balanced(positions[left:])})"
+
+
+def in_turn(positions):
+    return positions[0] if len(positions) == 1 else f"({in_turn(positions[:-1])} {positions[-1]})"
+
+
+@pytest.mark.parametrize("plan", [p for c in REDUCING for p in plans(c, roots=(0, 1, 3) if c == "reduce" else (0,))],
+                         ids=ident)
+def test_terms_are_combined_in_the_order_that_the_algorithm_tells(plan):
+    results, _ = run(plan, [written(plan, p) for p in range(plan.size)], op=in_parentheses)
+    texts = {value.text for result in results if result is not None for value in result.flat}
+    if "balanced tree" in plan.order:
+        assert texts == {balanced(list(range(plan.size)))}
+    elif plan.order == "in group order":
+        assert texts == {str(in_turn(list(range(plan.size))))}
+    else:
+        assert plan.name == "ring"
+        for text in texts:                                      # every position exactly once
+            assert sorted(text.replace("(", "").replace(")", "").split()) == [str(p) for p in range(plan.size)]
+
+
+@pytest.mark.parametrize("plan", plans("all_reduce"), ids=ident)
+def test_everybody_has_the_same_bits(plan):
+    rng = np.random.default_rng(plan.size)
+    values = [rng.standard_normal(13).astype(np.float32) * 10.0**p for p in range(plan.size)]
+    values = [value.astype(np.float32) for value in values]
+    results, _ = run(plan, values)
+    assert len({result.tobytes() for result in results}) == 1
+    np.testing.assert_allclose(results[0], np.sum(values, axis=0, dtype=np.float64), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_trees_have_the_same_bits_among_each_other(size):
+    values = [np.random.default_rng(p).standard_normal(11) for p in range(size)]
+    names = ("recursive_doubling", "halving_doubling", "tree")
+    assert len({run(algorithm("all_reduce", name, size), values)[0][0].tobytes() for name in names}) == 1
+
+
+@pytest.mark.parametrize("name", algorithms("all_reduce", 4))
+def test_inputs_stay_untouched(name):
+    values = [whole_numbers((5, 3), p).T for p in range(4)]     # not contiguous either
+    for value in values:
+        value.flags.writeable = False
+    results, _ = run(algorithm("all_reduce", name, 4), values)
+    np.testing.assert_array_equal(results[3], np.sum(values, axis=0), strict=True)
+
+
+@pytest.mark.parametrize(("collective", "x", "options", "words"), [
+    ("scatter", np.array(1.0), {}, "scatter cuts its array along dim 0, and a 0-d array has none"),
+    ("reduce_scatter", np.array(1.0), {}, "0-d"),
+    ("all_to_all", np.array(1.0), {}, "0-d"),
+    ("scatter", np.ones((2, 3)), {"dim": 2}, r"from -2 to 1 for shape \(2, 3\), got 2"),
+    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 sizes that add up to 5, the extent of dim 0; got \(1, 2, 1\)"),
+    ("all_to_all", np.ones(5), {"sizes": (4, 1)}, r"got \(4, 1\)"),
+    ("all_to_all", np.ones(5), {"sizes": (6, -1, 0)}, r"got \(6, -1, 0\)"),
+    ("all_reduce", None, {}, "all_reduce needs an array at position 0, got None"),
+])
+def test_what_cannot_be_cut_is_refused(collective, x, options, words):
+    with pytest.raises(ValueError, match=words):
+        chunks.start(algorithm(collective, None, 3), 0, x, **options)

@@ -1,0 +1,214 @@
+"""The words of the command line: what they mean, and what is said when they are wrong.  No process is started."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parallelism.mesh import Mesh
+from vcluster import __main__ as top
+from vcluster.demo import __main__ as command
+from vcluster.demo import collectives, matmul, mlp
+from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    """The one line that wrong words are answered with; their exit status is 2 and nothing is on stdout."""
+    assert serve(command.PROGRAM, command.main, words(text)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    return err.strip()
+
+
+def mesh(text: str) -> Mesh:
+    parser = Parser()
+    add_mesh(parser, pp="", dp="", tp="")
+    return mesh_of(parser.parse(words(text)), "pp")
+
+
+@pytest.mark.parametrize("text", ["--pp 2 --dp 3 --tp 4", "--tp 4 --pp 2 --dp 3", "--dp 3 --tp 4 --pp 2"])
+def test_flags_in_any_order_give_pp_outermost_then_dp_then_tp(text):
+    assert mesh(text).axes == ("pp", "dp", "tp")
+    assert dict(mesh(text).shape) == {"pp": 2, "dp": 3, "tp": 4}
+
+
+def test_a_mesh_said_outright_keeps_its_order_and_nothing_said_is_one_device():
+    assert mesh("--mesh tp=2,pp=3").axes == ("tp", "pp")
+    assert mesh("") == Mesh(pp=1)
+    assert mesh("--dp 2") == Mesh(dp=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("--mesh pp2", "needs axis=size pairs, as in --mesh pp=2,dp=2; got 'pp2'"),
+        ("--mesh qq=2", "no axis 'qq'"),
+        ("--mesh pp=2,pp=3", "names axis 'pp' twice"),
+        ("--mesh pp=0", "a whole number of at least 1, got 0"),
+        ("--mesh pp=2 --dp 2", "leave out --dp"),
+        ("--pp 100 --dp 100", "10000 devices; a demo runs on at most 256"),
+    ],
+)
+def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
+    with pytest.raises(WrongWords) as caught:
+        mesh(text)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
+        ("--pp 4", "name the demo first: mlp, collectives, matmul; got '--pp'"),
+        ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
+        ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
+        ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
+        ("mlp --pp", "--pp: expected one argument"),
+        ("mlp --pp 5", "--pp 5: the perceptron has 4 layers, so at most 4 stages"),
+        ("mlp --pp 5", "for more of them: --hidden 96,96,96,96"),
+        ("mlp --pp 4 --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
+        ("mlp --schedul gpipe", "there is no option --schedul; did you mean --schedule?"),
+        ("mlp --micro 4", "there is no option --micro"),
+        ("mlp --microbatches 0", "--microbatches: needs a whole number of at least 1, got 0"),
+        ("mlp --microbatches 5000", "--microbatches 5000: there are 1438 rows to train on"),
+        ("mlp --steps 0", "--steps: needs a whole number of at least 1, got 0"),
+        ("mlp --hidden 3,x", "--hidden: needs a whole number of at least 1, got 'x'"),
+        ("mlp --tp 2", "there is no option --tp"),
+        ("mlp --backend processes", "--backend: there is no 'processes'; did you mean process?"),
+        ("mlp --data /nonexistent/file.npz", "--data: /nonexistent/file.npz does not exist"),
+        ("mlp --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
+        ("mlp extra", "nothing is expected here: 'extra'"),
+        ("collectives --devices 0", "--devices: needs a whole number from 1 to 16, got 0"),
+        ("collectives --collective all_reduse", "there is no 'all_reduse'; did you mean all_reduce?"),
+        ("collectives --algorithm rings", "all_reduce over 4 has no 'rings'; did you mean ring?"),
+        (
+            "collectives --devices 3 --algorithm recursive_doubling",
+            "all_reduce over 3 has no 'recursive_doubling' (it needs a power of two); there is direct, naive,",
+        ),
+        ("matmul --policy mached", "--policy: there is no 'mached'; did you mean matched_inner?"),
+        ("matmul --policy outer --tp 4", "policy outer is over dp and tp, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
+        ("matmul --shape 3,4", "--shape needs three extents M,K,N; got 2"),
+        ("matmul --shape 3,4,100000", "--shape: a demo multiplies extents up to 4096, got 100000"),
+    ],
+)
+def test_wrong_words_are_one_line_that_names_the_right_ones(capsys, text, reason):
+    line = said(capsys, text)
+    assert line.startswith("python -m vcluster.demo")
+    assert reason in line
+
+
+def test_bad_data_is_one_line(capsys, tmp_path):
+    x = np.ones((10, 3))
+    x[4, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", x=x, y=np.arange(10) % 2)
+    assert "x[4] holds nan, which is not finite" in said(capsys, f"mlp --data {tmp_path / 'nan.npz'}")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "nan.npz").read_bytes()[:100])
+    assert "is not a whole .npz file" in said(capsys, f"mlp --data {tmp_path / 'cut.npz'}")
+
+
+def test_a_trace_path_is_tried_without_leaving_or_harming_a_file(tmp_path):
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("kept")
+    assert writable(new) == new
+    assert not new.exists()
+    writable(old)
+    assert old.read_text() == "kept"
+    with pytest.raises(WrongWords, match="Is a directory"):
+        writable(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "--help", "mlp --help", "collectives --help", "matmul --help"])
+def test_help_is_not_an_error_teaches_by_example_and_fits_80_columns(capsys, monkeypatch, text):
+    monkeypatch.setenv("COLUMNS", "80")
+    try:
+        status = serve(command.PROGRAM, command.main, words(text))
+    except SystemExit as stop:  # argparse's way out of --help
+        status = stop.code
+    assert status == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "python -m vcluster.demo" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_list_has_a_line_for_each_demo(capsys):
+    assert command.main([]) == 0
+    out = capsys.readouterr().out
+    for name in command.DEMOS:
+        assert sum(line.split()[:1] == [name] for line in out.splitlines()) == 1
+
+
+def test_every_example_of_the_help_can_be_run():
+    for parser, prepare in (
+        (command.mlp_parser(), mlp.prepare), (command.collectives_parser(), collectives.prepare),
+        (command.matmul_parser(), matmul.prepare),
+    ):
+        lines = [line.strip() for line in (parser.epilog or "").splitlines()]
+        examples = [line.removeprefix(parser.prog) for line in lines if line.startswith(parser.prog)]
+        assert examples
+        for example in examples:
+            if "mine.npz" not in example:
+                prepare(parser.parse(words(example)))
+
+
+def test_a_job_is_what_the_words_say():
+    text = "--dp 2 --pp 3 --schedule GPipe --microbatches 5 --steps 7 --hidden 9,8,7"
+    job = mlp.prepare(command.mlp_parser().parse(words(text)))
+    assert job.mesh == Mesh(pp=3, dp=2)
+    assert job.replicas == 2
+    assert job.steps == 7
+    assert job.mlp.layer_sizes == (64, 9, 8, 7, 10)
+    assert (job.mlp.pipeline.schedule.name, job.mlp.pipeline.stages, job.mlp.pipeline.microbatches) == ("gpipe", 3, 5)
+
+
+def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
+    a = [(np.zeros((2, 3)), np.zeros(3)), (np.zeros((3, 1)), np.zeros(1))]
+    b = [(x.copy(), y.copy()) for x, y in a]
+    assert mlp.largest_difference(a, b) == 0
+    b[1][0][2, 0] = -0.5
+    assert mlp.largest_difference(a, b) == 0.5
+    b[0][1][1] = np.nan
+    assert mlp.largest_difference(a, b) == np.inf
+
+
+def test_blocks_of_a_matrix_and_their_picture():
+    mesh = Mesh(dp=2, tp=3)
+    assert matmul.owners(mesh, ("dp", None)) == [[[0, 1, 2]], [[3, 4, 5]]]
+    assert matmul.owners(mesh, (None, "tp")) == [[[0, 3], [1, 4], [2, 5]]]
+    x = np.arange(35).reshape(5, 7)
+    parts = matmul.cut_up(x, mesh, ("dp", "tp"))
+    np.testing.assert_array_equal(parts[4], x[3:, 3:5])
+    picture = matmul.draw(matmul.owners(mesh, ("dp", "tp")))
+    rows = [line.split() for line in picture.splitlines() if "r" in line]
+    assert rows == [["│", "r0", "│", "r1", "│", "r2", "│"], ["│", "r3", "│", "r4", "│", "r5", "│"]]
+    wide = matmul.draw(matmul.owners(Mesh(tp=200), (None, "tp")))
+    assert max(map(len, wide.splitlines())) <= 80
+    assert "r199" in wide
+
+
+def test_the_nearest_word_or_all_of_them():
+    assert nearest("gpip", ("gpipe", "1f1b")) == "; did you mean gpipe?"
+    assert nearest("zzz", ("gpipe", "1f1b")) == "; there is gpipe, 1f1b"
+
+
+def test_python_m_vcluster_says_what_there_is(capsys):
+    assert serve(top.PROGRAM, top.main, []) == 0
+    out = capsys.readouterr().out
+    assert "python -m vcluster.demo mlp --pp 4" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert serve(top.PROGRAM, top.main, ["demos"]) == 2
+    assert "did you mean demo?" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line(capsys):
+    def stopped(_: object) -> int:
+        raise KeyboardInterrupt
+
+    assert serve("program", stopped, []) == 130
+    assert capsys.readouterr().err == "program: stopped\n"

@@ -1,0 +1,216 @@
+"""How the members of a group meet: each posts what it is about to do, and sees what the others posted.
+
+For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted, a
+word that counts those it has finished, and two buffers used in turn, each with a description of the call, a place for a
+small payload and the address of a large one.  Posting and waiting for the others' counts is the only synchronisation a
+small collective needs; a buffer is written again only when everybody has finished the operation before last.
+
+Slots are found by a key of the group in a directory that each device keeps.  The description holds all that must agree,
+so that a mismatch is found before any data moves.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Generator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcluster.control import DIRECTORY_ENTRIES
+from vcluster.errors import ClusterError
+from vcluster.memory import LINE
+
+if TYPE_CHECKING:
+    from vcluster.endpoint import Endpoint
+    from vcluster.tasks import Ready
+
+INLINE_BYTES = 8 << 10
+"""Payloads up to this size are copied into the slot; each member then reads them all by itself."""
+
+_WORDS = 8
+_DESCRIPTION_BYTES = 1024
+_LENGTH, _PAYLOAD, _PAYLOAD_NBYTES, _OUT, _DESCRIPTION = range(5)
+_BUFFER_BYTES = 8 * _WORDS + _DESCRIPTION_BYTES + INLINE_BYTES
+_SLOT_BYTES = 2 * LINE + 2 * _BUFFER_BYTES
+
+
+class Buffer:
+    """One of the two buffers of a slot, as its owner writes it and the others read it."""
+
+    __slots__ = ("_arena", "_description", "inline", "words")
+
+    def __init__(self, endpoint: Endpoint, offset: int) -> None:
+        self._arena = endpoint.arena
+        self.words = endpoint.arena.words(offset, _WORDS)
+        start = offset + 8 * _WORDS
+        self._description = endpoint.arena.view[start : start + _DESCRIPTION_BYTES]
+        self.inline = start + _DESCRIPTION_BYTES
+
+    def read_description(self) -> bytes:
+        length, elsewhere = self.words[_LENGTH], self.words[_DESCRIPTION]
+        if elsewhere:
+            return bytes(self._arena.view[elsewhere : elsewhere + length])
+        return bytes(self._description[:length])
+
+    def equals(self, description: bytes) -> bool:
+        """Whether the description is this one, without reading it all if it is not."""
+        return self.words[_LENGTH] == len(description) and self.read_description() == description
+
+    def write(self, description: bytes, payload: int, nbytes: int, out: int, elsewhere: int) -> None:
+        words = self.words
+        words[_LENGTH] = len(description)
+        words[_PAYLOAD], words[_PAYLOAD_NBYTES], words[_OUT] = payload, nbytes, out
+        words[_DESCRIPTION] = elsewhere
+        if elsewhere:
+            self._arena.view[elsewhere : elsewhere + len(description)] = description
+        else:
+            self._description[: len(description)] = description
+
+    @property
+    def payload(self) -> int:
+        return self.words[_PAYLOAD]
+
+    @property
+    def out(self) -> int:
+        return self.words[_OUT]
+
+
+class Slot:
+    """What one member of a group shows the others."""
+
+    __slots__ = ("buffers", "done", "posted")
+
+    def __init__(self, endpoint: Endpoint, offset: int) -> None:
+        self.posted = endpoint.arena.words(offset)
+        self.done = endpoint.arena.words(offset + LINE)
+        first = offset + 2 * LINE
+        self.buffers = (Buffer(endpoint, first), Buffer(endpoint, first + _BUFFER_BYTES))
+
+
+class Group:
+    """The members of a group as one of them sees it: everybody's slot, and how far it is itself."""
+
+    def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.position = ranks.index(endpoint.number)
+        self.key = int.from_bytes(blake2b(marshal.dumps(ranks), digest_size=8).digest(), "little") >> 1 or 1
+        self.sequence = 0
+        self._endpoint = endpoint
+        self._others = tuple(rank for rank in ranks if rank != endpoint.number)
+        self._slots: list[Slot | None] = [None] * self.size
+        self._place = endpoint.heap.allocate(_SLOT_BYTES)
+        endpoint.arena.view[self._place : self._place + 2 * LINE] = bytes(2 * LINE)
+        self._own = self._slots[self.position] = Slot(endpoint, self._place)
+        self._blocks: tuple[list[int], list[int]] = ([], [])
+        self._looked_at = 0
+        if self.size > 1:
+            self._enter_directory()
+
+    def post(self, description: bytes, payload: NDArray[Any] | None, place: int | None, out: int) -> Generator[Ready, None, int]:
+        """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
+
+        ``payload`` is a contiguous array that the others may read; ``place`` its offset if it lies in the arena for as long
+        as they may (the caller then waits for `all_done`), None to have it copied.
+        """
+        sequence = self.sequence
+        self.sequence += 1
+        if sequence >= 2 and not self._all_done(sequence - 1):
+            yield lambda: self._all_done(sequence - 1)
+        endpoint = self._endpoint
+        buffer = self._own.buffers[sequence & 1]
+        blocks = self._blocks[sequence & 1]
+        while blocks:
+            endpoint.heap.free(blocks.pop())
+        nbytes = 0
+        if payload is not None:
+            nbytes = payload.nbytes
+            if place is None:
+                place = buffer.inline
+                if nbytes > INLINE_BYTES:
+                    place = endpoint.heap.allocate(nbytes)
+                    blocks.append(place)
+                if nbytes:
+                    np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
+        elsewhere = 0
+        if len(description) > _DESCRIPTION_BYTES:
+            elsewhere = endpoint.heap.allocate(len(description))
+            blocks.append(elsewhere)
+        buffer.write(description, place or 0, nbytes, out, elsewhere)
+        endpoint.signals.fence()
+        self._own.posted[0] = sequence + 1
+        if self._others:
+            endpoint.signals.wake(self._others)
+            if not self._all_posted(sequence + 1):
+                yield lambda: self._all_posted(sequence + 1)
+            endpoint.signals.fence()
+        return sequence
+
+    def finish(self, sequence: int, *, together: bool) -> Generator[Ready]:
+        """This rank has read all it needs; with ``together``, return only when everybody has."""
+        self._own.done[0] = sequence + 1
+        if self._others:
+            self._endpoint.signals.wake(self._others)
+            if together and not self._all_done(sequence + 1):
+                yield lambda: self._all_done(sequence + 1)
+        if together:
+            blocks = self._blocks[sequence & 1]
+            while blocks:
+                self._endpoint.heap.free(blocks.pop())
+
+    def buffers(self, sequence: int) -> list[Buffer]:
+        """Everybody's buffer of an operation, in group order."""
+        return [slot.buffers[sequence & 1] for slot in self._slots]  # type: ignore[union-attr]
+
+    def disagreement(self, sequence: int, description: bytes) -> list[bytes] | None:
+        """None if everybody posted the same description; else everybody's, in group order."""
+        buffers = self.buffers(sequence)
+        if all(buffer.equals(description) for buffer in buffers):
+            return None
+        return [buffer.read_description() for buffer in buffers]
+
+    def _all_posted(self, count: int) -> bool:
+        return self._all(lambda slot: slot.posted[0] >= count)
+
+    def _all_done(self, count: int) -> bool:
+        return self._all(lambda slot: slot.done[0] >= count)
+
+    def _all(self, holds: Callable[[Slot], bool]) -> bool:
+        slots = self._slots
+        for i in range(self._looked_at, self.size):
+            slot = slots[i] or self._find(i)
+            if slot is None or not holds(slot):
+                self._looked_at = i  # look here first the next time
+                return False
+        self._looked_at = 0
+        return True
+
+    def _enter_directory(self) -> None:
+        directory = self._directory(self._endpoint.number)
+        for i in range(DIRECTORY_ENTRIES):
+            entry = 2 * ((self.key + i) % DIRECTORY_ENTRIES)
+            if not directory[entry]:
+                directory[entry + 1] = self._place
+                self._endpoint.signals.fence()
+                directory[entry] = self.key
+                return
+        raise ClusterError(f"a device can belong to at most {DIRECTORY_ENTRIES} different groups in one run")
+
+    def _find(self, position: int) -> Slot | None:
+        directory = self._directory(self.ranks[position])
+        for i in range(DIRECTORY_ENTRIES):
+            entry = 2 * ((self.key + i) % DIRECTORY_ENTRIES)
+            key = directory[entry]
+            if key == self.key:
+                self._endpoint.signals.fence()
+                found = self._slots[position] = Slot(self._endpoint, directory[entry + 1])
+                return found
+            if not key:
+                return None
+        return None
+
+    def _directory(self, rank: int) -> memoryview:
+        return self._endpoint.arena.words(self._endpoint.layout.directory(rank), 2 * DIRECTORY_ENTRIES)

@@ -1,0 +1,306 @@
+"""The collectives of one device: from the arguments of a call to its result and its event.
+
+A call is checked, made into a `vcluster.calls.Call`, run directly in shared memory (`vcluster.direct`) or step by step over
+channels (`vcluster.stepwise`), and recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.mesh import Axes, Mesh
+from parallelism.operation import Groups, ReduceOp
+from parallelism.reductions import Reduction, reduction
+from parallelism.splitting import split_sizes
+from vcluster.agreement import Group
+from vcluster.calls import Call, Traffic, traffic
+from vcluster.direct import run_direct
+from vcluster.endpoint import Endpoint
+from vcluster.places import here
+from vcluster.stepwise import run_stepwise
+from vcluster.tasks import Ready, Task
+from vcluster.tracing import Recorder
+from vcluster.values import (
+    SCALAR, as_array, check_out, check_shape, from_form, is_tree, leaves, pack, rebuild, zeros_like,
+)
+
+Steps = Generator["Ready", None, Any]
+MakeSteps = Callable[[list[Any]], Generator["Ready", None, tuple[Any, Traffic]]]
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+OUTSIDE_ALLOWED = ("broadcast", "permute")
+"""With ``groups=``, a rank may be in none of them: it gets zeros."""
+
+
+class Pending:
+    """An operation under way: `wait` gives its result, `done` tells whether it has one."""
+
+    def __init__(self, collectives: Collectives, task: Task, number: int, name: str) -> None:
+        self._collectives = collectives
+        self._task = task
+        self._number = number
+        self._name = name
+        self._waited = False
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, {'done' if self._task.finished else 'under way'}>"
+
+    def done(self) -> bool:
+        """Whether the result is there; lets pending operations advance."""
+        if not self._task.finished:
+            self._collectives.endpoint.signals.check()
+            self._collectives.endpoint.tasks.advance()
+        return self._task.finished
+
+    def wait(self) -> Any:
+        """The result, as soon as it is there.  May be called again."""
+        if self._waited:
+            return self._collectives.endpoint.tasks.wait(self._task)
+        self._waited = True
+        self._collectives.unwaited.pop(self._number, None)
+        recorder = self._collectives.recorder
+        start = recorder.enter()
+        try:
+            return self._collectives.endpoint.tasks.wait(self._task)
+        finally:
+            recorder.add("wait", self._name, work=self._number, **recorder.since(start))
+            recorder.leave()
+
+
+class Collectives:
+    """Runs the collectives of one device."""
+
+    def __init__(self, endpoint: Endpoint, mesh: Mesh, rank: int, recorder: Recorder, *, by_messages: bool) -> None:
+        """``by_messages``: run the direct algorithms as messages, too (the ``queue`` transport)."""
+        self.endpoint = endpoint
+        self.recorder = recorder
+        self.unwaited: dict[int, Pending] = {}
+        self._mesh = mesh
+        self._rank = rank
+        self._by_messages = by_messages
+        self._groups: dict[tuple[int, ...], Group] = {}
+
+    def forget_traffic(self) -> None:
+        """Start anew after a failure."""
+        self._groups.clear()
+        self.unwaited.clear()
+
+    def wait_for_all(self) -> None:
+        """Finish what nobody waited for."""
+        while self.unwaited:
+            next(iter(self.unwaited.values())).wait()
+
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, kind: str, x: Any, axes: Axes = None, *, groups: Groups | None = None, out: Any = None,
+        algorithm: str | None = None, async_op: bool = False, dim: int = 0, concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None, name: str | None = None,
+        then: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Run one collective; see `vcluster.device` for what each means.  ``then`` is applied to the result."""
+        members, axis_names, factors = self._members(kind, axes, groups)
+        if members is None:
+            return self._outside(kind, x, async_op)
+        position = members.index(self._rank)
+        if kind in ROOTED and not 0 <= root < len(members):
+            raise ValueError(f"root is a position in the group, 0 to {len(members) - 1}, got {root}")
+        base = dict(
+            ranks=members, position=position, axes=axis_names, algorithm=algorithm, root=root, pairs=_plain_pairs(pairs)
+        )
+        if kind == "all_reduce" and is_tree(x):
+            _no_out(kind, x, out)
+            steps: MakeSteps = partial(self._reduce_tree, x, op, base)
+        else:
+            call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
+            if out is not None:
+                if is_tree(x):
+                    _no_out(kind, x, out)
+                check_out(call, out, array)
+            steps = partial(self._one, call, x, array, out, reducing)
+
+        recorder, tasks = self.recorder, self.endpoint.tasks
+        start = recorder.enter()
+        work = recorder.next_work() if async_op else None
+        event = recorder.add(
+            "collective", name or kind, axes=axis_names, group=members, algorithm=algorithm or "direct", work=work,
+            sequence=recorder.next_sequence(members), location=here(1),
+        )
+
+        def whole() -> Steps:
+            result, told = yield from steps(event)
+            recorder.fill(
+                event, bytes_sent=told.bytes_sent, bytes_received=told.bytes_received, messages=told.messages,
+                sources=told.sources, **recorder.since(start),
+            )
+            return result if then is None else then(result)
+
+        try:
+            lane = ("group", members)
+            if work is None:
+                return tasks.run(lane, whole())
+            pending = self.unwaited[work] = Pending(self, tasks.issue(lane, whole()), work, name or kind)
+            return pending
+        finally:
+            recorder.leave()
+
+    def _one(
+        self, call: Call, x: Any, array: NDArray[Any] | None, out: Any, reducing: Reduction | None, event: list[Any]
+    ) -> Generator[Ready, None, tuple[Any, Traffic]]:
+        """The result of one call, in the form in which its value was given."""
+        result, calls = yield from self._carry_out(call, array, out, reducing, event)
+        told = traffic(calls, call.position)
+        if call.kind in ("broadcast", "permute"):
+            sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
+            result = from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
+        elif call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
+            result = result[()]
+        return result, told
+
+    def _reduce_tree(
+        self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: list[Any]
+    ) -> Generator[Ready, None, tuple[Any, Traffic]]:
+        """The leaves of each dtype, one after the other in one buffer."""
+        arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
+        reduced: list[Any] = [None] * len(arrays)
+        total = Traffic(0, 0, 0, ())
+        for dtype in dict.fromkeys(array.dtype for array, _ in arrays):
+            indices = [i for i, (array, _) in enumerate(arrays) if array.dtype == dtype]
+            buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
+            call, converted, reducing = self._call("all_reduce", buffer, op, 0, 0, None, (), base)
+            result, told = yield from self._one(call, buffer, converted, None, reducing, event)
+            total = total.plus(told)
+            place = 0
+            for i in indices:
+                array, form = arrays[i]
+                reduced[i] = from_form(form, result[place : place + array.size].reshape(array.shape))
+                place += array.size
+        return rebuild(x, reduced), total
+
+    def _carry_out(
+        self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None, event: list[Any]
+    ) -> Generator[Ready, None, tuple[Any, list[Call]]]:
+        group = self._groups.get(call.ranks)
+        if group is None:
+            group = self._groups[call.ranks] = Group(self.endpoint, call.ranks)
+        if call.algorithm in (None, "direct") and not self._by_messages:
+            return (yield from run_direct(self.endpoint, group, call, x, out, reducing))
+        result, calls = yield from run_stepwise(self.endpoint, group, call, x, reducing, partial(self._child, event))
+        if out is not None and result is not None:
+            check_shape(call.kind, out, result.shape, result.dtype)
+            np.copyto(out, result)
+            result = out
+        return result, calls
+
+    def _child(self, parent: list[Any], kind: str, peer: int, nbytes: int) -> None:
+        """A message inside a collective."""
+        counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
+        self.recorder.add(kind, "message", peer=peer, parent=self.recorder.serial(parent), **counted)
+
+    def _outside(self, kind: str, x: Any, async_op: bool) -> Any:
+        """A rank in none of the groups: zeros like its x."""
+        zeros = zeros_like(x)
+        if not async_op:
+            return zeros
+
+        def nothing_to_wait_for() -> Steps:
+            yield lambda: True
+            return zeros
+
+        number = self.recorder.next_work()
+        task = self.endpoint.tasks.issue(("outside", number), nothing_to_wait_for())
+        pending = self.unwaited[number] = Pending(self, task, number, kind)
+        return pending
+
+    # -- arguments ----------------------------------------------------------------------------------------------------
+
+    def _members(
+        self, kind: str, axes: Axes, groups: Groups | None
+    ) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]:
+        """The group, the axes it lies along, and how an extent is split over it; no group for a rank outside."""
+        if groups is None:
+            names = self._mesh.axes_of(axes)
+            return self._mesh.group(self._rank, axes), names, tuple(self._mesh.shape[name] for name in names)
+        if axes is not None:
+            raise ValueError(f"{kind} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
+        seen: set[int] = set()
+        mine: tuple[int, ...] | None = None
+        for group in groups:
+            members = tuple(int(rank) for rank in group)
+            for rank in members:
+                if not 0 <= rank < self._mesh.size:
+                    raise ValueError(f"groups of {self._mesh!r} hold ranks 0 to {self._mesh.size - 1}, got {rank}")
+                if rank in seen:
+                    raise ValueError(f"rank {rank} is twice in groups={[list(g) for g in groups]}")
+                seen.add(rank)
+            if self._rank in members:
+                mine = members
+        if mine is None and kind not in OUTSIDE_ALLOWED:
+            raise ValueError(f"rank {self._rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
+        return mine, None, () if mine is None else (len(mine),)
+
+    def _call(
+        self, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+        factors: tuple[int, ...], base: dict[str, Any],
+    ) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
+        """The call, its value as a contiguous array (None where it does not count), and how to reduce it."""
+        position, size = base["position"], len(base["ranks"])
+        if kind == "barrier" or (kind in ("broadcast", "scatter") and position != base["root"]):
+            return _checked(Call(kind, dim=dim, **base)), None, None
+        array, form = pack(x) if kind in ("broadcast", "permute") and is_tree(x) else as_array(kind, x)
+        reducing = None
+        if kind in REDUCING:
+            reducing = reduction("sum" if op is None else op, array.dtype)
+            array = array.astype(reducing.dtype, copy=False)
+        fields: dict[str, Any] = {"op": None if reducing is None else reducing.name, "form": form}
+        if kind in ("reduce_scatter", "scatter", "all_to_all"):
+            if array.ndim == 0:
+                raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
+            fields["dim"] = _normal_dim(kind, dim, array.ndim)
+            fields["sizes"] = _pieces(kind, array.shape[dim], dim, sizes, factors, size)
+            if kind == "all_to_all":
+                fields["concat_dim"] = _normal_dim(kind, concat_dim, array.ndim)
+        elif kind in ("all_gather", "gather"):
+            fields["dim"] = _normal_dim(kind, dim, array.ndim) if array.ndim else 0
+        return _checked(Call(kind, dtype=array.dtype, shape=array.shape, **fields, **base)), array, reducing
+
+
+def _checked(call: Call) -> Call:
+    call.steps()  # refuses an algorithm, or pairs, that do not apply
+    return call
+
+
+def _normal_dim(kind: str, dim: int, ndim: int) -> int:
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{kind} of an array of {ndim} dims has dims {-ndim} to {ndim - 1}, got {dim}")
+    return dim % ndim
+
+
+def _pieces(
+    kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: tuple[int, ...], size: int
+) -> tuple[int, ...]:
+    if sizes is None:
+        return split_sizes(extent, factors)
+    checked = tuple(int(n) for n in sizes)
+    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
+        raise ValueError(
+            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
+            f"got {list(checked)}"
+        )
+    return checked
+
+
+def _plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
+
+
+def _no_out(kind: str, x: Any, out: Any) -> None:
+    if out is not None:
+        raise TypeError(f"{kind} of a {type(x).__name__} of arrays takes no out=; its result is a new {type(x).__name__}")

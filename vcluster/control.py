@@ -1,0 +1,86 @@
+"""Where things lie in the shared memory of a cluster, and the few words that all its members watch.
+
+    page 0            the cancel word
+    a row each        of every endpoint: how many blocks it holds of each other's heap
+    a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap
+    a directory each  of every endpoint: where its slot for a group lies (`vcluster.agreement`)
+    a page a pair     of endpoints: the ring of messages from one to the other (`vcluster.channel`)
+    a region each     of every endpoint: its heap
+
+The endpoints are the devices by rank, and then the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from parallelism.trace import HOST
+from vcluster.memory import LINE, PAGE, Arena
+
+DIRECTORY_ENTRIES = 4096
+DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The offsets, for a cluster of ``size`` devices whose heaps are ``region_nbytes`` each."""
+
+    size: int
+    region_nbytes: int
+
+    @classmethod
+    def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
+        """Regions as large as the memory of the machine: they are sparse, so that is only address space."""
+        memory = psutil.virtual_memory().total
+        region = 1 << (memory - 1).bit_length() if sparse else (1 << 30) // (size + 1)
+        while sparse and region * (size + 1) > 1 << 45:  # of the 47 bits that a process can address
+            region >>= 1
+        return cls(size, region // PAGE * PAGE)
+
+    @property
+    def endpoints(self) -> int:
+        return self.size + 1
+
+    @property
+    def host(self) -> int:
+        """The endpoint of the host."""
+        return self.size
+
+    def endpoint(self, rank: int) -> int:
+        return self.size if rank == HOST else rank
+
+    def rank(self, endpoint: int) -> int:
+        return HOST if endpoint == self.size else endpoint
+
+    def wake_word(self, endpoint: int) -> int:
+        return PAGE * (1 + endpoint)
+
+    def sleeping_word(self, endpoint: int) -> int:
+        return PAGE * (1 + endpoint) + LINE
+
+    def top_word(self, endpoint: int) -> int:
+        return PAGE * (1 + endpoint) + 2 * LINE
+
+    def held_word(self, holder: int, owner: int) -> int:
+        return PAGE * (1 + self.endpoints) + 8 * (holder * self.endpoints + owner)
+
+    def directory(self, endpoint: int) -> int:
+        pages = -(-self.held_word(self.endpoints, 0) // PAGE)
+        return PAGE * pages + DIRECTORY_BYTES * endpoint
+
+    def ring(self, source: int, target: int) -> int:
+        return self.directory(self.endpoints) + PAGE * (source * self.endpoints + target)
+
+    def region(self, endpoint: int) -> int:
+        return self.ring(self.endpoints, 0) + self.region_nbytes * endpoint
+
+    @property
+    def nbytes(self) -> int:
+        return self.region(self.endpoints)
+
+    def forget_traffic(self, arena: Arena) -> None:
+        """Empty every ring and directory.  Only while no device is running."""
+        start = self.directory(0)
+        arena.clear(start, self.region(0) - start)

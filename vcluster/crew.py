@@ -1,0 +1,277 @@
+"""The devices of a cluster as the host handles them: started, spoken to, listened to, interrupted, ended.
+
+Two kinds: a `ProcessCrew` has a process for each device, a `ThreadCrew` a thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import queue
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from typing import Any, Protocol
+
+from vcluster.errors import OperationCancelled
+from vcluster.memory import Arena
+from vcluster.processes import Descriptor, Process, start_process
+from vcluster.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
+
+STOP_SECONDS = 2.0
+"""How long a device that was told to end may take before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A device's process ended on its own; a negative ``exitcode`` is a signal."""
+
+    exitcode: int
+    pid: int
+
+
+class Crew(Protocol):
+    """The devices, by rank."""
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        """Start a device for each spec, and return when all of them are ready."""
+
+    def send(self, rank: int, message: Any) -> None:
+        """Say something to a device.  A dead one does not mind."""
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        """What devices said, waiting for something; a death is told as `Died`, once."""
+
+    def interrupt(self, rank: int) -> None:
+        """Raise `OperationCancelled` in a kernel that computes."""
+
+    def kill(self, rank: int) -> bool:
+        """End a device at once; False if that cannot be done."""
+
+    def printing(self) -> AbstractContextManager[object]:
+        """While a run goes on."""
+
+    def close(self) -> None:
+        """End all devices; returns when they are gone."""
+
+    def pids(self) -> list[int]:
+        """The process of each rank."""
+
+
+class ProcessCrew:
+    """A process for each device."""
+
+    def __init__(self, arena: Arena, start_method: str | None) -> None:
+        self._arena = arena
+        self._start_method = start_method
+        self._selector = selectors.DefaultSelector()
+        self._processes: dict[int, Process] = {}
+        self._connections: dict[int, Any] = {}
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        ranks = []
+        for spec in specs:
+            ours, theirs = Pipe()
+            mine = [*(c.fileno() for c in self._connections.values()), ours.fileno()]
+            try:
+                process = start_process(
+                    run_in_process, (spec, Descriptor(self._arena.fd), theirs), name=f"vcluster-{spec.rank}",
+                    start_method=self._start_method, close=mine,
+                )
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._processes[spec.rank], self._connections[spec.rank] = process, ours
+            self._selector.register(ours, selectors.EVENT_READ, (spec.rank, "connection"))
+            self._selector.register(process.sentinel, selectors.EVENT_READ, (spec.rank, "sentinel"))
+            ranks.append(spec.rank)
+        _await_ready(self, ranks)
+
+    def send(self, rank: int, message: Any) -> None:
+        self.send_bytes(rank, pickle.dumps(message, 5))
+
+    def send_bytes(self, rank: int, data: bytes) -> None:
+        connection = self._connections.get(rank)
+        if connection is not None:
+            with suppress(OSError):  # its death will be told by `receive`
+                connection.send_bytes(data)
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        messages: list[tuple[int, Any]] = []
+        for key, _ in self._selector.select(timeout_seconds):
+            rank, what = key.data
+            if rank not in self._processes:
+                continue
+            if what == "connection":
+                try:
+                    messages.append((rank, pickle.loads(key.fileobj.recv_bytes())))  # type: ignore[union-attr]
+                except (EOFError, OSError):
+                    self._bury(rank, messages)
+            else:
+                self._bury(rank, messages)
+        return messages
+
+    def interrupt(self, rank: int) -> None:
+        process = self._processes.get(rank)
+        if process is not None and process.pid is not None and INTERRUPT is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, INTERRUPT)
+
+    def kill(self, rank: int) -> bool:
+        process = self._processes.get(rank)
+        if process is not None:
+            process.kill()
+        return True
+
+    def printing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def close(self) -> None:
+        for rank in list(self._processes):
+            self.send(rank, None)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._processes.clear()
+        self._connections.clear()
+        self._selector.close()
+
+    def pids(self) -> list[int]:
+        return [process.pid or 0 for _, process in sorted(self._processes.items())]
+
+    def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
+        """Take note of a death, after what the device said last."""
+        process, connection = self._processes.pop(rank), self._connections.pop(rank)
+        with suppress(EOFError, OSError):
+            while connection.poll():
+                messages.append((rank, pickle.loads(connection.recv_bytes())))
+        process.join(STOP_SECONDS)
+        if process.exitcode is None:  # it closed its connection and lives: of no use any more
+            process.kill()
+            process.join()
+        self._selector.unregister(connection)
+        self._selector.unregister(process.sentinel)
+        connection.close()
+        messages.append((rank, Died(process.exitcode or 0, process.pid or 0)))
+        process.close()
+
+
+class ThreadCrew:
+    """A thread for each device: for debugging, doctests, and where there are no processes."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._threads: dict[int, threading.Thread] = {}
+        self._workers: dict[int, Worker] = {}
+        self._commands: dict[int, queue.SimpleQueue[Any]] = {}
+        self._replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        ranks = []
+        for spec in specs:
+            commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            worker = Worker(spec, self._arena, _QueueLink(spec.rank, commands, self._replies), spins=20)
+            thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
+            self._workers[spec.rank], self._commands[spec.rank] = worker, commands
+            self._threads[spec.rank] = thread
+            thread.start()
+            ranks.append(spec.rank)
+        _await_ready(self, ranks)
+
+    def send(self, rank: int, message: Any) -> None:
+        self._commands[rank].put(message)
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        try:
+            return [self._replies.get(timeout=timeout_seconds)]
+        except queue.Empty:
+            return []
+
+    def interrupt(self, rank: int) -> None:
+        thread = self._threads[rank]
+        if self._workers[rank].can_be_interrupted() and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(OperationCancelled)
+            )
+
+    def kill(self, rank: int) -> bool:
+        return False
+
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        """Lines that a device's thread prints go the way of its process's; other threads print as ever."""
+        before = sys.stdout, sys.stderr
+        outputs = {thread.ident: self._workers[rank].output for rank, thread in self._threads.items()}
+        sys.stdout = _ByThread(before[0], {ident: streams["stdout"] for ident, streams in outputs.items()})
+        sys.stderr = _ByThread(before[1], {ident: streams["stderr"] for ident, streams in outputs.items()})
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+    def close(self) -> None:
+        for commands in self._commands.values():
+            commands.put(None)
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in self._threads.values():
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads.clear()
+        self._workers.clear()
+        self._commands.clear()
+
+    def pids(self) -> list[int]:
+        return [os.getpid()] * len(self._threads)
+
+
+def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
+    missing = set(ranks)
+    while missing:
+        for rank, message in crew.receive(None):
+            if message == "ready":
+                missing.discard(rank)
+            elif isinstance(message, Died):
+                raise RuntimeError(
+                    f"the process of rank {rank} ended with exit code {message.exitcode} while it started; "
+                    f"what it printed above may tell why"
+                )
+
+
+def _serve(worker: Worker) -> None:
+    worker.link.send("ready")
+    worker.serve()
+
+
+class _QueueLink:
+    def __init__(self, rank: int, commands: queue.SimpleQueue[Any], replies: queue.SimpleQueue[tuple[int, Any]]) -> None:
+        self._rank = rank
+        self._replies = replies
+        self.receive: Callable[[], Any] = commands.get
+
+    def send(self, message: Any) -> None:
+        self._replies.put((self._rank, message))
+
+
+class _ByThread:
+    """A stream that is another one for some threads."""
+
+    def __init__(self, usual: Any, by_thread: dict[int | None, Any]) -> None:
+        self._usual = usual
+        self._by_thread = by_thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._by_thread.get(threading.get_ident(), self._usual), name)

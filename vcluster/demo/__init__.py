@@ -1,0 +1,1 @@
+"""The demos: ``python -m vcluster.demo`` lists them."""

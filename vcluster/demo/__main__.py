@@ -1,0 +1,166 @@
+"""``python -m vcluster.demo``: the list of demos, and the words each of them understands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vcluster.demo.command_line import Parser, WrongWords, add_mesh, choice, nearest, serve, whole, wholes
+
+PROGRAM = "python -m vcluster.demo"
+
+DEMOS = {
+    "mlp": "train a perceptron on handwritten digits, as a pipeline",
+    "collectives": "one collective, step by step: who sends what to whom",
+    "matmul": "a sharded matrix product: who holds what, what moves",
+}
+
+LIST = f"""A cluster of real processes on this machine, shown at work:
+
+{chr(10).join(f"  {name:<13}{what}" for name, what in DEMOS.items())}
+
+Start with {PROGRAM} mlp --pp 4
+Every demo explains itself with --help."""
+
+
+def mlp_parser() -> Parser:
+    """The words of the mlp demo."""
+    parser = Parser(
+        prog=f"{PROGRAM} mlp",
+        description=(
+            "Trains a multilayer perceptron as a pipeline: its layers are dealt to stages,\n"
+            "each stage is a process, and microbatches flow through them forward and\n"
+            "backward. Then says whether the numbers are those of the same training in one\n"
+            "process, and what it cost."
+        ),
+        epilog=f"""examples:
+  {PROGRAM} mlp --pp 4
+      four stages, one layer in each
+  {PROGRAM} mlp --pp 4 --schedule gpipe
+      all forwards first: more to hold
+  {PROGRAM} mlp --pp 4 --microbatches 2
+      fewer microbatches: a larger bubble
+  {PROGRAM} mlp --pp 2 --dp 2
+      two replicas of a two-stage pipeline
+  {PROGRAM} mlp --pp 6 --hidden 96,96,96,96,96
+      six layers on six devices
+  {PROGRAM} mlp --pp 4 --data mine.npz
+      arrays x (rows, features) and y (rows,): classes 0, 1, ... or real values""",
+    )
+    add_mesh(
+        parser, pp="stages of the pipeline, a device each (default 1)", dp="replicas of the pipeline"
+    )
+    parser.add_argument("--schedule", default="1f1b", metavar="NAME", help="order of the work: 1f1b (default) or gpipe")
+    parser.add_argument("--microbatches", type=whole(), default=8, metavar="N", help="pieces a batch is cut into (8)")
+    parser.add_argument("--steps", type=whole(), default=40, metavar="N", help="steps of the optimizer (40)")
+    parser.add_argument(
+        "--hidden", type=wholes, default=(256, 64, 256), metavar="N,N,...",
+        help="widths between input and output; one layer more than numbers (256,64,256)",
+    )
+    parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
+    _add_backend(parser)
+    return parser
+
+
+def collectives_parser() -> Parser:
+    """The words of the collectives demo."""
+    from parallelism import communication
+    from vcluster.demo.screen import fold
+
+    kinds = tuple(communication.COLLECTIVES)
+    parser = Parser(
+        prog=f"{PROGRAM} collectives",
+        description=(
+            "Shows one collective step by step on small arrays: who sends what to whom, and\n"
+            "what every device holds after each step. Then really runs it, and compares\n"
+            "values and bytes."
+        ),
+        epilog=f"""examples:
+  {PROGRAM} collectives --devices 4 --algorithm ring
+  {PROGRAM} collectives --algorithm recursive_doubling
+  {PROGRAM} collectives --devices 3 --collective broadcast
+
+collectives:
+{fold(kinds)}""",
+    )
+    parser.add_argument("--devices", type=whole(1, 16), default=4, metavar="N", help="how many take part, up to 16 (4)")
+    parser.add_argument(
+        "--collective", type=choice(kinds), default="all_reduce", metavar="NAME", help="which one (all_reduce)"
+    )
+    parser.add_argument("--algorithm", metavar="NAME", help="how (ring where there is one)")
+    _add_backend(parser)
+    return parser
+
+
+def matmul_parser() -> Parser:
+    """The words of the matmul demo."""
+    from vcluster.demo.matmul import POLICIES
+
+    parser = Parser(
+        prog=f"{PROGRAM} matmul",
+        description=(
+            "Multiplies two sharded matrices, C[m, n] = A[m, k] B[k, n], under a policy that\n"
+            "says which dims are cut. Shows who holds what and what has to move; compares\n"
+            "with NumPy, and with the closed form of the bytes."
+        ),
+        epilog=f"""policies:
+{chr(10).join(f"  {name}{chr(10)}      {policy.summary}" for name, policy in POLICIES.items())}
+
+examples:
+  {PROGRAM} matmul --policy matched_inner --tp 4
+  {PROGRAM} matmul --policy outer --dp 2 --tp 2""",
+    )
+    parser.add_argument(
+        "--policy", type=choice(tuple(POLICIES)), default="matched_inner", metavar="NAME",
+        help="what is cut (matched_inner)",
+    )
+    add_mesh(parser, dp="devices along dp, for outer", tp="devices along tp (default 4)")
+    parser.add_argument(
+        "--shape", type=wholes, default=(96, 120, 72), metavar="M,K,N", help="extents of the product (96,120,72)"
+    )
+    _add_backend(parser)
+    return parser
+
+
+def _add_backend(parser: Parser) -> None:
+    parser.add_argument(
+        "--backend", type=choice(("process", "thread")), default="process", metavar="NAME",
+        help="what a device is: process (default) or thread",
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the demo that the words name; the exit status."""
+    if not words or words[0] in ("-h", "--help"):
+        print(LIST)
+        return 0
+    name, *rest = words
+    if name not in DEMOS:
+        if name.startswith("-"):
+            raise WrongWords(f"name the demo first: {', '.join(DEMOS)}; got {name!r}")
+        raise WrongWords(f"there is no demo {name!r}{nearest(name, tuple(DEMOS))}")
+    try:
+        if name == "mlp":
+            arguments = mlp_parser().parse(rest)
+            from vcluster.demo import mlp
+
+            return mlp.show(arguments)
+        if name == "collectives":
+            arguments = collectives_parser().parse(rest)
+            from vcluster.demo import collectives
+
+            return collectives.show(arguments)
+        arguments = matmul_parser().parse(rest)
+        from vcluster.demo import matmul
+
+        return matmul.show(arguments)
+    except WrongWords as error:
+        error.command = name
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(serve(PROGRAM, main))

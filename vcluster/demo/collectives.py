@@ -1,0 +1,94 @@
+"""The collectives demo: a collective as its explanation shows it, and then as the cluster runs it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from parallelism.communication import Pairs, algorithms
+from parallelism.explain import Explanation, explain
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from vcluster.demo.command_line import WrongWords, nearest
+from vcluster.demo.screen import Screen
+
+JOINING = ("all_gather", "gather", "all_scatter")
+"""What comes out is as long as all inputs together, so the inputs are kept short."""
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
+    """The collective, its algorithm, and the pairs of a permute.  Raises `WrongWords`; starts nothing."""
+    collective, size = arguments.collective, arguments.devices
+    there_are = algorithms(collective, size)
+    name = arguments.algorithm
+    if name is None:
+        name = "ring" if "ring" in there_are else there_are[-1]
+    name = name.lower().replace("-", "_")
+    if name not in there_are:
+        reason = " (it needs a power of two)" if name in algorithms(collective, 1) else ""
+        raise WrongWords(
+            f"--algorithm: {collective} over {size} has no {arguments.algorithm!r}{reason}{nearest(name, there_are)}"
+        )
+    pairs = tuple((p, (p + 1) % size) for p in range(size)) if collective == "permute" else None
+    return collective, name, pairs
+
+
+def inputs(collective: str, size: int) -> list[np.ndarray]:
+    """An array for each device: the tens tell the device, the units the place."""
+    count = 2 if collective in JOINING else size
+    return [10 * rank + np.arange(count) for rank in range(size)]
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where the cluster does not do what the explanation says."""
+    collective, name, pairs = prepare(arguments)
+    values = inputs(collective, arguments.devices)
+    screen = Screen()
+    explained = explain(collective, algorithm=name, inputs=values, pairs=pairs)
+    screen.line(str(explained))
+
+    from vcluster import PerDevice, VirtualCluster
+
+    mesh = Mesh(devices=arguments.devices)
+    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
+        run = cluster.run(_run, PerDevice(values), collective, name, pairs)
+    word = "processes" if arguments.backend == "process" else "threads"
+    screen.heading(f"The same on {mesh.size} {word}")
+    return 0 if _show_verdict(screen, explained, run) else 1
+
+
+def _run(device: Device, x: np.ndarray, collective: str, name: str, pairs: Pairs | None) -> Any:
+    algorithm = None if name == "direct" else name
+    if collective == "barrier":
+        return device.barrier(algorithm=algorithm)
+    if collective == "permute":
+        return device.permute(x, pairs or (), algorithm=algorithm)
+    return getattr(device, collective)(x, algorithm=algorithm)
+
+
+def _show_verdict(screen: Screen, explained: Explanation, run: Any) -> bool:
+    ranks = range(explained.algorithm.size)
+    same = all(_equal(out, wanted) for out, wanted in zip(run.outputs, explained.results, strict=True))
+    if explained.algorithm.collective != "barrier":
+        screen.verdict(same, f"every device's result is {'the one' if same else 'NOT what is'} shown above")
+    received = tuple(run.trace.bytes_received(rank) for rank in ranks)
+    bytes_agree = received == explained.bytes_received
+    screen.verdict(bytes_agree, f"{sum(received)} bytes received, {_as_above(bytes_agree)}")
+    sent = tuple(run.trace.messages(rank) for rank in ranks)
+    messages_agree = sent == explained.algorithm.messages_sent()
+    screen.verdict(messages_agree, f"{sum(sent)} messages sent, {_as_above(messages_agree)}")
+    return same and bytes_agree and messages_agree
+
+
+def _as_above(agree: bool) -> str:
+    return "device by device as above" if agree else "NOT as above"
+
+
+def _equal(out: Any, wanted: Any) -> bool:
+    if wanted is None or out is None:
+        return out is wanted
+    if isinstance(wanted, list):
+        return len(out) == len(wanted) and all(map(_equal, out, wanted))
+    return np.array_equal(out, wanted) and np.asarray(out).dtype == np.asarray(wanted).dtype

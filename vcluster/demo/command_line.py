@@ -1,0 +1,160 @@
+"""Words from a command line, checked: what is wrong is one line with the nearest right words, and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from parallelism.mesh import Mesh
+
+AXES = ("pp", "dp", "tp")
+"""Outermost first, as Megatron orders them: the ranks of a tp group are neighbours."""
+
+MOST_DEVICES = 256
+
+
+class WrongWords(Exception):
+    """The command line cannot be served; the text is for who typed it."""
+
+    command: str = ""
+    """The demo whose words they are."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose errors are `WrongWords`, with no abbreviations and examples kept as they are."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise WrongWords(message.removeprefix("argument "))
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The words as a namespace.  Raises `WrongWords` for one that is not known, with the nearest that is."""
+        namespace, unknown = self.parse_known_args(words)
+        if unknown:
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            word = unknown[0].partition("=")[0]
+            if word.startswith("-"):
+                raise WrongWords(f"there is no option {word}{nearest(word, options)}")
+            raise WrongWords(f"nothing is expected here: {word!r}")
+        return namespace
+
+
+def nearest(word: str, right: Sequence[str]) -> str:
+    """`` (did you mean ...?)`` where one of the right words is close, else all of them."""
+    close = get_close_matches(word.lower(), right, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; there is {', '.join(right)}"
+
+
+def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
+    """A type for argparse: a whole number of at least ``least`` and at most ``most``."""
+    wanted = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"needs {wanted}, got {text!r}") from None
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"needs {wanted}, got {number}")
+        return number
+
+    return convert
+
+
+def wholes(text: str) -> tuple[int, ...]:
+    """A type for argparse: whole numbers of at least 1, with commas between them."""
+    return tuple(whole()(part.strip()) for part in text.split(","))
+
+
+def choice(right: Sequence[str]) -> Callable[[str], str]:
+    """A type for argparse: one of the right words, whatever its case, with - for _."""
+    canonical = {word.lower().replace("-", "_"): word for word in right}
+
+    def convert(text: str) -> str:
+        key = text.lower().replace("-", "_")
+        if key not in canonical:
+            raise argparse.ArgumentTypeError(f"there is no {text!r}{nearest(key, right)}")
+        return canonical[key]
+
+    return convert
+
+
+def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
+    """Adds ``--mesh`` and a flag for each axis, given with its help."""
+    for axis in AXES:
+        if axis in axes:
+            parser.add_argument(f"--{axis}", type=whole(), metavar="N", help=axes[axis])
+    example = ",".join(f"{axis}=2" for axis in AXES if axis in axes)
+    parser.add_argument("--mesh", metavar="AXES", help=f"the mesh outright, outermost axis first: {example}")
+
+
+def mesh_of(arguments: argparse.Namespace, default: str) -> Mesh:
+    """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, then tp.
+
+    ``default`` is the axis of a mesh of 1 where nothing was said.  Raises `WrongWords`.
+    """
+    flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
+    if arguments.mesh is not None:
+        if flags:
+            raise WrongWords(f"--mesh says it all; leave out {' and '.join('--' + axis for axis in flags)}")
+        flags = _axes_of(arguments.mesh, [axis for axis in AXES if hasattr(arguments, axis)])
+    mesh = Mesh(**(flags or {default: 1}))
+    if mesh.size > MOST_DEVICES:
+        raise WrongWords(f"{mesh!r} has {mesh.size} devices; a demo runs on at most {MOST_DEVICES}")
+    return mesh
+
+
+def _axes_of(text: str, known: Sequence[str]) -> dict[str, int]:
+    extents: dict[str, int] = {}
+    for part in text.split(","):
+        axis, equals, size = part.strip().partition("=")
+        if not equals:
+            raise WrongWords(f"--mesh needs axis=size pairs, as in --mesh pp=2,dp=2; got {text!r}")
+        if axis not in known:
+            raise WrongWords(f"--mesh has no axis {axis!r} here{nearest(axis, known)}")
+        if axis in extents:
+            raise WrongWords(f"--mesh names axis {axis!r} twice")
+        try:
+            extents[axis] = whole()(size)
+        except argparse.ArgumentTypeError as error:
+            raise WrongWords(f"--mesh: axis {axis!r} {error}") from None
+    return extents
+
+
+def writable(path: Path) -> Path:
+    """``path``, which is found to be writable now and left as it was.  Raises `WrongWords`."""
+    try:
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
+    """Runs ``main`` on the words and gives its exit status; 2 after one line on stderr where they were wrong."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal or file that knows no box-drawing characters gets a "?"
+            stream.reconfigure(errors="replace", line_buffering=True)
+    try:
+        return main(sys.argv[1:] if words is None else words)
+    except WrongWords as error:
+        print(f"{program} {error.command}".strip() + f": {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,150 @@
+"""What the perceptron learns from: the packaged handwritten digits, or a file of the user's.
+
+A file of the user's is foreign bytes: nothing in it is unpickled, and whatever is wrong with it is one
+`DataError` that names the file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+TEST_SHARE = 5
+"""One row in this many is kept for the test."""
+
+MOST_CLASSES = 1000
+"""Whole numbers below this are taken for classes, larger ones for values to be met."""
+
+
+class DataError(ValueError):
+    """A data file that cannot be used; the text is one line for whoever gave the file."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows to learn from and rows to test on, ready for a network.
+
+    ``x`` and ``x_test``: float64 (rows, features), each feature with mean 0 and spread 1 over the training rows.
+    ``targets`` and ``targets_test``: float64 (rows, outputs); one-hot where ``classes``, else scaled like x.
+    """
+
+    name: str
+    x: np.ndarray
+    targets: np.ndarray
+    x_test: np.ndarray
+    targets_test: np.ndarray
+    classes: bool
+
+    @property
+    def features(self) -> int:
+        """Inputs of the network."""
+        return int(self.x.shape[1])
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the network: the number of classes, or of values per row."""
+        return int(self.targets.shape[1])
+
+
+def load_digits() -> tuple[np.ndarray, np.ndarray]:
+    """The packaged digits: images uint8 (1797, 8, 8) of 0 to 16, labels uint8 (1797,).  Source: digits.txt."""
+    with (
+        resources.files("vcluster.demo").joinpath("digits.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        return arrays["images"], arrays["labels"]
+
+
+def digits(seed: int = 0) -> Dataset:
+    """The handwritten digits as a `Dataset`: 64 features, 10 classes."""
+    images, labels = load_digits()
+    return _dataset("handwritten digits", images.reshape(len(images), -1), labels, seed)
+
+
+def load_npz(path: str | Path, seed: int = 0) -> Dataset:
+    """The arrays ``x`` and ``y`` of an .npz file as a `Dataset`.
+
+    ``x`` is (rows, ...), real and finite.  Whole numbers from 0 to 999 in a one-dimensional ``y`` are classes; any
+    other real ``y`` of (rows,) or (rows, outputs) is values to be met.  Raises `DataError` for all else.
+    """
+    path = Path(path)
+    try:
+        # Opened here, because np.load leaves a file that it cannot read open; its remarks on odd headers are no news.
+        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise DataError(f"{path} holds a single array, not an .npz archive with arrays x and y")
+            with loaded as arrays:
+                missing = [name for name in ("x", "y") if name not in arrays.files]
+                if missing:
+                    found = ", ".join(arrays.files) or "nothing"
+                    raise DataError(f"{path} has no array {' and no array '.join(missing)}; it holds {found}")
+                x, y = arrays["x"], arrays["y"]
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except MemoryError:
+        raise DataError(f"{path} says it holds more than fits in memory") from None
+    except Exception as error:
+        # zipfile, zlib and NumPy's header parser raise a dozen types for bytes that are not an archive.
+        raise DataError(f"{path} is not a whole .npz file ({_one_line(error)})") from None
+    if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
+        raise DataError(f"{path} holds x or y as plain bytes, not as an array")
+    return _dataset(path.name, *_checked(path, x, y), seed)
+
+
+def _checked(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    for name, array in (("x", x), ("y", y)):
+        if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool) or np.iscomplexobj(array):
+            raise DataError(f"{path}: {name} must hold real numbers, it holds {array.dtype}")
+    if x.ndim < 2 or x[:1].size == 0:
+        raise DataError(f"{path}: x must be (rows, features), it is {x.shape}")
+    if y.ndim not in (1, 2) or y[:1].size == 0:
+        raise DataError(f"{path}: y must be (rows,) or (rows, outputs), it is {y.shape}")
+    if len(x) != len(y):
+        raise DataError(f"{path}: x has {len(x)} rows and y has {len(y)}")
+    if len(x) < TEST_SHARE:
+        raise DataError(f"{path}: at least {TEST_SHARE} rows are needed to train and to test, there are {len(x)}")
+    x = x.reshape(len(x), -1)
+    for name, array in (("x", x), ("y", y.reshape(len(y), -1))):
+        with np.errstate(over="ignore"):
+            row, column = np.nonzero(~(np.abs(array.astype(np.float64)) < 1e150))
+        if row.size:
+            worst = array[row[0], column[0]]
+            what = "is not finite" if not np.isfinite(worst) else "is too large to be scaled"
+            raise DataError(f"{path}: {name}[{row[0]}] holds {worst}, which {what} ({row.size} such values)")
+    return x, y
+
+
+def _dataset(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Dataset:
+    classes = y.ndim == 1 and bool(np.all((y >= 0) & (y < MOST_CLASSES) & (y == np.floor(y)))) and y.max() > 0
+    targets = np.eye(int(y.max()) + 1)[y.astype(np.int64)] if classes else y.reshape(len(y), -1).astype(np.float64)
+    order = np.random.default_rng(seed).permutation(len(x))
+    test, train = np.split(order, [len(order) // TEST_SHARE])
+    x = _scaled(x.astype(np.float64), x[train])
+    if not classes:
+        targets = _scaled(targets, targets[train])
+    return Dataset(name, x[train], targets[train], x[test], targets[test], classes)
+
+
+def _scaled(values: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """``values`` with mean 0 and spread 1 over the rows of ``by``, column by column.
+
+    A column that is nearly always the same (a pixel at the rim) is not blown up: its spread counts as a tenth of its
+    range at least.
+    """
+    spread = np.maximum(by.std(axis=0), 0.1 * np.ptp(by, axis=0))
+    scaled: np.ndarray = (values - by.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    return scaled
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:120] if text else type(error).__name__

@@ -1,0 +1,268 @@
+"""The mlp demo: a perceptron trained as a pipeline, held against the same training in one process."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelism.kernels import SGD
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.pipelining import Pipeline
+from parallelism.trace import Trace
+from pipeline_parallelism import MLP
+from vcluster.demo.command_line import WrongWords, mesh_of, writable
+from vcluster.demo.data import DataError, Dataset, digits, load_npz
+from vcluster.demo.screen import Screen
+
+if TYPE_CHECKING:
+    from vcluster.cluster import VirtualCluster
+
+TOLERANCE = 1e-12
+"""Between the pipeline's parameters and those of one process, relative to the largest of them (at least 1)."""
+
+SHOWN = 12
+"""Rows of a table before the rest is summed up."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked for, checked."""
+
+    mesh: Mesh
+    mlp: MLP
+    optimizer: SGD
+    data: Dataset
+    steps: int
+    backend: str
+    trace: Path | None
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of the pipeline there are."""
+        return self.mesh.shape.get("dp", 1)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left: the losses before each step, the last parameters, and the record of the last step."""
+
+    losses: list[float]
+    parameters: Any
+    outputs: np.ndarray
+    """Of the last layer, on the test rows."""
+    step: Trace
+    step_seconds: float
+    """The last step's, by the wall."""
+    seconds: float
+    """Of all steps, by the wall."""
+
+
+def prepare(arguments: argparse.Namespace) -> Job:
+    """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
+    mesh = mesh_of(arguments, "pp")
+    stages, layers = mesh.shape.get("pp", 1), len(arguments.hidden) + 1
+    if stages > layers:
+        more = ",".join(["96"] * (stages - 1))
+        hint = f"; for more of them: --hidden {more}" if stages <= 16 else ""
+        raise WrongWords(f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}")
+    if max(arguments.hidden) > 4096:
+        raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(arguments.hidden)}")
+    try:
+        pipeline = Pipeline(stages=stages, microbatches=1, schedule=arguments.schedule)
+    except ValueError as error:
+        raise WrongWords(f"--schedule: {error}") from None
+    try:
+        data = digits(arguments.seed) if arguments.data is None else load_npz(arguments.data, arguments.seed)
+    except DataError as error:
+        raise WrongWords(f"--data: {error}") from None
+    if arguments.microbatches > len(data.x):
+        raise WrongWords(f"--microbatches {arguments.microbatches}: there are {len(data.x)} rows to train on")
+    if mesh.shape.get("dp", 1) > len(data.x):
+        raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
+    if arguments.trace is not None:
+        writable(arguments.trace)
+    pipeline = Pipeline(stages=stages, microbatches=arguments.microbatches, schedule=arguments.schedule)
+    mlp = MLP(
+        layer_sizes=(data.features, *arguments.hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
+        loss="softmax_cross_entropy" if data.classes else "mean_squared_error",
+    )
+    return Job(mesh, mlp, SGD(0.1, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where the pipeline's numbers are not those of one process."""
+    job = prepare(arguments)
+    screen = Screen()
+    sizes = "-".join(map(str, job.mlp.layer_sizes))
+    screen.line(f"A perceptron {sizes} on {job.mesh!r}, each device a {job.backend}", "bold")
+    rows = f"{len(job.data.x):,} rows to train on, {len(job.data.x_test):,} to test"
+    screen.line(f"  {job.data.name}: {rows}")
+    schedule, microbatches = job.mlp.pipeline.schedule.name, job.mlp.pipeline.microbatches
+    screen.line(f"  schedule {schedule}, {microbatches} microbatches; SGD with momentum, {job.steps} steps")
+    from vcluster import VirtualCluster
+
+    with VirtualCluster(job.mesh, backend=job.backend) as cluster:
+        screen.heading("Who holds what")
+        _show_holders(screen, job, cluster)
+        screen.heading("Training")
+        trained = train(job, cluster, screen)
+    with VirtualCluster(2, backend=job.backend) as cluster:
+        whole, same_order = cluster.run(_train_here, job)
+    screen.heading("Verdict")
+    good = _show_verdict(screen, job, trained, whole, same_order)
+    screen.heading("One step of the pipeline, in virtual time: CPU seconds of each device")
+    _show_timeline(screen, job, trained)
+    screen.heading("Bytes in that step")
+    good = _show_bytes(screen, job, trained.step) and good
+    if job.trace is not None:
+        try:
+            trained.step.save(job.trace)
+        except OSError as error:
+            raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
+        screen.line()
+        screen.line(f"The record of that step is in {job.trace}")
+    return 0 if good else 1
+
+
+def train(job: Job, cluster: VirtualCluster, screen: Screen) -> Trained:
+    """All steps on the cluster; the parameters come back once, after the last."""
+    step = job.mlp.train_step(job.optimizer, returns="loss")
+    last = job.mlp.train_step(job.optimizer, returns=("loss", "parameters"))
+    losses: list[float] = []
+    started = time.perf_counter()
+    with screen.progress("step", job.steps) as update:
+        for number in range(1, job.steps + 1):
+            before = time.perf_counter()
+            run = cluster.run(step if number < job.steps else last, job.data.x, job.data.targets)
+            seconds = time.perf_counter() - before
+            losses.append(run.result.loss)
+            update(number, f"loss {losses[-1]:.4f}")
+    total = time.perf_counter() - started
+    outputs = cluster.run(job.mlp.predict_step(), job.data.x_test).result
+    return Trained(losses, run.result.parameters, outputs, run.trace, seconds, total)
+
+
+def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
+    """The same training inside one device: rank 0 takes whole batches, rank 1 adds up in the pipeline's order."""
+    order = {} if device.rank == 0 else {"microbatches": job.mlp.pipeline.microbatches, "replicas": job.replicas}
+    previous, losses = None, []
+    for _ in range(job.steps):
+        previous = job.mlp.reference_step(job.data.x, job.data.targets, job.optimizer, previous=previous, **order)
+        losses.append(previous.loss)
+    assert previous is not None
+    return losses, previous.parameters
+
+
+def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """The largest absolute difference between two models' parameters; NaN counts as infinite."""
+    pairs = [pair for p, q in zip(a, b, strict=True) for pair in zip(p, q, strict=True)]
+    largest = float(np.max([np.max(np.abs(x - y), initial=0.0) for x, y in pairs]))
+    return math.inf if math.isnan(largest) else largest
+
+
+def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
+    pids = cluster.run(lambda device: os.getpid()).outputs
+    sizes = job.mlp.layer_sizes
+    rows: list[Sequence[object]] = []
+    for rank, index in enumerate(job.mesh):
+        layers = job.mlp.layers_of(index["pp"] if "pp" in job.mesh.axes else 0)
+        count = sum((sizes[i] + 1) * sizes[i + 1] for i in layers)
+        shapes = ", ".join(f"{sizes[i]} x {sizes[i + 1]}" for i in layers)
+        shapes = shapes if len(shapes) <= 30 else f"{len(layers)} layers"
+        name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+        place = " ".join(f"{axis}={i}" for axis, i in index.items())
+        rows.append((f"r{rank}", place, name, shapes, f"{count:,}", pids[rank]))
+    shown = rows if len(rows) <= 16 else [*rows[:12], ("...", "", "", "", "", ""), *rows[-2:]]
+    screen.table(("device", "place", "layers", "weights", "parameters", "pid"), shown, left=4)
+
+
+def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_order: Any) -> bool:
+    screen.line(f"  loss {trained.losses[0]:.4f} at first, {trained.losses[-1]:.4f} before the last step")
+    if job.data.classes:
+        right = trained.outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
+        screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows it never saw")
+    else:
+        error = float(np.mean((trained.outputs - job.data.targets_test) ** 2))
+        screen.line(f"  test error {error:.4f}, as a share of the variance of y")
+    if not np.isfinite(trained.losses).all():
+        screen.verdict(False, "the loss is no longer finite: the training ran away")
+        return False
+    difference = largest_difference(trained.parameters, whole[1])
+    scale = max(1.0, *(float(np.max(np.abs(x), initial=0.0)) for layer in whole[1] for x in layer))
+    good = difference <= TOLERANCE * scale
+    screen.verdict(good, f"largest difference from the same training in one process: {difference:.1e}")
+    if largest_difference(trained.parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
+        screen.line("       and none at all, bit for bit, where that adds up in the pipeline's order")
+    return good
+
+
+def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
+    actions = trained.step.filter(phase=("F", "B"))
+    screen.timeline(actions)
+    stages, microbatches = job.mlp.pipeline.stages, job.mlp.pipeline.microbatches
+    formula = (stages - 1) / (microbatches + stages - 1)
+    screen.line()
+    bubble = actions.bubble_fraction
+    screen.line(f"  bubble  {bubble:.1%} of this timeline; (P-1)/(M+P-1) = {formula:.1%} for equal stages")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    milliseconds = trained.step_seconds * 1e3
+    screen.line(f"  wall    {milliseconds:.1f} ms for this step, {trained.seconds:.2f} s for all {job.steps}")
+    if job.mesh.size > cores or job.backend == "thread":
+        whose = f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
+        whose = whose if job.backend == "process" else "threads take turns under one interpreter"
+        screen.line(f"          ({whose}: the wall shows no bubble)")
+
+
+def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
+    matrix = step.communication_matrix()
+    channels = [(int(source), int(target)) for source, target in np.argwhere(matrix)]
+    expected = _expected_bytes(job)
+    rows = [
+        (f"r{source} -> r{target}", f"{matrix[source, target]:,}", _carried(expected, source, target))
+        for source, target in channels
+    ]
+    if len(rows) > SHOWN:
+        rest = int(sum(matrix[channel] for channel in channels[SHOWN:]))
+        rows = [*rows[:SHOWN], (f"{len(channels) - SHOWN} more", f"{rest:,}", "")]
+    if rows:
+        screen.table(("channel", "bytes", "what"), [(a, b, "  " + c) for a, b, c in rows])
+        screen.line()
+    kinds = {"messages": step.filter(kind="send").bytes_sent()}
+    for name in sorted({event.name for event in step.filter(kind="collective")}):
+        kinds[name] = step.filter(kind="collective", name=name).bytes_received()
+    kinds["host to devices"] = step.filter(kind="h2d").bytes_received()
+    kinds["devices to host"] = step.filter(kind="d2h").bytes_sent()
+    screen.table(("kind", "bytes"), [(name, f"{nbytes:,}") for name, nbytes in kinds.items()])
+    good = all(matrix[channel] == nbytes for channel, (nbytes, _) in expected.items())
+    if expected:
+        screen.line()
+        word = "is" if good else "is NOT"
+        screen.verdict(good, f"every channel of the pipeline {word} rows x width x 8 bytes")
+    return good
+
+
+def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
+    """What the pipeline's channels carry in a step: bytes by the closed form, and in words."""
+    expected = {}
+    share = [len(part) for part in np.array_split(np.arange(len(job.data.x)), job.replicas)]
+    for replica, rows in enumerate(share):
+        along = {"dp": replica} if "dp" in job.mesh.axes else {}
+        for stage in range(job.mlp.pipeline.stages - 1):
+            width = job.mlp.layer_sizes[job.mlp.layers_of(stage)[-1] + 1]
+            here, there = (job.mesh.rank(pp=place, **along) for place in (stage, stage + 1))
+            expected[here, there] = rows * width * 8, f"activations, {rows} x {width}"
+            expected[there, here] = rows * width * 8, f"gradients, {rows} x {width}"
+    return expected
+
+
+def _carried(expected: dict[tuple[int, int], tuple[int, str]], source: int, target: int) -> str:
+    return expected[source, target][1] if (source, target) in expected else "weights' gradients, all_reduce"

@@ -1,0 +1,90 @@
+"""What the demos show, and where: 80 columns of plain text, with colour and a moving bar only on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from parallelism.trace import Trace
+from vcluster.report import coloured_timeline, timeline
+
+WIDTH = 80
+
+
+class Screen:
+    """Writes headings, lines and tables; reads the same in a file as on a terminal."""
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        stream = sys.stdout if file is None else file
+        self.live = bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+        self._console = Console(
+            file=stream, force_terminal=self.live, force_interactive=self.live, highlight=False, markup=False,
+            emoji=False, soft_wrap=True, no_color=True if os.environ.get("NO_COLOR") else None,
+            width=None if self.live else WIDTH,
+        )
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One or more lines as they are."""
+        self._console.print(Text(text, style=style))
+
+    def heading(self, text: str) -> None:
+        """A title with an empty line before it."""
+        self.line()
+        self.line(text, style="bold")
+
+    def verdict(self, good: bool, text: str) -> None:
+        """What came out, told by a word as well as by a colour."""
+        self._console.print(Text.assemble((" ok  " if good else " NO  ", "bold green" if good else "bold red"), text))
+
+    def timeline(self, trace: Trace) -> None:
+        """A trace, a row for each device; in colour on a terminal."""
+        self._console.print(coloured_timeline(trace, WIDTH) if self.live else Text(timeline(trace, WIDTH)))
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> None:
+        """Columns as wide as their longest cell; the first ``left`` columns are flush left, the others right."""
+        cells = [[str(cell) for cell in row] for row in (header, *rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        for number, row in enumerate(cells):
+            places = [
+                cell.ljust(width) if column < left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.line("  " + "  ".join(places).rstrip(), style="dim" if number == 0 else "")
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        """Gives ``update(done, text)``: a bar on a terminal, about five lines elsewhere."""
+        if not self.live:
+            shown = {1, total, *(round(total * part / 4) for part in range(1, 4))}
+
+            def write(done: int, text: str) -> None:
+                if done in shown:
+                    self.line(f"  {title} {done:>{len(str(total))}}/{total}  {text}")
+
+            yield write
+            return
+        columns = (
+            TextColumn("  {task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        with Progress(*columns, console=self._console) as bar:
+            task = bar.add_task(title, total=total, text="")
+            yield lambda done, text: bar.update(task, completed=done, text=text)
+
+
+def fold(words: Sequence[str], indent: str = "  ", separator: str = "  ", width: int = WIDTH) -> str:
+    """``words`` one after the other, broken into lines of ``width`` columns, each after ``indent``."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(separator) + len(word) <= width:
+            lines[-1] += separator + word
+        else:
+            lines.append(indent + word)
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""One member of a cluster as the others see it: its memory, its signals, what it has under way, who it talks to.
+
+A device has one, and so has the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vcluster.control import Layout
+from vcluster.mailbox import HOLDER, TAKEN, Mailbox
+from vcluster.memory import Arena, Heap
+from vcluster.tasks import Tasks
+from vcluster.waiting import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+
+class Endpoint:
+    """What the channels and the collectives of one device, or of the host, stand on."""
+
+    def __init__(
+        self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = 200,
+        queues: Mapping[int, tuple[Any, Any]] | None = None,
+    ) -> None:
+        """``queues``: for each peer (to it, from it), under the ``queue`` transport; None under shared memory."""
+        self.arena = arena
+        self.layout = layout
+        self.number = number
+        self.capacity = capacity
+        self.signals = Signals(arena, layout, number, spins=spins)
+        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
+        self.tasks = Tasks(self.signals)
+        self.queues = queues
+        self.mailboxes: dict[int, Mailbox] = {}
+        self.signals.before_sleep = self.take_in
+
+    def mailbox(self, peer: int) -> Mailbox:
+        """The two-way traffic with another endpoint."""
+        found = self.mailboxes.get(peer)
+        if found is None:
+            found = self.mailboxes[peer] = Mailbox(self, peer)
+        return found
+
+    def take_in(self) -> None:
+        """Empty the rings that point here, so that nobody waits for room in them."""
+        for mailbox in self.mailboxes.values():
+            mailbox.take_in()
+
+    def forget_traffic(self, gone: Collection[int] = ()) -> None:
+        """Start from empty channels, after the control area was cleared; ``gone`` are endpoints that died."""
+        self.tasks.drop_all()
+        self.mailboxes.clear()
+
+        def is_stray(offset: int) -> bool:
+            header = self.arena.words(offset, HOLDER + 1)
+            return not header[TAKEN] or header[HOLDER] in gone
+
+        self.heap.reclaim(is_stray)

@@ -1,0 +1,69 @@
+"""What can go wrong in a cluster: `ClusterError` and the small tree below it.
+
+Wrong arguments of a call are ``ValueError`` or ``TypeError`` in the device, before anything is sent.
+Everything here is about the cluster itself, and says which ranks, in which operation, at which lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class ClusterError(RuntimeError):
+    """Something went wrong in a cluster.
+
+    ``ranks`` are those it is about, ``operation`` what they were doing (None if not known), ``locations``
+    their lines as ``file:line``, in the order of ``ranks`` where known.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.operation = operation
+        self.locations = tuple(locations)
+
+
+class DeviceFailedError(ClusterError):
+    """A kernel raised, or the process of a device died.
+
+    For an exception, the original of the lowest rank among the first is ``__cause__`` and ``exceptions`` has
+    them all by rank.  For a death, ``exitcode`` or ``signal`` (its name) say how.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = (),
+        exceptions: Mapping[int, BaseException] | None = None, exitcode: int | None = None, signal: str | None = None,
+    ) -> None:
+        super().__init__(message, ranks=ranks, operation=operation, locations=locations)
+        self.exceptions = dict(exceptions or {})
+        self.exitcode = exitcode
+        self.signal = signal
+
+
+class DeadlockError(ClusterError):
+    """Devices wait for each other, or for somebody who has gone, and can never go on."""
+
+
+class CollectiveMismatchError(ClusterError):
+    """The members of a group called different collectives, or with arguments that must agree and do not."""
+
+
+class ChannelClosedError(ClusterError):
+    """A channel was used after one of its ends was closed."""
+
+
+class UndeliveredMessageError(ClusterError):
+    """A run ended with messages that nobody received."""
+
+
+class ClusterTimeoutError(ClusterError, TimeoutError):
+    """A run took longer than the ``deadline_seconds`` of its cluster."""
+
+
+class OperationCancelled(BaseException):
+    """Raised by the pending call of a device whose peer failed.
+
+    A ``BaseException``, so that ``except Exception`` in a kernel cannot swallow it.
+    """

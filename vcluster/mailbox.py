@@ -1,0 +1,296 @@
+"""The traffic between two endpoints, as one of them handles it: messages out, messages in, first in, first out by tag.
+
+A message is a block in the heap of its sender.  Its place is put into a ring that both map; the receiver takes it out,
+sorts it by tag, and says in the block's header when the message was taken (the sender may send another) and when its
+memory was released (the sender may use it again).  Large messages are not copied: the received array lies in the block.
+
+Under the ``queue`` transport the message is written into a ``multiprocessing.Queue`` instead; only the header stays in
+shared memory.
+"""
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vcluster.errors import ChannelClosedError
+from vcluster.memory import PAGE
+from vcluster.payload import HEADER_BYTES, Encoded, decode
+
+if TYPE_CHECKING:
+    from vcluster.endpoint import Endpoint
+    from vcluster.memory import Arena
+    from vcluster.tasks import Ready
+
+TAKEN, RELEASED, LANE, TAG, BLOCK_NBYTES, NBYTES, HOLDER = range(7)
+"""The words of a header."""
+
+_HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
+"""Words of a ring's page, those of the sender and of the receiver on different cache lines."""
+SLOTS = PAGE // 8 - _FIRST_SLOT
+
+COPIED_BYTES = 1 << 14
+"""A message up to this size is copied out, so that a small array kept for long does not hold a block."""
+
+
+class Envelope:
+    """A message that has arrived: its description, and its content on request."""
+
+    __slots__ = ("_load", "lane", "nbytes", "tag", "taken")
+
+    def __init__(self, lane: int, tag: int, nbytes: int, load: Callable[[], Any], taken: Callable[[], None]) -> None:
+        self.lane, self.tag, self.nbytes = lane, tag, nbytes
+        self._load = load
+        self.taken = taken
+
+    def open(self) -> Any:
+        """The content.  Once."""
+        return self._load()
+
+
+class Mailbox:
+    """Messages to and from one peer."""
+
+    def __init__(self, endpoint: Endpoint, peer: int) -> None:
+        self._endpoint = endpoint
+        self._peer = peer
+        layout, arena = endpoint.layout, endpoint.arena
+        self._out = arena.words(layout.ring(endpoint.number, peer), PAGE // 8)
+        self._in = arena.words(layout.ring(peer, endpoint.number), PAGE // 8)
+        self._held = arena.words(layout.held_word(endpoint.number, peer))
+        self._queues = endpoint.queues[peer] if endpoint.queues is not None else None
+        self._arrived: dict[tuple[int, int], deque[Envelope]] = {}
+        self._untaken: dict[tuple[int, int], deque[memoryview]] = {}
+        self.sent = 0
+        self.received = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Ready]:
+        """Put a message; waits while ``capacity`` messages of its tag lie untaken (None: never)."""
+        key = (lane, tag)
+        self._check_open()
+        if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
+            yield lambda: self._has_room(key, capacity) or self.closed_there
+            self._check_open()
+        taken = yield from self._put(encoded, lane, tag)
+        if capacity is not None:
+            self._untaken.setdefault(key, deque()).append(taken)
+            if capacity == 0:
+                yield lambda: self._has_room(key, 1) or self.closed_there
+
+    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Ready, None, memoryview]:
+        endpoint = self._endpoint
+        block_nbytes = encoded.block_nbytes
+        offset, header = lend_block(endpoint, HEADER_BYTES if self._queues else block_nbytes, self._peer)
+        header[LANE], header[TAG] = lane, tag
+        header[BLOCK_NBYTES], header[NBYTES] = block_nbytes, encoded.nbytes
+        if self._queues:
+            block = bytearray(block_nbytes)
+            encoded.write(memoryview(block))
+            self._queues[0].put((offset, header.tolist(), block))
+        else:
+            encoded.write(endpoint.arena.view[offset : offset + block_nbytes])
+            out = self._out
+            head = out[_HEAD]
+            if head - out[_TAIL] >= SLOTS:
+                yield lambda: out[_HEAD] - out[_TAIL] < SLOTS
+                head = out[_HEAD]  # another message may have gone out in between
+            out[_FIRST_SLOT + head % SLOTS] = offset
+            endpoint.signals.fence()
+            out[_HEAD] = head + 1
+        self.sent += 1
+        self.bytes_sent += encoded.nbytes
+        endpoint.signals.wake((self._peer,))
+        return header[TAKEN : TAKEN + 1]
+
+    def _has_room(self, key: tuple[int, int], capacity: int) -> bool:
+        untaken = self._untaken.get(key)
+        while untaken and untaken[0][0]:
+            untaken.popleft()
+        return not untaken or len(untaken) < capacity
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def receiving(self, tag: int, *, lane: int = 0) -> Generator[Ready, None, Envelope]:
+        """Wait for the oldest message with this tag and take it."""
+        key = (lane, tag)
+        while True:
+            arrived = self._arrived.get(key)
+            if not arrived:
+                if not self.has_message(key):
+                    self._check_open()
+                    yield lambda: self.has_message(key) or self.closed_there
+                continue
+            envelope = arrived.popleft()
+            if not arrived:
+                del self._arrived[key]
+            envelope.taken()
+            self.received += 1
+            self.bytes_received += envelope.nbytes
+            return envelope
+
+    def has_message(self, key: tuple[int, int]) -> bool:
+        if key in self._arrived:
+            return True
+        self.take_in()
+        return key in self._arrived
+
+    def take_in(self) -> None:
+        """Sort what has arrived by tag."""
+        if self._queues:
+            self._take_in_from_queue()
+            return
+        ring = self._in
+        tail, head = ring[_TAIL], ring[_HEAD]
+        if tail == head:
+            return
+        self._endpoint.signals.fence()
+        while tail < head:
+            self._sort(self._in_shared_memory(ring[_FIRST_SLOT + tail % SLOTS]))
+            tail += 1
+        ring[_TAIL] = tail
+        self._endpoint.signals.wake((self._peer,))
+
+    def _take_in_from_queue(self) -> None:
+        assert self._queues is not None
+        while True:
+            try:
+                offset, header, block = self._queues[1].get_nowait()
+            except queue.Empty:
+                return
+            words = self._endpoint.arena.words(offset, 8)
+
+            def taken(words: memoryview = words) -> None:
+                words[TAKEN] = words[RELEASED] = 1
+                self._endpoint.signals.wake((self._peer,))
+
+            def load(block: bytearray = block) -> Any:
+                return decode(np.frombuffer(block, np.uint8))
+
+            self._sort(Envelope(header[LANE], header[TAG], header[NBYTES], load, taken))
+
+    def _sort(self, envelope: Envelope) -> None:
+        self._arrived.setdefault((envelope.lane, envelope.tag), deque()).append(envelope)
+
+    def _in_shared_memory(self, offset: int) -> Envelope:
+        endpoint = self._endpoint
+        arena = endpoint.arena
+        header = arena.words(offset, 8)
+
+        def taken() -> None:
+            header[TAKEN] = 1
+            endpoint.signals.wake((self._peer,))
+
+        return Envelope(
+            header[LANE], header[TAG], header[NBYTES], lambda: self.adopt(offset), taken
+        )
+
+    def nbytes_at(self, offset: int) -> int:
+        """The bytes of the arrays in a block."""
+        return int(self._endpoint.arena.words(offset, HEADER_BYTES // 8)[NBYTES])
+
+    def adopt(self, offset: int) -> Any:
+        """The content of a block of the peer; the block is given back when the last array in it has gone."""
+        arena = self._endpoint.arena
+        header = arena.words(offset, HEADER_BYTES // 8)
+        header[TAKEN] = 1
+        block_nbytes = header[BLOCK_NBYTES]
+        if block_nbytes <= COPIED_BYTES:
+            content = bytearray(arena.view[offset : offset + block_nbytes])
+            header[RELEASED] = 1
+            return decode(np.frombuffer(content, np.uint8))
+        block = np.frombuffer(arena.view, np.uint8, block_nbytes, offset)
+        self._held[0] += 1
+        _borrowed.add(_Borrowed(block, header, self._held))
+        return decode(block)
+
+    # -- about --------------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have arrived and were not received."""
+        self.take_in()
+        return sum(map(len, self._arrived.values()))
+
+    def _check_open(self) -> None:
+        if self.closed_here or self.closed_there:
+            names = [self._name(self._endpoint.number), self._name(self._peer)]
+            who = names[0] if self.closed_here else names[1]
+            raise ChannelClosedError(f"the channel between {names[0]} and {names[1]} was closed by {who}")
+
+    def _name(self, endpoint: int) -> str:
+        return "the host" if endpoint == self._endpoint.layout.host else f"rank {endpoint}"
+
+    def close(self) -> None:
+        """No more messages from either side; what has arrived can still be received."""
+        self._out[_CLOSED] = 1
+        self._endpoint.signals.wake((self._peer,))
+
+    def reopen(self) -> None:
+        self._out[_CLOSED] = 0
+
+    @property
+    def closed_here(self) -> bool:
+        return bool(self._out[_CLOSED])
+
+    @property
+    def closed_there(self) -> bool:
+        return bool(self._in[_CLOSED])
+
+
+def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memoryview]:
+    """A block for somebody else to read and release: its offset and its header."""
+    offset = endpoint.heap.allocate(nbytes)
+    header = endpoint.arena.words(offset, HEADER_BYTES // 8)
+    header[TAKEN] = header[RELEASED] = 0
+    header[HOLDER] = holder
+    endpoint.heap.lend(offset, header[RELEASED : RELEASED + 1])
+    return offset, header
+
+
+def hand_over(endpoint: Endpoint, encoded: Encoded, holder: int) -> int:
+    """Write a value into a block for ``holder``, who gets its offset some other way and calls `Mailbox.adopt`."""
+    offset, header = lend_block(endpoint, encoded.block_nbytes, holder)
+    header[BLOCK_NBYTES], header[NBYTES] = encoded.block_nbytes, encoded.nbytes
+    encoded.write(endpoint.arena.view[offset : offset + encoded.block_nbytes])
+    return offset
+
+
+def release(arena: Arena, offset: int) -> None:
+    """Nobody needs a block any more that was handed over."""
+    arena.words(offset, HEADER_BYTES // 8)[RELEASED] = 1
+
+
+class _Borrowed(weakref.ref):  # type: ignore[type-arg]
+    """Notices that the last array in a block of somebody else has gone."""
+
+    __slots__ = ("header", "held")
+
+    def __new__(cls, block: Any, header: memoryview, held: memoryview) -> _Borrowed:
+        return super().__new__(cls, block, _give_back)
+
+    def __init__(self, block: Any, header: memoryview, held: memoryview) -> None:
+        super().__init__(block, _give_back)
+        self.header = header
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+_borrowed: set[_Borrowed] = set()
+
+
+def _give_back(borrowed: weakref.ref[Any]) -> None:
+    assert isinstance(borrowed, _Borrowed)
+    _borrowed.discard(borrowed)
+    borrowed.header[RELEASED] = 1
+    borrowed.held[0] -= 1

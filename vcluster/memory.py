@@ -1,0 +1,217 @@
+"""Shared memory that nobody can leak: one anonymous file, mapped by every endpoint of a cluster.
+
+The file has no name (`memfd_create`; elsewhere a temporary file that is unlinked at once), so the kernel frees
+it when the last process that maps it is gone, however it went.  It is sparse: what is never touched costs nothing.
+
+An `Arena` is the mapping.  A `Heap` is one endpoint's own region of it: only its owner allocates there, so there is
+no lock.  A block that the owner handed to somebody else (a message, a result) is given back by a word in its header.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+PAGE = 4096
+LINE = 64
+"""Bytes of a cache line: words that different devices write lie this far apart."""
+
+CACHED_BYTES_LIMIT = 256 << 20
+"""A freed block goes back to the system once its heap caches more than this."""
+
+
+class Arena:
+    """A shared mapping of ``nbytes``; offsets into it mean the same in every process."""
+
+    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+        """Maps the file behind ``fd``, which the arena owns from here on; makes a new one if there is none."""
+        self.nbytes = nbytes
+        if sys.platform == "win32":  # the thread backend only: pages of the process's own
+            self.fd = -1
+            self._mapping = mmap.mmap(-1, nbytes)
+        else:
+            self.fd = _anonymous_file(nbytes) if fd is None else fd
+            self._mapping = mmap.mmap(self.fd, nbytes)
+        self.view = memoryview(self._mapping)
+        self.address = np.frombuffer(self.view, np.uint8, 1).ctypes.data
+
+    def words(self, offset: int, count: int = 1) -> memoryview:
+        """``count`` signed 64-bit words at ``offset`` (a multiple of 8)."""
+        return self.view[offset : offset + 8 * count].cast("q")
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """The memory at ``offset`` as an array.  It does not keep the block alive: the caller sees to that."""
+        return np.ndarray(shape, dtype, self.view, offset)
+
+    def offset_of(self, array: NDArray[Any]) -> int | None:
+        """Where a contiguous array lies in the arena; None if it lies elsewhere."""
+        offset = int(array.__array_interface__["data"][0]) - self.address
+        return offset if 0 <= offset and offset + array.nbytes <= self.nbytes else None
+
+    def clear(self, offset: int, nbytes: int) -> None:
+        """Make whole pages zero and give their memory back to the system."""
+        if nbytes <= 0:
+            return
+        if hasattr(mmap, "MADV_REMOVE"):
+            self._mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+        else:
+            for start in range(offset, offset + nbytes, 1 << 20):
+                stop = min(start + (1 << 20), offset + nbytes)
+                self.view[start:stop] = bytes(stop - start)
+
+    def close_descriptor(self) -> None:
+        """Close the file; the mapping stays until the last array in it has gone."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Heap:
+    """Allocates blocks in one region of an arena, for the one endpoint that owns the region.
+
+    Blocks come in classes of sizes and are used again, page faults paid.  Freeing is safe at any moment, also
+    from a garbage collection that runs in the middle of an allocation.
+    """
+
+    def __init__(self, arena: Arena, start: int, nbytes: int, top: memoryview | None = None) -> None:
+        """``top`` is a shared word that follows the highest offset in use, for who comes after the owner's death."""
+        self.arena = arena
+        self._start = start
+        self._end = start + nbytes
+        self._top = top if top is not None else memoryview(bytearray(8)).cast("q")
+        self._next = max(start, self._top[0])
+        self._free: dict[int, list[int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._freed: deque[int] = deque()
+        self._lent: dict[int, deque[tuple[int, memoryview]]] = {}
+        self._leases: set[_Lease] = set()
+        self._cached = 0
+
+    def allocate(self, nbytes: int) -> int:
+        """The offset of a block of at least ``nbytes``, a multiple of 64 (of 4096 for large ones)."""
+        size = _size_class(nbytes)
+        if self._freed:
+            self._collect()
+        free = self._free.get(size)
+        if not free and size in self._lent:
+            self._collect_lent(size)
+            free = self._free.get(size)
+        if free:
+            offset = free.pop()
+            self._cached -= size
+        else:
+            align = PAGE if size >= PAGE else LINE
+            offset = -(-self._next // align) * align
+            if offset + size > self._end:
+                raise MemoryError(
+                    f"the shared memory of one device is {(self._end - self._start) >> 20} MiB; "
+                    f"{nbytes} bytes more do not fit"
+                )
+            self._next = self._top[0] = offset + size
+        self._sizes[offset] = size
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Give a block back.  Only takes a note: the block is sorted in at the next allocation."""
+        self._freed.append(offset)
+
+    def lend(self, offset: int, released: memoryview) -> None:
+        """Somebody else holds the block until the word ``released[0]`` is not 0."""
+        self._lent.setdefault(self._sizes[offset], deque()).append((offset, released))
+
+    def reclaim(self, is_stray: Callable[[int], bool]) -> None:
+        """Take back lent blocks whose offset ``is_stray``: nobody holds them, nobody will release them."""
+        for size in list(self._lent):
+            for offset, released in self._lent[size]:
+                if is_stray(offset):
+                    released[0] = 1
+            self._collect_lent(size)
+
+    def block(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+        """A block and its offset, freed when the last array that lies in it has gone."""
+        offset = self.allocate(nbytes)
+        block = np.frombuffer(self.arena.view, np.uint8, nbytes, offset)
+        self._leases.add(_Lease(block, self, offset))
+        return offset, block
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A new array in the region, not initialised."""
+        nbytes = dtype.itemsize
+        for extent in shape:
+            nbytes *= extent
+        return np.ndarray(shape, dtype, self.block(nbytes)[1])
+
+    def _collect(self) -> None:
+        freed, sizes = self._freed, self._sizes
+        while freed:
+            offset = freed.popleft()
+            self._put_back(offset, sizes.pop(offset))
+
+    def _collect_lent(self, size: int) -> None:
+        lent = self._lent[size]
+        for _ in range(len(lent)):
+            offset, released = lent.popleft()
+            if released[0]:
+                self._put_back(offset, self._sizes.pop(offset))
+            else:
+                lent.append((offset, released))
+        if not lent:
+            del self._lent[size]
+
+    def _put_back(self, offset: int, size: int) -> None:
+        self._free.setdefault(size, []).append(offset)
+        self._cached += size
+        if self._cached > CACHED_BYTES_LIMIT and size >= 1 << 20:
+            self.arena.clear(offset, size)
+
+
+class _Lease(weakref.ref):  # type: ignore[type-arg]
+    """Notices that the last array in a block has gone."""
+
+    __slots__ = ("heap", "offset")
+
+    def __new__(cls, block: NDArray[np.uint8], heap: Heap, offset: int) -> _Lease:
+        return super().__new__(cls, block, _end_lease)
+
+    def __init__(self, block: NDArray[np.uint8], heap: Heap, offset: int) -> None:
+        super().__init__(block, _end_lease)
+        self.heap = heap
+        self.offset = offset
+
+    def __hash__(self) -> int:  # a dead reference cannot be hashed by what it referred to
+        return id(self)
+
+
+def _end_lease(lease: weakref.ref[Any]) -> None:
+    assert isinstance(lease, _Lease)
+    lease.heap._leases.discard(lease)
+    lease.heap.free(lease.offset)
+
+
+def _size_class(nbytes: int) -> int:
+    """Sizes of blocks: powers of two up to a page, then eight steps to each power of two."""
+    if nbytes <= PAGE:
+        return max(LINE, 1 << (nbytes - 1).bit_length()) if nbytes > 1 else LINE
+    step = max(PAGE, 1 << ((nbytes - 1).bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+def _anonymous_file(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("vcluster")
+    else:
+        fd, path = tempfile.mkstemp(prefix="vcluster-")
+        os.unlink(path)
+    os.ftruncate(fd, nbytes)
+    return fd

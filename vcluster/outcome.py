@@ -1,0 +1,127 @@
+"""How a run went, told by its devices, and the one error that is made of it when it went wrong."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from parallelism.trace import Event
+from vcluster.crew import Died
+from vcluster.errors import ClusterError, DeviceFailedError, UndeliveredMessageError
+from vcluster.tracing import events_of
+from vcluster.worker import Cancelled, Done, Failed
+
+Reply = Done | Failed | Cancelled | Died
+
+_CAUSES = {
+    "SIGKILL": "killed from outside, or by the system for want of memory",
+    "SIGSEGV": "a crash inside compiled code",
+    "SIGABRT": "aborted by compiled code",
+    "SIGBUS": "shared memory could not be had: the machine or the container is out of memory",
+    "SIGTERM": "ended from outside",
+}
+
+
+def error_of(replies: Mapping[int, Reply]) -> ClusterError | None:
+    """The error of a run in which something failed; None if all is well."""
+    died = {rank: reply for rank, reply in replies.items() if isinstance(reply, Died)}
+    if died:
+        return _death(died)
+    failed = {rank: reply for rank, reply in sorted(replies.items()) if isinstance(reply, Failed)}
+    if failed:
+        return _failure(failed)
+    done = {rank: reply for rank, reply in replies.items() if isinstance(reply, Done)}
+    return _undelivered(done)
+
+
+def _death(died: Mapping[int, Died]) -> DeviceFailedError:
+    rank = min(died)
+    code = died[rank].exitcode
+    name = None
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        cause = _CAUSES.get(name, "")
+        how = f"was ended by {name}" + (f" ({cause})" if cause else "")
+    else:
+        how = f"ended with exit code {code} (os._exit in the kernel or in a library it calls?)"
+    others = "" if len(died) == 1 else f"; so did ranks {', '.join(str(r) for r in sorted(died) if r != rank)}"
+    return DeviceFailedError(
+        f"the process of rank {rank} (pid {died[rank].pid}) {how}{others}",
+        ranks=sorted(died), exitcode=code if code >= 0 else None, signal=name,
+    )
+
+
+def _failure(failed: Mapping[int, Failed]) -> ClusterError:
+    first = min(failed)
+    exceptions = {rank: reply.failure.exception() for rank, reply in failed.items()}
+    cause = exceptions[first]
+    locations = [reply.failure.location or "?" for reply in failed.values()]
+    texts: dict[str, list[int]] = {}
+    for rank, reply in failed.items():
+        texts.setdefault(reply.failure.format().rstrip(), []).append(rank)
+    told = "\n\n".join(f"on {_ranks(ranks)}:\n{text}" for text, ranks in texts.items())
+    if isinstance(cause, ClusterError) and type(cause) is not ClusterError:
+        # found by the devices themselves, and never wrapped: told once, with the line of each
+        places = "; ".join(f"rank {rank} at {place}" for rank, place in zip(failed, locations, strict=True))
+        error = type(cause)(f"{cause} ({places})", ranks=cause.ranks, operation=cause.operation, locations=locations)
+        return error
+    kind = failed[first].failure.type_name
+    head = f"{_ranks(list(failed))} raised {kind}" if len(texts) == 1 else f"rank {first} raised {kind}"
+    error = DeviceFailedError(f"{head}\n\n{told}", ranks=list(failed), locations=locations, exceptions=exceptions)
+    error.__cause__ = cause
+    return error
+
+
+def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
+    missing = {}
+    for source, reply in done.items():
+        for target, (sent, _) in reply.counts.items():
+            if target in done:
+                received = done[target].counts.get(source, (0, 0))[1]
+                if source == target:
+                    received = reply.counts[source][1]
+                if sent != received:
+                    missing[source, target] = sent - received
+    if not missing:
+        return None
+    told, locations = [], []
+    for event in _not_received(done):
+        times = f"{event[1]} messages" if event[1] > 1 else "a message"
+        told.append(f"rank {event[0].rank} sent {times} to rank {event[0].peer} (tag {event[0].tag}) at {event[0].location}")
+        locations.append(event[0].location or "?")
+    if not told:
+        told = [f"rank {a} sent {n} messages more to rank {b} than it received" for (a, b), n in missing.items()]
+    return UndeliveredMessageError(
+        "the run ended with messages that nobody received: " + "; ".join(told),
+        ranks=sorted({rank for pair in missing for rank in pair}), operation="send", locations=locations,
+    )
+
+
+def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
+    """The first send that was not received, and how many, for each channel and tag."""
+    sends: dict[Any, list[Event]] = {}
+    received: Counter[Any] = Counter()
+    for rank, reply in done.items():
+        for event in events_of(rank, pickle.loads(reply.record)):
+            if event.parent is not None or event.peer is None or event.peer < 0:
+                continue
+            if event.kind == "send":
+                sends.setdefault((rank, event.peer, event.tag), []).append(event)
+            elif event.kind == "recv":
+                received[event.peer, rank, event.tag] += 1
+    return [
+        (events[received[key]], len(events) - received[key])
+        for key, events in sends.items() if len(events) > received[key]
+    ]
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,122 @@
+"""What travels between endpoints: any value, as one block of shared memory.
+
+A block is a header of eight words, then a description, then the bytes of the arrays, each on a cache line of its own.
+The description of a lone array is its dtype and shape; of anything else, a pickle that refers to the arrays out of band.
+Devices and host trust each other: they run one user's code.  Nothing from outside is ever read this way.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcluster.memory import LINE
+from vcluster.values import NUMERIC_KINDS, as_array, leaves, rebuild
+
+HEADER_BYTES = 64
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A value ready to be written: ``nbytes`` are those of its arrays."""
+
+    description: bytes
+    buffers: list[Any]
+    nbytes: int
+
+    @property
+    def block_nbytes(self) -> int:
+        total = HEADER_BYTES + _aligned(len(self.description))
+        for buffer in self.buffers:
+            total += _aligned(buffer.nbytes)
+        return total
+
+    def write(self, block: NDArray[np.uint8] | memoryview) -> None:
+        """Write all but the header to the start of ``block``."""
+        place = HEADER_BYTES
+        size = len(self.description)
+        block[place : place + size] = memoryview(self.description)  # type: ignore[assignment]
+        place += _aligned(size)
+        for buffer in self.buffers:
+            nbytes = buffer.nbytes
+            if nbytes:
+                np.copyto(
+                    np.frombuffer(block, np.uint8, nbytes, place),
+                    np.frombuffer(buffer, np.uint8, nbytes) if not isinstance(buffer, np.ndarray) else _flat(buffer),
+                )
+            place += _aligned(nbytes)
+
+
+def encode_message(value: Any) -> Encoded:
+    """A message: an array, a scalar, or tuples, lists and dicts of them; other values are pickled whole."""
+    if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS:
+        array = np.ascontiguousarray(value).reshape(value.shape)
+        return Encoded(_array_description(array), [array], array.nbytes)
+    buffers: list[Any] = []
+
+    def dump(obj: Any) -> bytes:
+        return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
+
+    return _pickled(dump, rebuild(value, [_sendable(leaf) for leaf in leaves(value)]), buffers)
+
+
+def encode(value: Any, dump: Callable[[Any, Callable[[pickle.PickleBuffer], object]], bytes]) -> Encoded:
+    """Any value, pickled by ``dump(value, buffer_callback)``."""
+    buffers: list[Any] = []
+    return _pickled(lambda obj: dump(obj, lambda b: buffers.append(b.raw())), value, buffers)
+
+
+def decode(block: NDArray[np.uint8]) -> Any:
+    """The value in a block.  Its arrays lie in the block and keep it alive."""
+    size, count = struct.unpack_from("<qq", block, HEADER_BYTES)
+    start = HEADER_BYTES + 16
+    place = HEADER_BYTES + _aligned(16 + 8 * count + size)
+    buffers = []
+    for nbytes in struct.unpack_from(f"<{count}q", block, start):
+        buffers.append(block[place : place + nbytes])
+        place += _aligned(nbytes)
+    pickled = block[start + 8 * count : start + 8 * count + size]
+    if size and pickled[0] == _ARRAY_MARK:
+        dtype, shape = pickle.loads(pickled[1:])
+        return np.ndarray(shape, dtype, buffers[0])
+    return pickle.loads(pickled, buffers=buffers)
+
+
+_ARRAY_MARK = 0  # no pickle begins with this byte
+_descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
+
+
+def _array_description(array: NDArray[Any]) -> bytes:
+    key = (array.dtype, array.shape)
+    found = _descriptions.get(key)
+    if found is None:
+        body = bytes([_ARRAY_MARK]) + pickle.dumps((array.dtype.str, array.shape), 5)
+        found = struct.pack("<qqq", len(body), 1, array.nbytes) + body
+        if len(_descriptions) < 4096:
+            _descriptions[key] = found
+    return found
+
+
+def _pickled(dump: Callable[[Any], bytes], value: Any, buffers: list[Any]) -> Encoded:
+    body = dump(value)
+    sizes = [b.nbytes for b in buffers]
+    head = struct.pack(f"<qq{len(sizes)}q", len(body), len(sizes), *sizes)
+    return Encoded(head + body, buffers, sum(sizes))
+
+
+def _sendable(leaf: Any) -> Any:
+    return as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf
+
+
+def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

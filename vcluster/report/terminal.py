@@ -1,0 +1,154 @@
+"""A trace in a terminal: a row for each device, virtual time to the right.
+
+    rank 0  000111222333...........aaaaaaabbbbbbbcccccccddddddd
+    rank 1  ...000111222333....aaaaaaabbbbbbbcccccccddddddd....
+
+A column stands for a stretch of time and shows what took most of it.  Forward and backward differ by the sign
+itself, digit or letter, because in a pipeline of some length a block is one column wide, colour is lost in a
+file, and no bracket fits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import floor, isfinite, log10
+from string import ascii_lowercase, ascii_uppercase, digits
+from textwrap import wrap
+from typing import TYPE_CHECKING, NamedTuple
+
+from parallelism.trace import Event, Trace
+from parallelism.trace_summary import seconds
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+NARROWEST = 24
+_MOST_ROWS = 64
+_PHASES = {"F": digits, "B": ascii_lowercase, "I": ascii_lowercase, "W": ascii_uppercase}
+_COMPUTE, _COLLECTIVE, _IDLE = "=", "#", "."
+_STYLES = {_COMPUTE: "magenta", _COLLECTIVE: "green", _IDLE: "dim"} | {
+    sign: style for signs, style in ((digits, "cyan"), (ascii_lowercase, "yellow"), (ascii_uppercase, "blue"))
+    for sign in signs}
+
+
+class _Drawing(NamedTuple):
+    title: list[str]
+    rows: list[tuple[str, str]]
+    """Margin and columns of each device."""
+    notes: list[str]
+
+
+def timeline(trace: Trace, width: int = 80) -> str:
+    """The timeline as plain ASCII, no line longer than ``width``; ``ValueError`` for a width below 24.
+
+    A forward is drawn as the last digit of its microbatch, a backward as a letter (``a`` for microbatch 0), the
+    backward for the weights as a capital; ``=`` is other compute, ``#`` time in a collective, ``.`` idle,
+    which includes waiting for a message.  A legend explains the signs that occur.
+    """
+    drawing = _draw(trace, width)
+    return "\n".join([*drawing.title, *(margin + columns for margin, columns in drawing.rows), *drawing.notes])
+
+
+def coloured_timeline(trace: Trace, width: int = 80) -> Text:
+    """The same signs as `timeline` with colour on top, for a console of rich."""
+    from rich.text import Text  # not at import: a run that draws nothing should not pay for it
+
+    drawing = _draw(trace, width)
+    text = Text("\n".join(drawing.title), no_wrap=True)
+    for margin, columns in drawing.rows:
+        text.append("\n" + margin)
+        for sign in columns:
+            text.append(sign, _STYLES[sign])
+    for note in drawing.notes:
+        text.append("\n" + note)
+    return text
+
+
+def _draw(trace: Trace, width: int) -> _Drawing:
+    if width < NARROWEST:
+        raise ValueError(f"a timeline needs a width of at least {NARROWEST} columns, got {width}")
+    ranks = trace.ranks[:_MOST_ROWS]
+    margin = len(f"rank {max(ranks, default=0)}  ")
+    count = width - margin
+    makespan = trace.makespan_seconds
+    if not (makespan > 0 and isfinite(makespan) and isfinite(count / makespan)):
+        makespan = 0.0      # nothing to divide into columns
+    cells = _columns(trace, count) if makespan else {}
+    rows = [(f"rank {rank}".ljust(margin), "".join(cells.get(rank, _IDLE * count))) for rank in ranks]
+    title = f"virtual time: {seconds(makespan)}" + (f", {seconds(makespan / count)} a column" if makespan else "")
+    more = [f"... and {len(trace.ranks) - len(ranks)} more ranks"] if len(trace.ranks) > len(ranks) else []
+    microbatches = {event.microbatch for event in trace.events if event.microbatch is not None}
+    legend = wrap(_legend({sign for _, row in rows for sign in row}, max(microbatches, default=0)), width)
+    return _Drawing(wrap(title, width), rows, [*more, *_scale(makespan, count, margin), *legend])
+
+
+def _sign(event: Event) -> str | None:
+    """How the event is drawn; None for what is not: messages, waits, memory, what lies inside a collective."""
+    if event.parent is not None:
+        return None
+    if event.kind == "compute":
+        signs = _PHASES.get(event.phase or "")
+        return signs[event.microbatch % 10] if signs and event.microbatch is not None else _COMPUTE
+    return _COLLECTIVE if event.kind == "collective" else None
+
+
+def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
+    """By rank, the sign of what took most of each column's time."""
+    begin = min(event.start_seconds for event in trace.events)
+    scale = count / trace.makespan_seconds
+    shares: dict[int, list[defaultdict[str, float]]] = {}
+    for event in trace.events:
+        sign = _sign(event)
+        if sign is None or event.duration_seconds <= 0:
+            continue
+        row = shares.get(event.rank)
+        if row is None:
+            row = shares[event.rank] = [defaultdict(float) for _ in range(count)]
+        left = min((event.start_seconds - begin) * scale, count)
+        right = min(left + event.duration_seconds * scale, count)
+        for column in range(int(left), min(int(right) + 1, count)):
+            row[column][sign] += min(right, column + 1) - max(left, column)
+    return {rank: [_most(share) for share in row] for rank, row in shares.items()}
+
+
+def _most(share: defaultdict[str, float]) -> str:
+    """The sign with the largest share of a column; a collective counts where no compute hides it."""
+    left = 1 - sum(amount for sign, amount in share.items() if sign != _COLLECTIVE)
+    share[_COLLECTIVE] = min(share[_COLLECTIVE], left)
+    share[_IDLE] = left - share[_COLLECTIVE]
+    return max(share, key=lambda sign: (round(share[sign], 9), -ord(sign)))
+
+
+def _scale(makespan: float, count: int, margin: int) -> list[str]:
+    """A ruler under the rows and its times, at round steps of at least ten columns."""
+    if not makespan:
+        return []
+    factor, unit = (1.0, "s") if makespan >= 1 else (1e3, "ms") if makespan >= 1e-3 else (1e6, "us")
+    longest = makespan * factor
+    least = longest * (10 / count)
+    power = 10.0 ** floor(log10(least))
+    step = next(power * round_number for round_number in (1, 2, 5, 10, 20) if power * round_number >= least)
+    ruler, times = ["-"] * count, ""
+    for tick in range(int(longest / step) + 1):
+        column = int(tick * step / longest * count)
+        label = f"{tick * step:.6g} {unit}"
+        if column < count:
+            ruler[column] = "|"
+            if column + len(label) <= count and (not times or len(times) < column):
+                times = times.ljust(column) + label
+    return [" " * margin + "".join(ruler), " " * margin + times]
+
+
+def _legend(signs: set[str], last: int) -> str:
+    highest = min(last, 9)
+    parts = [f"{_span(alphabet, highest)} {text}" for alphabet, text in (
+        (digits, "forward of a microbatch" + (" (last digit)" if last > 9 else "")),
+        (ascii_lowercase, "its backward"), (ascii_uppercase, "its weights' backward")) if signs & set(alphabet)]
+    compute = "other compute" if parts else "compute"
+    parts += [f"{sign} {text}" for sign, text in (
+        (_COMPUTE, compute), (_COLLECTIVE, "collective"), (_IDLE, "idle")) if sign in signs]
+    return ", ".join(parts)
+
+
+def _span(alphabet: str, highest: int) -> str:
+    return alphabet[0] if highest == 0 else f"{alphabet[0]}-{alphabet[highest]}"

@@ -1,0 +1,165 @@
+"""The record that a device keeps of what it does, and how the host makes a `Trace` of everybody's.
+
+A device appends one list to its record for each thing it did, in the order of the fields of `parallelism.trace.Event`
+(``rank`` left out); that costs a microsecond.  What it computed between two calls is known by the CPU time of its thread,
+which is the same however crowded the machine is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from parallelism.timeline import replay
+from parallelism.trace import Event, Trace
+
+_FIELDS = tuple(field.name for field in fields(Event))[1:]
+_INDEX = {name: i for i, name in enumerate(_FIELDS)}
+_DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
+_SHORTEST_COMPUTE_NS = 2000
+"""Less than this between two calls is not worth an event of its own: it is added to what follows."""
+
+Record = list[list[Any]]
+
+
+class Recorder:
+    """Writes the record of one device during one run."""
+
+    def __init__(self) -> None:
+        self._clear()
+        self.stopped = True
+        self._wall_zero = self._wall_mark = self._cpu_mark = 0
+
+    def _clear(self) -> None:
+        self.record: Record = []
+        self._label: tuple[str, dict[str, Any]] | None = None
+        self._work = 0
+        self._sequences: dict[Any, int] = {}
+        self._depth = 0
+
+    def start(self) -> None:
+        """Begin with an empty record; the clocks start here."""
+        self._clear()
+        self.stopped = False
+        self._wall_zero = time.perf_counter_ns()
+        self._cpu_mark = time.thread_time_ns()
+        self._wall_mark = self._wall_zero
+
+    def stop(self) -> Record:
+        self._flush_compute()
+        self.stopped = True
+        return self.record
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call of the library is under way."""
+        return self._depth > 0
+
+    def now(self) -> float:
+        """Seconds since the start, by the wall clock."""
+        return (time.perf_counter_ns() - self._wall_zero) * 1e-9
+
+    def add(self, kind: str, name: str, **values: Any) -> list[Any]:
+        """Append an event; the returned list may be filled in later by `fill`."""
+        event = _DEFAULTS.copy()
+        event[0] = kind
+        event[1] = name
+        for key, value in values.items():
+            event[_INDEX[key]] = value
+        if not self.stopped:
+            event[_INDEX["serial"]] = len(self.record)
+            self.record.append(event)
+        return event
+
+    def serial(self, event: list[Any]) -> int:
+        """The number of an event on this rank."""
+        number: int = event[_INDEX["serial"]]
+        return number
+
+    def fill(self, event: list[Any], **values: Any) -> None:
+        for key, value in values.items():
+            event[_INDEX[key]] = value
+
+    def next_sequence(self, key: Any) -> int:
+        """Number of an operation among those of its group, or of a message among those of its channel and tag."""
+        number = self._sequences.get(key, 0)
+        self._sequences[key] = number + 1
+        return number
+
+    def next_work(self) -> int:
+        self._work += 1
+        return self._work
+
+    def enter(self) -> int:
+        """A call of the library begins: what was computed before it becomes an event.  Wall time in nanoseconds."""
+        self._depth += 1
+        if self._depth == 1:
+            self._flush_compute()
+        return time.perf_counter_ns()
+
+    def leave(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._cpu_mark = time.thread_time_ns()
+            self._wall_mark = time.perf_counter_ns()
+
+    def since(self, start_ns: int) -> dict[str, float]:
+        """Wall times of an event that began at ``start_ns`` and ends now."""
+        return {
+            "wall_start_seconds": (start_ns - self._wall_zero) * 1e-9,
+            "wall_duration_seconds": (time.perf_counter_ns() - start_ns) * 1e-9,
+        }
+
+    @contextmanager
+    def compute(self, name: str, seconds: float | None, values: dict[str, Any]) -> Iterator[None]:
+        """What is computed inside is one event of this name (more than one, if calls of the library interrupt it)."""
+        self._flush_compute()
+        before, self._label = self._label, (name, values)
+        first = len(self.record)
+        try:
+            yield
+        finally:
+            self._flush_compute(always=not any(self._is_labelled(event) for event in self.record[first:]))
+            self._label = before
+            if seconds is not None:
+                self._declare(first, name, seconds)
+
+    def _is_labelled(self, event: list[Any]) -> bool:
+        return self._label is not None and event[0] == "compute" and event[1] == self._label[0]
+
+    def _declare(self, first: int, name: str, seconds: float) -> None:
+        for event in self.record[first:]:
+            if event[0] == "compute" and event[1] == name:
+                self.fill(event, cpu_seconds=seconds)
+                seconds = 0.0
+
+    def _flush_compute(self, *, always: bool = False) -> None:
+        if self._depth > 1 or self.stopped:
+            return
+        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+        spent = cpu - self._cpu_mark
+        if spent < _SHORTEST_COMPUTE_NS and not always:
+            return
+        name, values = self._label or ("compute", {})
+        self.add(
+            "compute", name, cpu_seconds=spent * 1e-9,
+            wall_start_seconds=(self._wall_mark - self._wall_zero) * 1e-9,
+            wall_duration_seconds=(wall - self._wall_mark) * 1e-9, **values,
+        )
+        if self._label is not None:  # flops and bytes count once
+            self._label = name, {k: v for k, v in values.items() if k not in ("flops", "nbytes")}
+        self._cpu_mark, self._wall_mark = cpu, wall
+
+
+def events_of(rank: int, record: Record) -> list[Event]:
+    """The events of one rank's record."""
+    return [Event(rank, *event) for event in record]
+
+
+def make_trace(records: Sequence[Record], mesh_shape: dict[str, int]) -> Trace:
+    """The trace of a run, from the record of each rank: replayed in virtual time."""
+    events = replay([events_of(rank, record) for rank, record in enumerate(records)])
+    return Trace(events, size=len(records), mesh_shape=mesh_shape)

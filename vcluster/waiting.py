@@ -1,0 +1,133 @@
+"""How an endpoint waits for another: spin for a moment, then sleep until it is woken.
+
+With more devices than cores a waiting device must give its core away: `os.sched_yield` does so and costs less than
+half a microsecond when nobody wants it.  After a bounded number of turns it sleeps on a futex in shared memory (where
+there is none: in short naps).  Whoever changes what others may wait for wakes those that sleep.
+
+The sleeper says that it sleeps, then looks once more; the waker makes the change, then looks who sleeps.  Between the two
+steps each needs a full fence, or both could miss the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from vcluster.control import Layout
+from vcluster.errors import OperationCancelled
+from vcluster.memory import Arena
+
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_EVERYONE = 1 << 30
+LONGEST_NAP_SECONDS = 0.1
+"""A sleeper looks again after so long even if nobody woke it."""
+
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long)]
+
+
+class Signals:
+    """The waiting and waking of one endpoint."""
+
+    def __init__(self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200) -> None:
+        self._arena = arena
+        self._layout = layout
+        self._spins = spins
+        self._cancelled = arena.words(0)
+        self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
+        self._me = self._sleeping[endpoint]
+        self._address = arena.address + layout.wake_word(endpoint)
+        self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.wake_word(e)) for e in range(layout.endpoints)]
+        self._word = self._words[endpoint]
+        self._sleep, self._rouse = _futex() if sys.platform == "linux" and _SYS_FUTEX else (_nap, None)
+        self._turnstile = threading.Lock()
+        self._turnstile.acquire()
+        self.before_sleep: Callable[[], object] | None = None
+        """Called before each sleep: the place to take messages from rings that might be full."""
+
+    def fence(self) -> None:
+        """Everything written before is seen by others before anything read or written after.
+
+        Releasing and taking a lock is a read-modify-write on one word, twice: no processor moves memory
+        accesses across both.
+        """
+        self._turnstile.release()
+        self._turnstile.acquire()
+
+    def wake(self, endpoints: Iterable[int]) -> None:
+        """Tell ``endpoints`` that something they may wait for has changed."""
+        self.fence()
+        sleeping = self._sleeping
+        for endpoint in endpoints:
+            if sleeping[endpoint][0]:
+                self._words[endpoint][0] += 1
+                if self._rouse is not None:
+                    self._rouse(self._arena.address + self._layout.wake_word(endpoint))
+
+    def cancel(self) -> None:
+        """Make every pending and coming wait raise `OperationCancelled`."""
+        self._cancelled[0] = 1
+        self.wake(range(self._layout.endpoints))
+
+    def resume(self) -> None:
+        self._cancelled[0] = 0
+
+    def check(self) -> None:
+        if self._cancelled[0]:
+            raise OperationCancelled("another device failed")
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Return when ``ready()`` is true."""
+        cancelled = self._cancelled
+        for _ in range(self._spins):
+            if ready():
+                return
+            if cancelled[0]:
+                self.check()
+            _yield()
+        nap = 50e-6
+        try:
+            while True:
+                self._me[0] = 1
+                self.fence()
+                seen = int(self._word[0])
+                if self.before_sleep is not None:
+                    self.before_sleep()
+                if ready():
+                    return
+                self.check()
+                self._sleep(self._address, seen, nap)
+                nap = min(2 * nap, LONGEST_NAP_SECONDS)
+        finally:
+            self._me[0] = 0
+
+
+def _futex() -> tuple[Callable[[int, int, float], None], Callable[[int], None]]:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.argtypes = [
+        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
+    ]
+
+    def sleep(address: int, seen: int, seconds: float) -> None:
+        span = _Timespec(0, int(LONGEST_NAP_SECONDS * 1e9))
+        syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen, ctypes.addressof(span), None, 0)
+
+    def rouse(address: int) -> None:
+        syscall(_SYS_FUTEX, address, _FUTEX_WAKE, _EVERYONE, None, None, 0)
+
+    return sleep, rouse
+
+
+def _nap(address: int, seen: int, seconds: float) -> None:
+    time.sleep(min(seconds, 1e-3))

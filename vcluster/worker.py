@@ -1,0 +1,244 @@
+"""What lives in a device's process (or thread): it waits for the host, runs a kernel, tells how it went, and waits again."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from parallelism.mesh import Mesh
+from parallelism.trace import HOST
+from vcluster.arguments import fill
+from vcluster.control import Layout
+from vcluster.device import VirtualDevice
+from vcluster.endpoint import Endpoint
+from vcluster.errors import OperationCancelled
+from vcluster.failures import Failure, describe_exception
+from vcluster.mailbox import COPIED_BYTES, hand_over
+from vcluster.memory import Arena
+from vcluster.payload import decode, encode
+from vcluster.processes import Descriptor
+from vcluster.programs import Environment, apply_environment, dump, refresh_modules
+
+INTERRUPT = getattr(signal, "SIGUSR1", None)
+"""Sent to a device that computes while its run has failed elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommand:
+    """Run a program: the function and what all devices get lie at ``common``, what this one gets at ``own``."""
+
+    number: int
+    generation: int
+    """Changes when channels and groups were emptied after a failure."""
+    gone: tuple[int, ...]
+    """Ranks that died since the last run."""
+    common: int
+    common_block_nbytes: int
+    common_nbytes: int
+    own: int | None
+    environment: Environment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The output lies at ``place``; ``counts`` are messages (sent to, received from) each peer so far."""
+
+    place: int
+    record: bytes
+    counts: dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    failure: Failure
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The run was broken off here because of a failure elsewhere."""
+
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    stream: str
+    text: str
+
+
+class Link(Protocol):
+    """The way between a device and its host for short messages."""
+
+    def send(self, message: Any) -> None: ...
+    def receive(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """All that a device is made from."""
+
+    rank: int
+    mesh: Mesh
+    layout: Layout
+    capacity: int
+    seed: int
+    queues: dict[int, tuple[Any, Any]] | None
+    generation: int
+
+
+class Worker:
+    """Serves one device."""
+
+    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, spins: int) -> None:
+        self.spec = spec
+        self.link = link
+        self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
+        self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
+        self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
+        self._generation = spec.generation
+        self._in_kernel = False
+
+    def serve(self) -> None:
+        """Do what the host says until it says stop (None)."""
+        while True:
+            command = self.link.receive()
+            if command is None:
+                return
+            reply = self._run(command)
+            for stream in self.output.values():
+                stream.finish_line()
+            self.link.send(reply)
+
+    def can_be_interrupted(self) -> bool:
+        """Whether the kernel computes; a library call looks for a cancelled run by itself."""
+        return self._in_kernel and not self.device.recorder.busy
+
+    def _run(self, command: RunCommand) -> Done | Failed | Cancelled:
+        device, recorder = self.device, self.device.recorder
+        if command.generation != self._generation:
+            self._generation = command.generation
+            self.endpoint.forget_traffic(command.gone)
+            device.forget_traffic()
+        device.rng = np.random.default_rng((self.spec.seed, self.spec.rank, command.number))
+        recorder.start()
+        try:
+            output = self._call(command)
+            encoded = encode(output, lambda value, callback: dump(value, f"the result of rank {device.rank}", callback))
+            place = hand_over(self.endpoint, encoded, self.spec.layout.host)
+            recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
+            return Done(place, self._record(), self._counts())
+        except OperationCancelled:
+            return Cancelled(self._record())
+        except BaseException as error:
+            self.endpoint.signals.cancel()
+            return Failed(describe_exception(error), self._record())
+        finally:
+            self._in_kernel = False
+
+    def _call(self, command: RunCommand) -> Any:
+        if command.environment is not None:
+            apply_environment(command.environment)
+        refresh_modules()
+        nbytes = command.common_nbytes
+        program, args, kwargs = self._copy_in(command.common, command.common_block_nbytes)
+        own: list[Any] = []
+        if command.own is not None:
+            mailbox = self.endpoint.mailbox(self.spec.layout.host)
+            nbytes += mailbox.nbytes_at(command.own)
+            own = mailbox.adopt(command.own)
+        args = [fill(value, own) for value in args]
+        kwargs = {name: fill(value, own) for name, value in kwargs.items()}
+        self.device.recorder.add("h2d", "arguments", peer=HOST, bytes_received=nbytes)
+        self._in_kernel = True
+        output = program(self.device, *args, **kwargs)
+        self._in_kernel = False
+        self.device.collectives.wait_for_all()
+        return output
+
+    def _copy_in(self, offset: int, nbytes: int) -> Any:
+        """What all devices get, as this one's own copy."""
+        source = np.frombuffer(self.endpoint.arena.view, np.uint8, nbytes, offset)
+        if nbytes <= COPIED_BYTES:
+            return decode(np.frombuffer(bytearray(source), np.uint8))
+        block = self.endpoint.heap.block(nbytes)[1]
+        np.copyto(block, source)
+        return decode(block)
+
+    def _record(self) -> bytes:
+        return pickle.dumps(self.device.recorder.stop(), 5)
+
+    def _counts(self) -> dict[int, tuple[int, int]]:
+        return {peer: (box.sent, box.received) for peer, box in self.endpoint.mailboxes.items() if box.sent or box.received}
+
+
+class RankedOutput(io.TextIOBase):
+    """Standard output of a device: whole lines go to the host, which prints them with the rank in front."""
+
+    def __init__(self, link: Link, stream: str) -> None:
+        self._link = link
+        self._stream = stream
+        self._partial = ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._partial += text
+        if "\n" in text:
+            lines, _, self._partial = self._partial.rpartition("\n")
+            self._link.send(Printed(self._stream, lines + "\n"))
+        return len(text)
+
+    def finish_line(self) -> None:
+        """Send what has no line end yet."""
+        if self._partial:
+            self.write("\n")
+
+
+class _ConnectionLink:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        data = pickle.dumps(message, 5)
+        with self._lock:  # a kernel's own threads may print
+            self._connection.send_bytes(data)
+
+    def receive(self) -> Any:
+        return pickle.loads(self._connection.recv_bytes())
+
+
+def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
+    """The body of a device's process."""
+    gc.freeze()  # what was there before the fork stays shared with the others
+    link = _ConnectionLink(connection)
+    worker = Worker(spec, Arena(spec.layout.nbytes, descriptor.take()), link, spins=200)
+    sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
+
+    def interrupt(*_: Any) -> None:
+        if worker.can_be_interrupted():
+            raise OperationCancelled("another device failed")
+
+    if INTERRUPT is not None:
+        signal.signal(INTERRUPT, interrupt)
+    link.send("ready")
+    try:
+        worker.serve()
+    except (EOFError, OSError):
+        pass  # the host has gone
+    os._exit(0)
