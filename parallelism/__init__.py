@@ -1,12 +1,40 @@
-"""Describes, plans and predicts work on many devices.  Values only: nothing here starts a process."""
+"""Describes, plans and predicts work on many devices.  Values only: nothing here starts a process.
 
-from parallelism.explain import explain
-from parallelism.mesh import Mesh, MeshIndex
-from parallelism.operation import Device, Operation, PipelinedOperation, ShardedOperation
-from parallelism.pipelining import Action, Pipeline, PipelineStage, Schedule, Status
-from parallelism.trace import Event, Trace
+Names are loaded when they are first used: a device starts in a process that has loaded only what a device needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parallelism.explanation import Explanation, explain
+    from parallelism.mesh import Mesh, MeshIndex
+    from parallelism.operation import Device, Operation, PipelinedOperation, ShardedOperation
+    from parallelism.pipelining import Action, Pipeline, PipelineStage, Schedule, Status
+    from parallelism.trace import Event, Trace
+
+_MODULES = {
+    "explanation": ("Explanation", "explain"),
+    "mesh": ("Mesh", "MeshIndex"),
+    "operation": ("Device", "Operation", "PipelinedOperation", "ShardedOperation"),
+    "pipelining": ("Action", "Pipeline", "PipelineStage", "Schedule", "Status"),
+    "trace": ("Event", "Trace"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "Device", "Event", "Mesh", "MeshIndex", "Operation", "Pipeline", "PipelineStage", "PipelinedOperation",
-    "Schedule", "ShardedOperation", "Status", "Trace", "explain",
+    "Action", "Device", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Pipeline", "PipelineStage",
+    "PipelinedOperation", "Schedule", "ShardedOperation", "Status", "Trace", "explain",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,7 +2,7 @@
 
 An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step by step, the messages that
 move them.  It moves nothing itself: `parallelism.chunks` says what the chunks are and what a position makes
-of a message, vcluster runs the steps over channels, `parallelism.explain` shows them, and the bytes and the
+of a message, vcluster runs the steps over channels, `parallelism.explanation` shows them, and the bytes and the
 messages are counted from the steps.  `parallelism.closed_forms` has the textbook's formulas beside them.
 
     ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j

@@ -110,7 +110,8 @@ class Mesh:
         rank = 0
         for axis, extent in self._extents.items():
             if axis not in coordinates:
-                raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got {_names(coordinates) or 'none'}")
+                given = _names(coordinates) or "none"
+                raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got {given}")
             i = coordinates[axis]
             if not 0 <= i < extent:
                 raise ValueError(f"axis {axis!r} of {self!r} has coordinates 0 to {extent - 1}, got {i}")
@@ -156,7 +157,7 @@ class Mesh:
 
     def _check_axis(self, axis: object) -> None:
         if not isinstance(axis, str):
-            raise TypeError(f"an axis is named by a string, got {axis!r}; the axes of {self!r} are {_names(self._extents)}")
+            raise TypeError(f"an axis of {self!r} is one of the names {_names(self._extents)}, got {axis!r}")
         if axis not in self._extents:
             raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._extents)}")
 

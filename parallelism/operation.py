@@ -6,7 +6,7 @@ strategy runs on processes, on threads, under a recorder that only counts, and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -64,7 +64,9 @@ class Device(Protocol):
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any: ...
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any: ...
-    def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any: ...
+    def reduce_scatter(
+        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
+    ) -> Any: ...
     def all_to_all(
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, **options: Any,
@@ -84,7 +86,7 @@ class Device(Protocol):
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any: ...
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work: ...
     def irecv(
-        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike = None,
+        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Work: ...
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any: ...
@@ -103,7 +105,7 @@ class Operation:
 
     def __call__(self, device: Device, *inputs: Any) -> Any:
         """Runs on every device, with its own inputs."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a device does: define __call__(device, ...)")
+        raise NotImplementedError(f"{type(self).__name__} must say what a device does: define __call__(device, ...)")
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
         """What the host makes of the outputs, given by rank.  Here: the lowest rank's."""

@@ -28,7 +28,9 @@ OPS = (*_UFUNCS, *_OTHER_NAMES)
 class Reduction:
     """One operation on one dtype."""
 
-    def __init__(self, name: str, dtype: np.dtype[Any], ufunc: np.ufunc | None, function: Callable[[Any, Any], Any] | None):
+    def __init__(
+        self, name: str, dtype: np.dtype[Any], ufunc: np.ufunc | None, function: Callable[[Any, Any], Any] | None
+    ) -> None:
         self.name = name
         self.dtype = dtype
         """The terms are converted to it before they are combined; the result has it."""
@@ -42,8 +44,8 @@ class Reduction:
             result: NDArray[Any] = self._ufunc(a, b, out=out)
             return np.asarray(result)
         assert self._function is not None
-        value = np.asarray(self._function(a, b))
-        if value.shape != a.shape or value.dtype != a.dtype:
+        value = np.asarray(self._function(_read_only(a), _read_only(b)))
+        if value.shape != a.shape or value.dtype.newbyteorder("=") != a.dtype.newbyteorder("="):
             raise ValueError(
                 f"op {self.name} must be elementwise and keep the dtype: of two arrays {a.dtype}{list(a.shape)} "
                 f"it made {value.dtype}{list(value.shape)}"
@@ -69,10 +71,18 @@ class Reduction:
         self.finish(out, len(terms))
 
 
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A term as a user's function sees it: it may be somebody's input."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
     """The reduction that ``op`` means for arrays of ``dtype``; ``ValueError`` or ``TypeError`` if there is none."""
     if callable(op):
-        return Reduction(getattr(op, "__qualname__", repr(op)), dtype, None, op)
+        name = getattr(op, "__qualname__", None) or getattr(op, "__name__", None) or type(op).__qualname__
+        return Reduction(name, dtype, None, op)
     return _named(op, dtype)
 
 

@@ -1,7 +1,7 @@
 """How an extent is split over devices, the same everywhere.
 
-A dim is split axis by axis, outermost first, each part by the rule of `numpy.array_split`: its first ``n % k`` pieces get
-one element more.  So adding an innermost axis is always a local slice, and removing it a gather.
+A dim is split axis by axis, outermost first, each part by the rule of `numpy.array_split`: its first ``n % k`` pieces
+get one element more.  So adding an innermost axis is always a local slice, and removing it a gather.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from parallelism.explain import ExplainedStep, Explanation
+    from parallelism.explanation import ExplainedStep, Explanation
 
 WIDTH = 80
 _INDENT = " " * 9

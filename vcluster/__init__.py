@@ -1,23 +1,85 @@
-"""A cluster on a laptop: every device a process, every shard a real array, every byte and second on record."""
+"""A cluster on a laptop: every device a process, every shard a real array, every byte and second on record.
 
-from parallelism import *  # noqa: F403
-from parallelism import __all__ as _described
-from vcluster.arguments import PerDevice
-from vcluster.channel import ChannelStatistics, VirtualChannel
-from vcluster.cluster import VirtualCluster
-from vcluster.device import VirtualDevice
-from vcluster.errors import (
-    ChannelClosedError, ClusterError, ClusterTimeoutError, CollectiveMismatchError, DeadlockError, DeviceFailedError,
-    OperationCancelled, UndeliveredMessageError,
-)
-from vcluster.run import Run
+Every public name of `parallelism` is here too.  Names are loaded when they are first used: a device starts in a process
+that has loaded only what a device needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import parallelism
+
+if TYPE_CHECKING:
+    from parallelism import (
+        Action,
+        Device,
+        Event,
+        Explanation,
+        Mesh,
+        MeshIndex,
+        Operation,
+        Pipeline,
+        PipelinedOperation,
+        PipelineStage,
+        Schedule,
+        ShardedOperation,
+        Status,
+        Trace,
+        explain,
+    )
+    from vcluster.arguments import PerDevice
+    from vcluster.channel import ChannelStatistics, VirtualChannel
+    from vcluster.cluster import VirtualCluster
+    from vcluster.device import VirtualDevice
+    from vcluster.errors import (
+        ChannelClosedError,
+        ClusterError,
+        ClusterTimeoutError,
+        CollectiveMismatchError,
+        DeadlockError,
+        DeviceFailedError,
+        OperationCancelled,
+        UndeliveredMessageError,
+    )
+    from vcluster.run import Run
 
 HOST = -1
 """The rank by which the process that owns the cluster is called: ``device.channel(HOST)``."""
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "arguments": ("PerDevice",),
+    "channel": ("ChannelStatistics", "VirtualChannel"),
+    "cluster": ("VirtualCluster",),
+    "device": ("VirtualDevice",),
+    "errors": (
+        "ChannelClosedError", "ClusterError", "ClusterTimeoutError", "CollectiveMismatchError", "DeadlockError",
+        "DeviceFailedError", "OperationCancelled", "UndeliveredMessageError",
+    ),
+    "run": ("Run",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
 __all__ = [
-    "HOST", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError", "CollectiveMismatchError",
-    "DeadlockError", "DeviceFailedError", "OperationCancelled", "PerDevice", "Run", "UndeliveredMessageError",
-    "VirtualChannel", "VirtualCluster", "VirtualDevice", *_described,
+    "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
+    "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "Event", "Explanation", "Mesh",
+    "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
+    "Run", "Schedule", "ShardedOperation", "Status", "Trace", "UndeliveredMessageError", "VirtualChannel",
+    "VirtualCluster", "VirtualDevice", "explain",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    elif name in parallelism.__all__:
+        value = getattr(parallelism, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

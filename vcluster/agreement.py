@@ -1,9 +1,9 @@
 """How the members of a group meet: each posts what it is about to do, and sees what the others posted.
 
-For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted, a
-word that counts those it has finished, and two buffers used in turn, each with a description of the call, a place for a
-small payload and the address of a large one.  Posting and waiting for the others' counts is the only synchronisation a
-small collective needs; a buffer is written again only when everybody has finished the operation before last.
+For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted,
+a word that counts those it has finished, and two buffers used in turn, each with a description of the call, a place for
+a small payload and the address of a large one.  Posting and waiting for the others' counts is the only synchronisation
+a small collective needs; a buffer is written again only when everybody has finished the operation before last.
 
 Slots are found by a key of the group in a directory that each device keeps.  The description holds all that must agree,
 so that a mismatch is found before any data moves.
@@ -11,9 +11,7 @@ so that a mismatch is found before any data moves.
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Callable, Generator
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +95,7 @@ class Group:
         self.ranks = ranks
         self.size = len(ranks)
         self.position = ranks.index(endpoint.number)
-        self.key = int.from_bytes(blake2b(marshal.dumps(ranks), digest_size=8).digest(), "little") >> 1 or 1
+        self.key = abs(hash(ranks)) or 1  # the hash of a tuple of integers is the same in every process
         self.sequence = 0
         self._endpoint = endpoint
         self._others = tuple(rank for rank in ranks if rank != endpoint.number)
@@ -110,11 +108,13 @@ class Group:
         if self.size > 1:
             self._enter_directory()
 
-    def post(self, description: bytes, payload: NDArray[Any] | None, place: int | None, out: int) -> Generator[Ready, None, int]:
+    def post(
+        self, description: bytes, payload: NDArray[Any] | None, place: int | None, out: int
+    ) -> Generator[Ready, None, int]:
         """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
 
-        ``payload`` is a contiguous array that the others may read; ``place`` its offset if it lies in the arena for as long
-        as they may (the caller then waits for `all_done`), None to have it copied.
+        ``payload`` is a contiguous array that the others may read; ``place`` its offset if it lies in the arena for as
+        long as they may (the caller then waits for `all_done`), None to have it copied.
         """
         sequence = self.sequence
         self.sequence += 1

@@ -30,7 +30,9 @@ class Hole:
         return Hole, (self.number,)
 
 
-def deal(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> tuple[tuple[Any, ...], dict[str, Any], list[PerDevice]]:
+def deal(
+    args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+) -> tuple[tuple[Any, ...], dict[str, Any], list[PerDevice]]:
     """The arguments with holes in place of `PerDevice` values, and those."""
     own: list[PerDevice] = []
 

@@ -18,6 +18,7 @@ import numpy as np
 from parallelism.chunks import all_to_all_nbytes, chunk_nbytes
 from parallelism.communication import Algorithm, algorithm
 from vcluster.errors import CollectiveMismatchError
+from vcluster.values import ARRAY, SCALAR
 
 Shape = tuple[int, ...]
 
@@ -120,6 +121,8 @@ def _difference(a: Call, b: Call) -> str | None:
             return name
     if a.dtype != b.dtype:
         return "dtype"
+    if a.kind == "all_reduce" and a.form != b.form and not {a.form, b.form} <= {ARRAY, SCALAR}:
+        return "the structure of what they reduce"
     assert a.shape is not None
     assert b.shape is not None
     if a.kind in ("all_scatter", "permute"):

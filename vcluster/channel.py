@@ -11,28 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from vcluster.collectives import Pending
-from vcluster.endpoint import Endpoint
 from vcluster.errors import CollectiveMismatchError
 from vcluster.mailbox import Envelope
 from vcluster.payload import encode_message
+from vcluster.pending import Owner, Pending
 from vcluster.places import here
 from vcluster.tasks import Ready
-from vcluster.tracing import Recorder
 from vcluster.values import check_shape
-
-
-class Owner(Protocol):
-    """The end of a channel that this process has: what `Pending` and recording stand on."""
-
-    endpoint: Endpoint
-    recorder: Recorder
-    unwaited: dict[int, Pending]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +99,8 @@ class VirtualChannel:
         finally:
             recorder.leave()
 
-    def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike = None) -> Pending:
-        """`recv` that does not wait; the returned work does.  The message must have ``shape`` and ``dtype`` if given."""
+    def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None) -> Pending:
+        """`recv` that does not wait; the returned work does.  ``shape`` and ``dtype`` must be the message's."""
         recorder = self._owner.recorder
         start = recorder.enter()
         try:
@@ -144,7 +134,8 @@ class VirtualChannel:
         return pending
 
     def _receiving(
-        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: list[Any], start: int
+        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: list[Any], start:
+        int
     ) -> Generator[Ready, None, Any]:
         envelope: Envelope = yield from self._mailbox.receiving(tag)
         self._owner.recorder.fill(event, bytes_received=envelope.nbytes, **self._owner.recorder.since(start))
@@ -181,7 +172,8 @@ class VirtualChannel:
     def _event(self, kind: str, key: tuple[Any, ...], tag: int, work: int | None, **values: Any) -> list[Any]:
         recorder = self._owner.recorder
         return recorder.add(
-            kind, kind, peer=self._peer, tag=tag, work=work, sequence=recorder.next_sequence(key), location=here(2), **values
+            kind, kind, peer=self._peer, tag=tag, work=work, sequence=recorder.next_sequence(key), location=here(2),
+            **values
         )
 
 

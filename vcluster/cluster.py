@@ -17,7 +17,6 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.arguments import PerDevice, deal
 from vcluster.channel import VirtualChannel
-from vcluster.collectives import Pending
 from vcluster.control import Layout
 from vcluster.crew import Crew, Died, ProcessCrew, ThreadCrew
 from vcluster.endpoint import Endpoint
@@ -26,8 +25,9 @@ from vcluster.mailbox import hand_over, release
 from vcluster.memory import Arena
 from vcluster.outcome import Reply, error_of
 from vcluster.payload import encode
+from vcluster.pending import Pending
 from vcluster.processes import default_start_method
-from vcluster.programs import Environment, dump, environment
+from vcluster.programs import Environment, environment
 from vcluster.run import Run
 from vcluster.tracing import Recorder
 from vcluster.worker import DeviceSpec, Done, Printed, RunCommand
@@ -64,8 +64,8 @@ class VirtualCluster:
     ``backend``
         ``"process"``, or ``"thread"`` for debugging: the same results, no isolation of globals.
     ``transport``
-        ``"shared_memory"``, or ``"queue"``: everything as messages through ``multiprocessing.Queue``, for teaching and as
-        a reference; up to 16 devices.
+        ``"shared_memory"``, or ``"queue"``: everything as messages through ``multiprocessing.Queue``, for teaching and
+        as a reference; up to 16 devices.
     ``start_method``
         ``"forkserver"`` (Linux), ``"spawn"`` (macOS) or ``"fork"``.
     ``channel_capacity``
@@ -75,14 +75,14 @@ class VirtualCluster:
     ``deadline_seconds``
         a run that takes longer is broken off with `ClusterTimeoutError`; off by default.
 
-    The devices start here and live until the cluster is closed: at the end of ``with``, by `close`, when nobody refers to it
-    any more, or when the process ends, however it ends.
+    The devices start here and live until the cluster is closed: at the end of ``with``, by `close`, when nobody refers
+    to it any more, or when the process ends, however it ends.
     """
 
     def __init__(
         self, mesh: Mesh | int | None = None, *, backend: str = "process", transport: str = "shared_memory",
-        start_method: str | None = None, hardware: str = "host", compute: str = "measured", priced_dtype: str | None = None,
-        channel_capacity: int = 16, seed: int = 0, deadline_seconds: float | None = None, **axes: int,
+        start_method: str | None = None, hardware: str = "host", compute: str = "measured", priced_dtype: str | None =
+        None, channel_capacity: int = 16, seed: int = 0, deadline_seconds: float | None = None, **axes: int,
     ) -> None:
         self.mesh = _mesh(mesh, axes)
         _one_of("backend", backend, ("process", "thread"))
@@ -90,7 +90,7 @@ class VirtualCluster:
         _one_of("hardware", hardware, ("host",))
         _one_of("compute", compute, ("measured",))
         if priced_dtype is not None:
-            raise ValueError(f"priced_dtype goes with described hardware; on hardware='host' it is None, got {priced_dtype!r}")
+            raise ValueError(f"priced_dtype is for described hardware; for hardware='host' it is None, not {priced_dtype!r}")
         if isinstance(channel_capacity, bool) or not isinstance(channel_capacity, int) or channel_capacity < 0:
             raise ValueError(f"channel_capacity is a number of messages, 0 or more, got {channel_capacity!r}")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -135,12 +135,12 @@ class VirtualCluster:
     def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run:
         """Run a program on every device and return when all have finished.
 
-        ``program`` is a function of a device, called with a `VirtualDevice` and the arguments; or an `Operation`, which deals
-        the arguments out itself.  A `PerDevice` argument gives each device its own; anything else reaches every device
-        whole.  Each device has its own copy of everything: it may write into it.
+        ``program`` is a function of a device, called with a `VirtualDevice` and the arguments; or an `Operation`, which
+        deals the arguments out itself.  A `PerDevice` argument gives each device its own; anything else reaches every
+        device whole.  Each device has its own copy of everything: it may write into it.
 
-        Raises `DeviceFailedError` if a kernel raises or a process dies (`OperationCancelled` releases the others), and the
-        other errors of `vcluster.errors`.  Unless it then says that it is closed, the cluster can be used again.
+        Raises `DeviceFailedError` if a kernel raises or a process dies (`OperationCancelled` releases the others), and
+        the other errors of `vcluster.errors`.  Unless it then says that it is closed, the cluster can be used again.
         """
         body = self._open()
         if not self._running.acquire(blocking=False):
@@ -172,7 +172,8 @@ class VirtualCluster:
 
     def _start(self) -> None:
         self._body = _Body(
-            self.mesh, self._backend, self._transport, self._start_method, self._capacity, self._seed, self._deadline_seconds
+            self.mesh, self._backend, self._transport, self._start_method, self._capacity, self._seed,
+            self._deadline_seconds
         )
         self._body.finalizer = weakref.finalize(
             self, _close, self._body.crew, self._body.arena, self._body.layout, os.getpid()
@@ -224,8 +225,8 @@ class _Body:
             for rank in ranks
         ])
         if self._queued or not hasattr(self, "endpoint"):
-            host_queues = queues[self.layout.host] if self._queued else None
-            self.endpoint = Endpoint(self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=host_queues)
+            mine = queues[self.layout.host] if self._queued else None
+            self.endpoint = Endpoint(self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=mine)
             self._owner = _HostOwner(self.endpoint)
 
     @property
@@ -246,15 +247,9 @@ class _Body:
             raise TypeError(f"run() takes a function of a device, or an Operation, got {type(program).__name__}")
         common_args, common_kwargs, own = deal(args, kwargs, size)
 
-        encoded = encode(
-            (program, common_args, common_kwargs),
-            lambda value, callback: dump(value, "the program and its arguments", callback),
-        )
+        encoded = encode((program, common_args, common_kwargs), "the program and its arguments")
         mine = [
-            encode(
-                [argument.values[rank] for argument in own],
-                lambda value, callback, rank=rank: dump(value, f"the arguments of rank {rank}", callback),
-            )
+            encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
             for rank in range(size if own else 0)
         ]
         common = hand_over(self.endpoint, encoded, self.layout.host)
@@ -433,7 +428,8 @@ def _by_rank(inputs: list[tuple[Any, ...]], size: int, program: Operation) -> tu
     if len(inputs) != size:
         raise ValueError(f"{type(program).__name__}.inputs gave {len(inputs)} tuples for {size} devices")
     if len({len(mine) for mine in inputs}) > 1:
-        raise ValueError(f"{type(program).__name__}.inputs gave tuples of different lengths: {[len(i) for i in inputs]}")
+        lengths = [len(mine) for mine in inputs]
+        raise ValueError(f"{type(program).__name__}.inputs gave tuples of different lengths: {lengths}")
     columns = zip(*inputs, strict=True)
     return tuple(column[0] if all(v is column[0] for v in column) else PerDevice(column) for column in columns)
 

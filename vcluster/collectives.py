@@ -1,12 +1,13 @@
 """The collectives of one device: from the arguments of a call to its result and its event.
 
-A call is checked, made into a `vcluster.calls.Call`, run directly in shared memory (`vcluster.direct`) or step by step over
-channels (`vcluster.stepwise`), and recorded.
+A call is checked, made into a `vcluster.calls.Call`, run directly in shared memory (`vcluster.direct`) or step by step
+over channels (`vcluster.stepwise`), and recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,23 @@ from vcluster.agreement import Group
 from vcluster.calls import Call, Traffic, traffic
 from vcluster.direct import run_direct
 from vcluster.endpoint import Endpoint
+from vcluster.pending import Pending
 from vcluster.places import here
 from vcluster.stepwise import run_stepwise
-from vcluster.tasks import Ready, Task
+from vcluster.tasks import Ready
 from vcluster.tracing import Recorder
 from vcluster.values import (
-    SCALAR, as_array, check_out, check_shape, from_form, is_tree, leaves, pack, rebuild, zeros_like,
+    SCALAR,
+    as_array,
+    check_array,
+    check_out,
+    check_shape,
+    from_form,
+    is_tree,
+    leaves,
+    pack,
+    rebuild,
+    zeros_like,
 )
 
 Steps = Generator["Ready", None, Any]
@@ -36,41 +48,6 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 OUTSIDE_ALLOWED = ("broadcast", "permute")
 """With ``groups=``, a rank may be in none of them: it gets zeros."""
-
-
-class Pending:
-    """An operation under way: `wait` gives its result, `done` tells whether it has one."""
-
-    def __init__(self, collectives: Collectives, task: Task, number: int, name: str) -> None:
-        self._collectives = collectives
-        self._task = task
-        self._number = number
-        self._name = name
-        self._waited = False
-
-    def __repr__(self) -> str:
-        return f"<{self._name}, {'done' if self._task.finished else 'under way'}>"
-
-    def done(self) -> bool:
-        """Whether the result is there; lets pending operations advance."""
-        if not self._task.finished:
-            self._collectives.endpoint.signals.check()
-            self._collectives.endpoint.tasks.advance()
-        return self._task.finished
-
-    def wait(self) -> Any:
-        """The result, as soon as it is there.  May be called again."""
-        if self._waited:
-            return self._collectives.endpoint.tasks.wait(self._task)
-        self._waited = True
-        self._collectives.unwaited.pop(self._number, None)
-        recorder = self._collectives.recorder
-        start = recorder.enter()
-        try:
-            return self._collectives.endpoint.tasks.wait(self._task)
-        finally:
-            recorder.add("wait", self._name, work=self._number, **recorder.since(start))
-            recorder.leave()
 
 
 class Collectives:
@@ -106,15 +83,17 @@ class Collectives:
         then: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each means.  ``then`` is applied to the result."""
+        root, dim, concat_dim = _integer("root", root), _integer("dim", dim), _integer("dim", concat_dim)
         members, axis_names, factors = self._members(kind, axes, groups)
         if members is None:
-            return self._outside(kind, x, async_op)
+            return self._outside(kind, x, out, async_op)
         position = members.index(self._rank)
         if kind in ROOTED and not 0 <= root < len(members):
             raise ValueError(f"root is a position in the group, 0 to {len(members) - 1}, got {root}")
-        base = dict(
-            ranks=members, position=position, axes=axis_names, algorithm=algorithm, root=root, pairs=_plain_pairs(pairs)
-        )
+        base: dict[str, Any] = {
+            "ranks": members, "position": position, "axes": axis_names, "algorithm": algorithm, "root": root,
+            "pairs": _plain_pairs(pairs),
+        }
         if kind == "all_reduce" and is_tree(x):
             _no_out(kind, x, out)
             steps: MakeSteps = partial(self._reduce_tree, x, op, base)
@@ -159,8 +138,9 @@ class Collectives:
         told = traffic(calls, call.position)
         if call.kind in ("broadcast", "permute"):
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
-            result = from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
-        elif call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
+            if out is None:
+                result = from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
+        elif out is None and call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
             result = result[()]
         return result, told
 
@@ -169,12 +149,14 @@ class Collectives:
     ) -> Generator[Ready, None, tuple[Any, Traffic]]:
         """The leaves of each dtype, one after the other in one buffer."""
         arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
+        form = repr(rebuild(x, [(array.dtype.str, array.shape) for array, _ in arrays])).encode()
         reduced: list[Any] = [None] * len(arrays)
         total = Traffic(0, 0, 0, ())
         for dtype in dict.fromkeys(array.dtype for array, _ in arrays):
             indices = [i for i, (array, _) in enumerate(arrays) if array.dtype == dtype]
             buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
             call, converted, reducing = self._call("all_reduce", buffer, op, 0, 0, None, (), base)
+            call = replace(call, form=form)
             result, told = yield from self._one(call, buffer, converted, None, reducing, event)
             total = total.plus(told)
             place = 0
@@ -204,9 +186,16 @@ class Collectives:
         counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
         self.recorder.add(kind, "message", peer=peer, parent=self.recorder.serial(parent), **counted)
 
-    def _outside(self, kind: str, x: Any, async_op: bool) -> Any:
+    def _outside(self, kind: str, x: Any, out: Any, async_op: bool) -> Any:
         """A rank in none of the groups: zeros like its x."""
         zeros = zeros_like(x)
+        if out is not None:
+            if is_tree(x):
+                _no_out(kind, x, out)
+            check_array(kind, out)
+            check_shape(kind, out, np.shape(zeros), zeros.dtype)
+            out.fill(0)
+            zeros = out
         if not async_op:
             return zeros
 
@@ -297,10 +286,19 @@ def _pieces(
     return checked
 
 
+def _integer(name: str, value: Any) -> int:
+    """NumPy's integers count as integers."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, got {value!r}")
+    number: int = value.__index__()
+    return number
+
+
 def _plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
     return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
 
 
 def _no_out(kind: str, x: Any, out: Any) -> None:
     if out is not None:
-        raise TypeError(f"{kind} of a {type(x).__name__} of arrays takes no out=; its result is a new {type(x).__name__}")
+        name = type(x).__name__
+        raise TypeError(f"{kind} of a {name} of arrays takes no out=; its result is a new {name}")

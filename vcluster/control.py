@@ -1,8 +1,9 @@
 """Where things lie in the shared memory of a cluster, and the few words that all its members watch.
 
-    page 0            the cancel word
+    page 0            the cancel word, and how often traffic was forgotten
     a row each        of every endpoint: how many blocks it holds of each other's heap
-    a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap
+    a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring to it
+                      was found full
     a directory each  of every endpoint: where its slot for a group lies (`vcluster.agreement`)
     a page a pair     of endpoints: the ring of messages from one to the other (`vcluster.channel`)
     a region each     of every endpoint: its heap
@@ -12,13 +13,14 @@ The endpoints are the devices by rank, and then the host.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-
-import psutil
 
 from parallelism.trace import HOST
 from vcluster.memory import LINE, PAGE, Arena
 
+EPOCH = LINE
+"""The word that says how often traffic was forgotten: what was sent before is not for those who receive after."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
 
@@ -33,8 +35,7 @@ class Layout:
     @classmethod
     def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
         """Regions as large as the memory of the machine: they are sparse, so that is only address space."""
-        memory = psutil.virtual_memory().total
-        region = 1 << (memory - 1).bit_length() if sparse else (1 << 30) // (size + 1)
+        region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
         while sparse and region * (size + 1) > 1 << 45:  # of the 47 bits that a process can address
             region >>= 1
         return cls(size, region // PAGE * PAGE)
@@ -63,6 +64,9 @@ class Layout:
     def top_word(self, endpoint: int) -> int:
         return PAGE * (1 + endpoint) + 2 * LINE
 
+    def crowded_word(self, endpoint: int) -> int:
+        return PAGE * (1 + endpoint) + 3 * LINE
+
     def held_word(self, holder: int, owner: int) -> int:
         return PAGE * (1 + self.endpoints) + 8 * (holder * self.endpoints + owner)
 
@@ -84,3 +88,12 @@ class Layout:
         """Empty every ring and directory.  Only while no device is running."""
         start = self.directory(0)
         arena.clear(start, self.region(0) - start)
+        arena.words(EPOCH)[0] += 1
+
+
+def _memory_nbytes() -> int:
+    if hasattr(os, "sysconf"):  # a tenth of the time that importing psutil takes
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import psutil
+
+    return int(psutil.virtual_memory().total)

@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vcluster.errors import OperationCancelled
 from vcluster.memory import Arena
@@ -28,8 +27,7 @@ STOP_SECONDS = 2.0
 """How long a device that was told to end may take before it is killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(NamedTuple):
     """A device's process ended on its own; a negative ``exitcode`` is a signal."""
 
     exitcode: int
@@ -257,7 +255,9 @@ def _serve(worker: Worker) -> None:
 
 
 class _QueueLink:
-    def __init__(self, rank: int, commands: queue.SimpleQueue[Any], replies: queue.SimpleQueue[tuple[int, Any]]) -> None:
+    def __init__(
+        self, rank: int, commands: queue.SimpleQueue[Any], replies: queue.SimpleQueue[tuple[int, Any]]
+    ) -> None:
         self._rank = rank
         self._replies = replies
         self.receive: Callable[[], Any] = commands.get

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import Groups, ReduceOp
-from vcluster.channel import VirtualChannel
-from vcluster.collectives import Collectives, Pending
 from parallelism.trace import HOST
+from vcluster.channel import VirtualChannel
+from vcluster.collectives import Collectives
 from vcluster.endpoint import Endpoint
+from vcluster.pending import Pending
 from vcluster.tracing import Recorder
 
 
@@ -37,10 +38,10 @@ class VirtualDevice:
         return at once with a `Work`: ``wait()`` gives the result, ``done()`` whether it is there.  Operations of one
         group take effect in the order they were issued; ``x`` and ``out`` must stay untouched until then.
 
-    The value ``x`` is an array or a scalar.  It is left unchanged; the result is a new array of the caller's own (a NumPy
-    scalar for a scalar).  Wrong arguments are ``ValueError`` or ``TypeError`` before anything is sent; members that call
-    different things get `CollectiveMismatchError`.  In the tables below ``S`` is the bytes of the whole buffer, ``g`` the
-    size of the group.
+    The value ``x`` is an array or a scalar.  It is left unchanged; the result is a new array of the caller's own (a
+    NumPy scalar for a scalar).  Wrong arguments are ``ValueError`` or ``TypeError`` before anything is sent; members
+    that call different things get `CollectiveMismatchError`.  In the tables below ``S`` is the bytes of the whole
+    buffer, ``g`` the size of the group.
     """
 
     def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, *, by_messages: bool) -> None:
@@ -55,8 +56,8 @@ class VirtualDevice:
         """Its coordinate along each axis: ``device.index["tp"]``."""
         self.state: dict[Any, Any] = {}
         """Whatever the kernel keeps here is there again in the next run."""
-        self.rng = np.random.default_rng()
-        """A generator seeded by (seed of the cluster, rank, number of the run)."""
+        self._seed: tuple[int, ...] = (0, rank)
+        self._rng: np.random.Generator | None = None
         self.endpoint = endpoint
         self.recorder = Recorder()
         self.collectives = Collectives(endpoint, mesh, rank, self.recorder, by_messages=by_messages)
@@ -70,6 +71,17 @@ class VirtualDevice:
         self.collectives.forget_traffic()
         self._channels.clear()
 
+    def seed_with(self, seed: tuple[int, ...]) -> None:
+        """What `rng` starts from, for the worker; a generator is made only for a kernel that asks."""
+        self._seed, self._rng = seed, None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A generator seeded by (seed of the cluster, rank, number of the run)."""
+        if self._rng is None:
+            self._rng = np.random.default_rng(self._seed)
+        return self._rng
+
     # -- where am I ---------------------------------------------------------------------------------------------------
 
     def group(self, axes: Axes = None) -> tuple[int, ...]:
@@ -80,7 +92,7 @@ class VirtualDevice:
         """My place in that group."""
         return self.group(axes).index(self.rank)
 
-    # -- what is computed and held --------------------------------------------------------------------------------------
+    # -- what is computed and held -------------------------------------------------------------------------------------
 
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
@@ -89,11 +101,12 @@ class VirtualDevice:
         """A named piece of work: what is computed inside is one event of the trace.
 
         ``flops`` and ``nbytes`` (memory traffic) are what it costs on described hardware; ``seconds`` sets the price
-        itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W) mark a pipeline's
-        action.
+        itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W) mark a
+        pipeline's action.
         """
-        values = {"flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
-        return self.recorder.compute(name, seconds, {k: v for k, v in values.items() if v not in (None, 0.0) or k == "stage"})
+        values = {"flops": float(flops), "nbytes": float(nbytes)}
+        marks = {"stage": stage, "microbatch": microbatch, "phase": phase}
+        return self.recorder.compute(name, seconds, {**values, **marks})
 
     def hold(self, category: str, nbytes: int) -> None:
         """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
@@ -102,13 +115,13 @@ class VirtualDevice:
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any:
         """``a @ b``, its flops (2 m n k) and memory traffic counted."""
         a, b = np.asarray(a), np.asarray(b)
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        count = int(np.prod(batch, dtype=np.int64))
         k = a.shape[-1] if a.ndim else 0
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 1 and b.ndim > 1 else ()
         m = a.shape[-2] if a.ndim > 1 else 1
         n = b.shape[-1] if b.ndim > 1 else 1
-        count = int(np.prod(batch, dtype=np.int64)) if batch else 1
-        item = np.result_type(a, b).itemsize
-        with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(item * count * (m * k + k * n + m * n))):
+        traffic = np.result_type(a, b).itemsize * count * (m * k + k * n + m * n)
+        with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic)):
             return a @ b
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
@@ -121,15 +134,15 @@ class VirtualDevice:
             raise ValueError(f"an extent cannot be negative, got shape {extents}")
         return self.endpoint.heap.empty(extents, wanted)
 
-    # -- collectives ----------------------------------------------------------------------------------------------------
+    # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
         """Combine everybody's ``x`` elementwise; everybody gets the result, the same bits everywhere.
 
-        As all_gather of reduce_scatter.  ``op`` is ``sum, mean, max, min, prod, and, or, xor`` or a function of two arrays
-        that is elementwise, associative and keeps the dtype; terms are combined in group order.  Sums and products of
-        bools count into int64, means of integers are float64; integers wrap.  ``x`` may also be a tuple, list or dict of
-        arrays.  Shapes and dtypes must agree.
+        As all_gather of reduce_scatter.  ``op`` is ``sum, mean, max, min, prod, and, or, xor`` or a function of two
+        arrays that is elementwise, associative and keeps the dtype; terms are combined in group order.  Sums and
+        products of bools count into int64, means of integers are float64; integers wrap.  ``x`` may also be a tuple,
+        list or dict of arrays.  Shapes and dtypes must agree.
 
         **Communication**: 2(g-1)/g S received by each rank (direct, ring, halving_doubling), (g-1) S (naive),
         lg g S (recursive_doubling).
@@ -176,7 +189,8 @@ class VirtualDevice:
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
         """Everybody gets the ``x`` of the member at position ``root``; the others' is ignored and may be None.
 
-        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none of them gets zeros like its ``x``.
+        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none of them gets zeros like its
+        ``x``.
         **Communication**: S received by each rank but the root.
         """
         return self.collectives.run("broadcast", x, axes, root=root, **options)
@@ -244,7 +258,7 @@ class VirtualDevice:
         mine = _pickled(obj) if self.position(axes) == root else None
         return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
 
-    # -- messages ---------------------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     def channel(self, peer: int) -> VirtualChannel:
         """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
@@ -268,7 +282,8 @@ class VirtualDevice:
         return self.channel(self._peer(dst, axes)).isend(x, tag=tag)
 
     def irecv(
-        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike = None, axes: Axes = None
+        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        axes: Axes = None,
     ) -> Pending:
         """`recv` that returns a `Work` at once."""
         return self.channel(self._peer(src, axes)).irecv(tag=tag, shape=shape, dtype=dtype)

@@ -1,8 +1,8 @@
 """The direct collectives: every member reads what it needs from the others' memory.
 
 Nothing is sent.  A small payload lies in the slots of the group (`vcluster.agreement`), and each member reads them all.
-A large one is read where it lies; in a large all_reduce the owner of a slice reduces it in pieces that stay in cache, and
-stores the result straight into everybody's output, so that all memory is read once and written once.
+A large one is read where it lies; in a large all_reduce the owner of a slice reduces it in pieces that stay in cache,
+and stores the result straight into everybody's output, so that all memory is read once and written once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_direct(
     calls = [call] * group.size if told is None else agree(call, told)
     buffers = group.buffers(sequence)
     views: list[Any] = [
-        endpoint.arena.array(buffer.payload, seen.shape, seen.dtype)  # type: ignore[arg-type]
+        endpoint.arena.array(buffer.payload, seen.shape, seen.dtype)
         if seen.dtype is not None and seen.shape is not None and call.kind != "barrier"
         else None
         for buffer, seen in zip(buffers, calls, strict=True)
@@ -75,7 +75,11 @@ def run_direct(
         _reduce_own_slice([view.reshape(-1) for view in views], outs, group.position, reduction)
         result: Any = target
     else:
-        result = _RESULTS[call.kind](calls, group.position, views, reduction, new)
+        try:
+            result = _RESULTS[call.kind](calls, group.position, views, reduction, new)
+        except Exception:  # a wrong out=, an op that raises: the others must not wait for this member
+            yield from group.finish(sequence, together=large)
+            raise
     yield from group.finish(sequence, together=together or large)
     if out is not None and result is not out and result is not None:
         np.copyto(out, result)

@@ -34,6 +34,7 @@ class Endpoint:
         self.tasks = Tasks(self.signals)
         self.queues = queues
         self.mailboxes: dict[int, Mailbox] = {}
+        self._crowded = arena.words(layout.crowded_word(number))
         self.signals.before_sleep = self.take_in
 
     def mailbox(self, peer: int) -> Mailbox:
@@ -45,6 +46,10 @@ class Endpoint:
 
     def take_in(self) -> None:
         """Empty the rings that point here, so that nobody waits for room in them."""
+        if self._crowded[0]:  # a ring is full, perhaps that of somebody whom nobody here has listened to yet
+            self._crowded[0] = 0
+            for peer in range(self.layout.endpoints):
+                self.mailbox(peer)
         for mailbox in self.mailboxes.values():
             mailbox.take_in()
 

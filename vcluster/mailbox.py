@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vcluster.control import EPOCH
 from vcluster.errors import ChannelClosedError
 from vcluster.memory import PAGE
 from vcluster.payload import HEADER_BYTES, Encoded, decode
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
-    from vcluster.memory import Arena
+    from vcluster.memory import Arena, Loan
     from vcluster.tasks import Ready
 
 TAKEN, RELEASED, LANE, TAG, BLOCK_NBYTES, NBYTES, HOLDER = range(7)
@@ -65,7 +66,8 @@ class Mailbox:
         self._held = arena.words(layout.held_word(endpoint.number, peer))
         self._queues = endpoint.queues[peer] if endpoint.queues is not None else None
         self._arrived: dict[tuple[int, int], deque[Envelope]] = {}
-        self._untaken: dict[tuple[int, int], deque[memoryview]] = {}
+        self._untaken: dict[tuple[int, int], deque[tuple[memoryview, Loan]]] = {}
+        self._epoch = arena.words(EPOCH)
         self.sent = 0
         self.received = 0
         self.bytes_sent = 0
@@ -80,40 +82,47 @@ class Mailbox:
         if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
             yield lambda: self._has_room(key, capacity) or self.closed_there
             self._check_open()
-        taken = yield from self._put(encoded, lane, tag)
+        sent = yield from self._put(encoded, lane, tag)
         if capacity is not None:
-            self._untaken.setdefault(key, deque()).append(taken)
+            self._untaken.setdefault(key, deque()).append(sent)
             if capacity == 0:
                 yield lambda: self._has_room(key, 1) or self.closed_there
 
-    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Ready, None, memoryview]:
+    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Ready, None, tuple[memoryview, Loan]]:
         endpoint = self._endpoint
         block_nbytes = encoded.block_nbytes
-        offset, header = lend_block(endpoint, HEADER_BYTES if self._queues else block_nbytes, self._peer)
+        offset, header, loan = lend_block(endpoint, HEADER_BYTES if self._queues else block_nbytes, self._peer)
         header[LANE], header[TAG] = lane, tag
         header[BLOCK_NBYTES], header[NBYTES] = block_nbytes, encoded.nbytes
         if self._queues:
             block = bytearray(block_nbytes)
             encoded.write(memoryview(block))
-            self._queues[0].put((offset, header.tolist(), block))
+            self._queues[0].put((self._epoch[0], offset, header.tolist(), block))
+            self._out[_HEAD] += 1
         else:
             encoded.write(endpoint.arena.view[offset : offset + block_nbytes])
             out = self._out
             head = out[_HEAD]
             if head - out[_TAIL] >= SLOTS:
+                endpoint.arena.words(endpoint.layout.crowded_word(self._peer))[0] = 1
+                endpoint.signals.wake((self._peer,))
                 yield lambda: out[_HEAD] - out[_TAIL] < SLOTS
                 head = out[_HEAD]  # another message may have gone out in between
             out[_FIRST_SLOT + head % SLOTS] = offset
             endpoint.signals.fence()
             out[_HEAD] = head + 1
-        self.sent += 1
-        self.bytes_sent += encoded.nbytes
+        if lane == 0:  # the others are the collectives'
+            self.sent += 1
+            self.bytes_sent += encoded.nbytes
         endpoint.signals.wake((self._peer,))
-        return header[TAKEN : TAKEN + 1]
+        return header, loan
 
     def _has_room(self, key: tuple[int, int], capacity: int) -> bool:
         untaken = self._untaken.get(key)
-        while untaken and untaken[0][0]:
+        while untaken:
+            header, loan = untaken[0]
+            if not loan.ended and not header[TAKEN]:
+                break
             untaken.popleft()
         return not untaken or len(untaken) < capacity
 
@@ -125,16 +134,19 @@ class Mailbox:
         while True:
             arrived = self._arrived.get(key)
             if not arrived:
+                last = self._nothing_more_comes()
                 if not self.has_message(key):
-                    self._check_open()
-                    yield lambda: self.has_message(key) or self.closed_there
+                    if last:
+                        self._check_open()
+                    yield lambda: self.has_message(key) or self._nothing_more_comes()
                 continue
             envelope = arrived.popleft()
             if not arrived:
                 del self._arrived[key]
             envelope.taken()
-            self.received += 1
-            self.bytes_received += envelope.nbytes
+            if lane == 0:
+                self.received += 1
+                self.bytes_received += envelope.nbytes
             return envelope
 
     def has_message(self, key: tuple[int, int]) -> bool:
@@ -163,9 +175,12 @@ class Mailbox:
         assert self._queues is not None
         while True:
             try:
-                offset, header, block = self._queues[1].get_nowait()
+                epoch, offset, header, block = self._queues[1].get_nowait()
             except queue.Empty:
                 return
+            if epoch != self._epoch[0]:  # of a run that failed
+                continue
+            self._in[_TAIL] += 1
             words = self._endpoint.arena.words(offset, 8)
 
             def taken(words: memoryview = words) -> None:
@@ -218,7 +233,14 @@ class Mailbox:
     def waiting(self) -> int:
         """Messages that have arrived and were not received."""
         self.take_in()
-        return sum(map(len, self._arrived.values()))
+        return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
+
+    def _nothing_more_comes(self) -> bool:
+        """Whether the channel is closed, and all that was sent before has arrived."""
+        if not (self.closed_here or self.closed_there):
+            return False
+        self._endpoint.signals.fence()
+        return self._in[_HEAD] == self._in[_TAIL]  # a queue delivers late
 
     def _check_open(self) -> None:
         if self.closed_here or self.closed_there:
@@ -246,19 +268,18 @@ class Mailbox:
         return bool(self._in[_CLOSED])
 
 
-def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memoryview]:
-    """A block for somebody else to read and release: its offset and its header."""
+def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memoryview, Loan]:
+    """A block for somebody else to read and release: its offset, its header and the loan."""
     offset = endpoint.heap.allocate(nbytes)
     header = endpoint.arena.words(offset, HEADER_BYTES // 8)
     header[TAKEN] = header[RELEASED] = 0
     header[HOLDER] = holder
-    endpoint.heap.lend(offset, header[RELEASED : RELEASED + 1])
-    return offset, header
+    return offset, header, endpoint.heap.lend(offset, header[RELEASED : RELEASED + 1])
 
 
 def hand_over(endpoint: Endpoint, encoded: Encoded, holder: int) -> int:
     """Write a value into a block for ``holder``, who gets its offset some other way and calls `Mailbox.adopt`."""
-    offset, header = lend_block(endpoint, encoded.block_nbytes, holder)
+    offset, header, _ = lend_block(endpoint, encoded.block_nbytes, holder)
     header[BLOCK_NBYTES], header[NBYTES] = encoded.block_nbytes, encoded.nbytes
     encoded.write(endpoint.arena.view[offset : offset + encoded.block_nbytes])
     return offset
@@ -278,7 +299,6 @@ class _Borrowed(weakref.ref):  # type: ignore[type-arg]
         return super().__new__(cls, block, _give_back)
 
     def __init__(self, block: Any, header: memoryview, held: memoryview) -> None:
-        super().__init__(block, _give_back)
         self.header = header
         self.held = held
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -57,7 +56,7 @@ class Arena:
     def offset_of(self, array: NDArray[Any]) -> int | None:
         """Where a contiguous array lies in the arena; None if it lies elsewhere."""
         offset = int(array.__array_interface__["data"][0]) - self.address
-        return offset if 0 <= offset and offset + array.nbytes <= self.nbytes else None
+        return offset if offset >= 0 and offset + array.nbytes <= self.nbytes else None
 
     def clear(self, offset: int, nbytes: int) -> None:
         """Make whole pages zero and give their memory back to the system."""
@@ -77,6 +76,17 @@ class Arena:
             self.fd = -1
 
 
+class Loan:
+    """A block that somebody else holds.  When it has ``ended``, the block may be in use for something else."""
+
+    __slots__ = ("ended", "offset", "released")
+
+    def __init__(self, offset: int, released: memoryview) -> None:
+        self.offset = offset
+        self.released = released
+        self.ended = False
+
+
 class Heap:
     """Allocates blocks in one region of an arena, for the one endpoint that owns the region.
 
@@ -94,7 +104,7 @@ class Heap:
         self._free: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
         self._freed: deque[int] = deque()
-        self._lent: dict[int, deque[tuple[int, memoryview]]] = {}
+        self._lent: dict[int, deque[Loan]] = {}
         self._leases: set[_Lease] = set()
         self._cached = 0
 
@@ -126,16 +136,18 @@ class Heap:
         """Give a block back.  Only takes a note: the block is sorted in at the next allocation."""
         self._freed.append(offset)
 
-    def lend(self, offset: int, released: memoryview) -> None:
+    def lend(self, offset: int, released: memoryview) -> Loan:
         """Somebody else holds the block until the word ``released[0]`` is not 0."""
-        self._lent.setdefault(self._sizes[offset], deque()).append((offset, released))
+        loan = Loan(offset, released)
+        self._lent.setdefault(self._sizes[offset], deque()).append(loan)
+        return loan
 
     def reclaim(self, is_stray: Callable[[int], bool]) -> None:
         """Take back lent blocks whose offset ``is_stray``: nobody holds them, nobody will release them."""
         for size in list(self._lent):
-            for offset, released in self._lent[size]:
-                if is_stray(offset):
-                    released[0] = 1
+            for loan in self._lent[size]:
+                if is_stray(loan.offset):
+                    loan.released[0] = 1
             self._collect_lent(size)
 
     def block(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
@@ -161,11 +173,12 @@ class Heap:
     def _collect_lent(self, size: int) -> None:
         lent = self._lent[size]
         for _ in range(len(lent)):
-            offset, released = lent.popleft()
-            if released[0]:
-                self._put_back(offset, self._sizes.pop(offset))
+            loan = lent.popleft()
+            if loan.released[0]:
+                loan.ended = True
+                self._put_back(loan.offset, self._sizes.pop(loan.offset))
             else:
-                lent.append((offset, released))
+                lent.append(loan)
         if not lent:
             del self._lent[size]
 
@@ -185,7 +198,6 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
         return super().__new__(cls, block, _end_lease)
 
     def __init__(self, block: NDArray[np.uint8], heap: Heap, offset: int) -> None:
-        super().__init__(block, _end_lease)
         self.heap = heap
         self.offset = offset
 
@@ -211,7 +223,9 @@ def _anonymous_file(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("vcluster")
     else:
+        import tempfile
+
         fd, path = tempfile.mkstemp(prefix="vcluster-")
-        os.unlink(path)
+        os.unlink(path)  # noqa: PTH108
     os.ftruncate(fd, nbytes)
     return fd

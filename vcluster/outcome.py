@@ -69,8 +69,7 @@ def _failure(failed: Mapping[int, Failed]) -> ClusterError:
     if isinstance(cause, ClusterError) and type(cause) is not ClusterError:
         # found by the devices themselves, and never wrapped: told once, with the line of each
         places = "; ".join(f"rank {rank} at {place}" for rank, place in zip(failed, locations, strict=True))
-        error = type(cause)(f"{cause} ({places})", ranks=cause.ranks, operation=cause.operation, locations=locations)
-        return error
+        return type(cause)(f"{cause} ({places})", ranks=cause.ranks, operation=cause.operation, locations=locations)
     kind = failed[first].failure.type_name
     head = f"{_ranks(list(failed))} raised {kind}" if len(texts) == 1 else f"rank {first} raised {kind}"
     error = DeviceFailedError(f"{head}\n\n{told}", ranks=list(failed), locations=locations, exceptions=exceptions)
@@ -91,10 +90,10 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
     if not missing:
         return None
     told, locations = [], []
-    for event in _not_received(done):
-        times = f"{event[1]} messages" if event[1] > 1 else "a message"
-        told.append(f"rank {event[0].rank} sent {times} to rank {event[0].peer} (tag {event[0].tag}) at {event[0].location}")
-        locations.append(event[0].location or "?")
+    for event, count in _not_received(done):
+        what = f"{count} messages" if count > 1 else "a message"
+        told.append(f"rank {event.rank} sent {what} to rank {event.peer} (tag {event.tag}) at {event.location}")
+        locations.append(event.location or "?")
     if not told:
         told = [f"rank {a} sent {n} messages more to rank {b} than it received" for (a, b), n in missing.items()]
     return UndeliveredMessageError(

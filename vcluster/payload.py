@@ -1,8 +1,8 @@
 """What travels between endpoints: any value, as one block of shared memory.
 
 A block is a header of eight words, then a description, then the bytes of the arrays, each on a cache line of its own.
-The description of a lone array is its dtype and shape; of anything else, a pickle that refers to the arrays out of band.
-Devices and host trust each other: they run one user's code.  Nothing from outside is ever read this way.
+The description of a lone array is its dtype and shape; of anything else, a pickle that refers to the arrays out of
+band. Devices and host trust each other: they run one user's code.  Nothing from outside is ever read this way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vcluster.memory import LINE
+from vcluster.programs import dump
 from vcluster.values import NUMERIC_KINDS, as_array, leaves, rebuild
 
 HEADER_BYTES = 64
@@ -41,7 +42,7 @@ class Encoded:
         """Write all but the header to the start of ``block``."""
         place = HEADER_BYTES
         size = len(self.description)
-        block[place : place + size] = memoryview(self.description)  # type: ignore[assignment]
+        block[place : place + size] = memoryview(self.description)
         place += _aligned(size)
         for buffer in self.buffers:
             nbytes = buffer.nbytes
@@ -66,22 +67,23 @@ def encode_message(value: Any) -> Encoded:
     return _pickled(dump, rebuild(value, [_sendable(leaf) for leaf in leaves(value)]), buffers)
 
 
-def encode(value: Any, dump: Callable[[Any, Callable[[pickle.PickleBuffer], object]], bytes]) -> Encoded:
-    """Any value, pickled by ``dump(value, buffer_callback)``."""
+def encode(value: Any, subject: str) -> Encoded:
+    """Any value, functions included; ``subject`` names it in the ``TypeError`` for what cannot be pickled."""
     buffers: list[Any] = []
-    return _pickled(lambda obj: dump(obj, lambda b: buffers.append(b.raw())), value, buffers)
+    return _pickled(lambda obj: dump(obj, subject, lambda b: buffers.append(b.raw())), value, buffers)
 
 
 def decode(block: NDArray[np.uint8]) -> Any:
     """The value in a block.  Its arrays lie in the block and keep it alive."""
-    size, count = struct.unpack_from("<qq", block, HEADER_BYTES)
+    view = block.data
+    size, count = struct.unpack_from("<qq", view, HEADER_BYTES)
     start = HEADER_BYTES + 16
     place = HEADER_BYTES + _aligned(16 + 8 * count + size)
     buffers = []
-    for nbytes in struct.unpack_from(f"<{count}q", block, start):
+    for nbytes in struct.unpack_from(f"<{count}q", view, start):
         buffers.append(block[place : place + nbytes])
         place += _aligned(nbytes)
-    pickled = block[start + 8 * count : start + 8 * count + size]
+    pickled = view[start + 8 * count : start + 8 * count + size]
     if size and pickled[0] == _ARRAY_MARK:
         dtype, shape = pickle.loads(pickled[1:])
         return np.ndarray(shape, dtype, buffers[0])

@@ -63,7 +63,7 @@ def _own(result: Any, reduction: Reduction | None, terms: int) -> Any:
         return None
     if isinstance(result, list):
         return [np.array(array) for array in result]
-    own = np.array(result)
+    own = np.array(result, dtype=None if reduction is None else reduction.dtype)
     if reduction is not None:
         reduction.finish(own, terms)
     return own

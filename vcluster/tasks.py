@@ -4,8 +4,8 @@ An operation is written as a generator: it works until it needs somebody else, y
 tells whether that has happened), and is resumed when it has; what it returns is its result.  A blocking call drives one
 generator; an asynchronous one leaves it here, to advance inside any later call.
 
-Operations that must take effect in the order they were issued share a *lane* (the collectives of one group; the receives
-from one source under one tag): only the first of a lane advances.
+Operations that must take effect in the order they were issued share a *lane* (the collectives of one group; the
+receives from one source under one tag): only the first of a lane advances.
 """
 
 from __future__ import annotations

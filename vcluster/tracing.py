@@ -1,8 +1,8 @@
 """The record that a device keeps of what it does, and how the host makes a `Trace` of everybody's.
 
 A device appends one list to its record for each thing it did, in the order of the fields of `parallelism.trace.Event`
-(``rank`` left out); that costs a microsecond.  What it computed between two calls is known by the CPU time of its thread,
-which is the same however crowded the machine is.
+(``rank`` left out); that costs a microsecond.  What it computed between two calls is known by the CPU time of its
+thread, which is the same however crowded the machine is.
 """
 
 from __future__ import annotations

@@ -101,20 +101,28 @@ def is_tree(value: Any) -> bool:
 
 def check_out(call: Call, out: Any, x: NDArray[Any] | None) -> None:
     """``out`` must be able to take the result, as far as that is known before the others are asked."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out= must be an array, got {type(out).__name__}")
-    if not out.flags.writeable:
-        raise ValueError(f"out= of {call.kind} is read-only")
+    check_array(call.kind, out)
     if call.kind == "all_scatter":
         raise TypeError("all_scatter takes no out=: its result is a list of arrays")
     if x is None or call.shape is None:
         return
-    if call.kind in ("all_reduce", "permute"):
+    if call.kind == "all_reduce" or (call.kind in ("reduce", "broadcast") and call.position == call.root):
         check_shape(call.kind, out, call.shape, x.dtype)
+    elif call.kind == "reduce_scatter" or (call.kind == "scatter" and call.position == call.root):
+        piece = (*call.shape[: call.dim], call.sizes[call.position], *call.shape[call.dim + 1 :])
+        check_shape(call.kind, out, piece, x.dtype)
     elif out.dtype != x.dtype:
         raise ValueError(f"out= of {call.kind} must have dtype {x.dtype}, got {out.dtype}")
     if np.may_share_memory(out, x) and not _same(out, x) and np.shares_memory(out, x):
         raise ValueError(f"out= of {call.kind} overlaps its input; it may be the input itself, or lie apart")
+
+
+def check_array(kind: str, out: Any) -> None:
+    """``out`` must be an array that can be written."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out= must be an array, got {type(out).__name__}")
+    if not out.flags.writeable:
+        raise ValueError(f"out= of {kind} is read-only")
 
 
 def check_shape(kind: str, out: NDArray[Any], shape: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -124,4 +132,5 @@ def check_shape(kind: str, out: NDArray[Any], shape: Sequence[int], dtype: np.dt
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.__array_interface__["data"] == b.__array_interface__["data"] and a.shape == b.shape and a.strides == b.strides
+    there = a.__array_interface__["data"] == b.__array_interface__["data"]
+    return there and a.shape == b.shape and a.strides == b.strides

@@ -4,8 +4,8 @@ With more devices than cores a waiting device must give its core away: `os.sched
 half a microsecond when nobody wants it.  After a bounded number of turns it sleeps on a futex in shared memory (where
 there is none: in short naps).  Whoever changes what others may wait for wakes those that sleep.
 
-The sleeper says that it sleeps, then looks once more; the waker makes the change, then looks who sleeps.  Between the two
-steps each needs a full fence, or both could miss the other.
+The sleeper says that it sleeps, then looks once more; the waker makes the change, then looks who sleeps.  Between the
+two steps each needs a full fence, or both could miss the other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Signals:
         self._address = arena.address + layout.wake_word(endpoint)
         self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.wake_word(e)) for e in range(layout.endpoints)]
         self._word = self._words[endpoint]
-        self._sleep, self._rouse = _futex() if sys.platform == "linux" and _SYS_FUTEX else (_nap, None)
+        self._sleep: Callable[[int, int, float], None] = _nap
+        self._rouse: Callable[[int], None] | None = None
+        if sys.platform == "linux" and _SYS_FUTEX:
+            self._sleep, self._rouse = _futex()
         self._turnstile = threading.Lock()
         self._turnstile.acquire()
         self.before_sleep: Callable[[], object] | None = None

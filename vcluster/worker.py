@@ -1,4 +1,4 @@
-"""What lives in a device's process (or thread): it waits for the host, runs a kernel, tells how it went, and waits again."""
+"""What lives in a device's process (or thread): it waits for the host, runs a kernel, tells how it went; again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pickle
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,14 +27,13 @@ from vcluster.mailbox import COPIED_BYTES, hand_over
 from vcluster.memory import Arena
 from vcluster.payload import decode, encode
 from vcluster.processes import Descriptor
-from vcluster.programs import Environment, apply_environment, dump, refresh_modules
+from vcluster.programs import Environment, apply_environment, refresh_modules
 
 INTERRUPT = getattr(signal, "SIGUSR1", None)
 """Sent to a device that computes while its run has failed elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunCommand:
+class RunCommand(NamedTuple):
     """Run a program: the function and what all devices get lie at ``common``, what this one gets at ``own``."""
 
     number: int
@@ -48,8 +48,7 @@ class RunCommand:
     environment: Environment | None
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """The output lies at ``place``; ``counts`` are messages (sent to, received from) each peer so far."""
 
     place: int
@@ -57,21 +56,18 @@ class Done:
     counts: dict[int, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     failure: Failure
     record: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(NamedTuple):
     """The run was broken off here because of a failure elsewhere."""
 
     record: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
+class Printed(NamedTuple):
     stream: str
     text: str
 
@@ -129,11 +125,11 @@ class Worker:
             self._generation = command.generation
             self.endpoint.forget_traffic(command.gone)
             device.forget_traffic()
-        device.rng = np.random.default_rng((self.spec.seed, self.spec.rank, command.number))
+        device.seed_with((self.spec.seed, self.spec.rank, command.number))
         recorder.start()
         try:
             output = self._call(command)
-            encoded = encode(output, lambda value, callback: dump(value, f"the result of rank {device.rank}", callback))
+            encoded = encode(output, f"the result of rank {device.rank}")
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
             recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
             return Done(place, self._record(), self._counts())
@@ -178,7 +174,8 @@ class Worker:
         return pickle.dumps(self.device.recorder.stop(), 5)
 
     def _counts(self) -> dict[int, tuple[int, int]]:
-        return {peer: (box.sent, box.received) for peer, box in self.endpoint.mailboxes.items() if box.sent or box.received}
+        boxes = self.endpoint.mailboxes
+        return {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
 
 
 class RankedOutput(io.TextIOBase):
@@ -237,8 +234,6 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, interrupt)
     link.send("ready")
-    try:
+    with suppress(EOFError, OSError):  # the host has gone
         worker.serve()
-    except (EOFError, OSError):
-        pass  # the host has gone
     os._exit(0)

@@ -93,6 +93,12 @@ def test_the_users_own_data_classes_and_values(capsys, tmp_path):
     assert "as a share of the variance of y" in out
 
 
+def test_a_training_that_runs_away_is_exit_status_1(capsys):
+    status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 9 --learning-rate 1e9 --backend thread")
+    assert status == 1
+    assert " NO  the training ran away" in out
+
+
 def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch):
     honest = mlp.largest_difference
     monkeypatch.setattr(mlp, "largest_difference", lambda a, b: honest(a, b) + 1e-6)

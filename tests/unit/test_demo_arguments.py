@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,8 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --microbatches 0", "--microbatches: needs a whole number of at least 1, got 0"),
         ("mlp --microbatches 5000", "--microbatches 5000: there are 1438 rows to train on"),
         ("mlp --steps 0", "--steps: needs a whole number of at least 1, got 0"),
+        ("mlp --learning-rate 0", "--learning-rate: needs a number above 0, got '0'"),
+        ("mlp --learning-rate nan", "--learning-rate: needs a number above 0, got 'nan'"),
         ("mlp --hidden 3,x", "--hidden: needs a whole number of at least 1, got 'x'"),
         ("mlp --tp 2", "there is no option --tp"),
         ("mlp --backend processes", "--backend: there is no 'processes'; did you mean process?"),
@@ -119,6 +123,9 @@ def test_a_trace_path_is_tried_without_leaving_or_harming_a_file(tmp_path):
     assert not new.exists()
     writable(old)
     assert old.read_text() == "kept"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WrongWords, match="it is a pipe"):
+        writable(tmp_path / "pipe")
     with pytest.raises(WrongWords, match="Is a directory"):
         writable(tmp_path)
 

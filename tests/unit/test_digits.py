@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -120,6 +121,9 @@ def test_files_that_are_not_archives(tmp_path):
         data.load_npz(tmp_path / "missing.npz")
     with pytest.raises(data.DataError, match="cannot be read: Is a directory"):
         data.load_npz(tmp_path)
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(data.DataError, match="not a file that can be read twice"):
+        data.load_npz(tmp_path / "pipe.npz")
     with pytest.raises(data.DataError, match="single array"):
         data.load_npz(tmp_path / "single.npy")
     for name in ("text.npz", "empty.npz"):

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vcluster.demo.command_line import Parser, WrongWords, add_mesh, choice, nearest, serve, whole, wholes
+from vcluster.demo.command_line import Parser, WrongWords, add_mesh, choice, nearest, positive, serve, whole, wholes
+from vcluster.errors import ClusterError
 
 PROGRAM = "python -m vcluster.demo"
 
@@ -55,9 +56,10 @@ def mlp_parser() -> Parser:
     parser.add_argument("--microbatches", type=whole(), default=8, metavar="N", help="pieces a batch is cut into (8)")
     parser.add_argument("--steps", type=whole(), default=40, metavar="N", help="steps of the optimizer (40)")
     parser.add_argument(
-        "--hidden", type=wholes, default=(256, 64, 256), metavar="N,N,...",
-        help="widths between input and output; one layer more than numbers (256,64,256)",
+        "--hidden", type=wholes, default=(128, 64, 128), metavar="N,N,...",
+        help="widths between input and output; one layer more than numbers (128,64,128)",
     )
+    parser.add_argument("--learning-rate", type=positive, metavar="X", help="of the optimizer (0.1; less if wide)")
     parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
@@ -160,6 +162,11 @@ def main(words: Sequence[str]) -> int:
     except WrongWords as error:
         error.command = name
         raise
+    except RuntimeError as error:
+        if not isinstance(error, ClusterError) and type(error) is not RuntimeError:
+            raise  # a mistake of ours; the others say what is wrong with the cluster, or with this system
+        print(f"{PROGRAM} {name}: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.communication import Pairs, algorithms
-from parallelism.explain import Explanation, explain
+from parallelism.explanation import Explanation, explain
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from vcluster.demo.command_line import WrongWords, nearest

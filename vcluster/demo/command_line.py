@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -69,6 +70,17 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
     return convert
 
 
+def positive(text: str) -> float:
+    """A type for argparse: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"needs a number above 0, got {text!r}")
+    return number
+
+
 def wholes(text: str) -> tuple[int, ...]:
     """A type for argparse: whole numbers of at least 1, with commas between them."""
     return tuple(whole()(part.strip()) for part in text.split(","))
@@ -133,6 +145,8 @@ def writable(path: Path) -> Path:
     """``path``, which is found to be writable now and left as it was.  Raises `WrongWords`."""
     try:
         existed = path.exists()
+        if path.is_fifo():  # to open it would wait for a reader
+            raise WrongWords(f"{path} cannot be written: it is a pipe, not a file")
         with path.open("ab"):
             pass
         if not existed:

@@ -73,6 +73,8 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
     """
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataError(f"{path} is not a file that can be read twice")
         # Opened here, because np.load leaves a file that it cannot read open; its remarks on odd headers are no news.
         with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
             loaded = np.load(file, allow_pickle=False)

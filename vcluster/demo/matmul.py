@@ -101,13 +101,14 @@ def show(arguments: argparse.Namespace) -> int:
     mesh, policy, extents = prepare(arguments)
     name, (m, k, n) = arguments.policy, extents
     screen = Screen()
-    screen.line(f"matmul under {name} on {mesh!r}: C[{m}, {n}] = A[{m}, {k}] B[{k}, {n}], float64", "bold")
+    screen.line(f"matmul under {name} on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"  C[{m}, {n}] = A[{m}, {k}] B[{k}, {n}], float64")
     screen.line(f"  {policy.summary}")
 
     screen.heading("Who holds what")
     for label, dims, cut in (("A[m, k]", "mk", policy.a), ("B[k, n]", "kn", policy.b), ("C[m, n]", "mn", policy.c)):
-        cuts = [f"{dim} over {axis}" for dim, axis in zip(dims, cut, strict=True) if axis]
-        screen.line(f"  {label}  {' and '.join(cuts) + ' cut' if cuts else 'whole on every device'}")
+        cuts = [f"{dim} cut over {axis}" for dim, axis in zip(dims, cut, strict=True) if axis]
+        screen.line(f"  {label}  {' and '.join(cuts) if cuts else 'whole on every device'}")
         screen.line(draw(owners(mesh, cut)))
 
     rng = np.random.default_rng(0)

@@ -47,14 +47,16 @@ class Screen:
         """A trace, a row for each device; in colour on a terminal."""
         self._console.print(coloured_timeline(trace, WIDTH) if self.live else Text(timeline(trace, WIDTH)))
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> None:
-        """Columns as wide as their longest cell; the first ``left`` columns are flush left, the others right."""
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Columns as wide as their longest cell; those of numbers are flush right, the others left."""
         cells = [[str(cell) for cell in row] for row in (header, *rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        columns = list(zip(*cells, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        numbers = [all(cell.replace(",", "").isdigit() for cell in column[1:] if cell) for column in columns]
         for number, row in enumerate(cells):
             places = [
-                cell.ljust(width) if column < left else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, numbers, strict=True)
             ]
             self.line("  " + "  ".join(places).rstrip(), style="dim" if number == 0 else "")
 

@@ -16,17 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from parallelism import chunks, storyboard
-from parallelism.closed_forms import ClosedForm, closed_form
+from parallelism import chunks
 from parallelism.communication import REDUCING, ROOTED, Algorithm
 from parallelism.communication import algorithm as find_algorithm
 from parallelism.operation import ReduceOp
 from parallelism.reductions import reduction
+
+if TYPE_CHECKING:
+    from parallelism.closed_forms import ClosedForm
 
 Array = NDArray[Any]
 
@@ -105,6 +107,8 @@ class Explanation(Sequence[ExplainedStep]):
         return True
 
     def __str__(self) -> str:
+        from parallelism import storyboard  # drawing is not needed to import, and every device imports this
+
         return storyboard.text(self)
 
     def __repr__(self) -> str:
@@ -112,6 +116,8 @@ class Explanation(Sequence[ExplainedStep]):
         return f"<Explanation of {a.collective}, {a.name}, {a.size} ranks, {len(self)} steps; print it>"
 
     def _repr_html_(self) -> str:
+        from parallelism import storyboard
+
         return storyboard.html(self)
 
 
@@ -170,6 +176,8 @@ def explain(
             held[rank] = {c: _frozen(after[c]) for c in sorted(after)}
             received[rank] += sum(m.nbytes for m in messages if m.target == rank)
         steps.append(ExplainedStep(number, messages, _views(held), tuple(received)))
+
+    from parallelism.closed_forms import closed_form
 
     results = []
     for rank in range(size):

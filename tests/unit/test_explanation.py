@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallelism.communication import COLLECTIVES, ROOTED, algorithm, algorithms
-from parallelism.explain import explain
+from parallelism.explanation import explain
 
 
 def inputs(size, extent=6):

@@ -1,0 +1,88 @@
+"""What was measured, as values and as a JSON document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.summary import Summary
+
+FORMAT = "vcluster benchmarks"
+FORMAT_VERSION = 1
+
+DEFINITIONS = {
+    "seconds": "median and spread over all rounds of all passes; passes go over all systems and cases in turn",
+    "collective": "latest end minus latest start over the ranks; two barriers stand before the call",
+    "from_first_start": "the same rounds as latest end minus earliest start; an upper bound",
+    "round_trip": "rank 0 sends, rank 1 sends back what came; the time of rank 0",
+    "stream": "16 messages one after the other, receiver's end minus sender's start, per message",
+    "nbytes": "input of all_reduce, reduce_scatter, all_to_all, broadcast and messages; output of all_gather",
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure: what was done, by which system, on how many devices, with how many bytes."""
+
+    suite: str
+    system: str
+    operation: str
+    devices: int
+    nbytes: int
+    memory: str
+    seconds: Summary
+    from_first_start: Summary | None = None
+
+
+@dataclass
+class Results:
+    """Everything one run of the benchmarks found."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Systems that could not be measured, with the reason in one line."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """What each peer says of itself."""
+
+    def add(
+        self, suite: str, system: str, operation: str, seconds: Sequence[float], *, devices: int = 0, nbytes: int = 0,
+        memory: str = "", from_first_start: Sequence[float] | None = None,
+    ) -> None:
+        """Note the figures of all rounds of one thing."""
+        first = None if from_first_start is None else Summary.of(from_first_start)
+        self.measurements.append(
+            Measurement(suite, system, operation, devices, nbytes, memory, Summary.of(seconds), first)
+        )
+
+    def of(self, suite: str) -> Iterator[Measurement]:
+        """The measurements of one suite, in the order in which they were added."""
+        return (measurement for measurement in self.measurements if measurement.suite == suite)
+
+    def find(self, wanted: Callable[[Measurement], bool]) -> Measurement | None:
+        """The first measurement that is ``wanted``."""
+        return next(filter(wanted, self.measurements), None)
+
+    def document(self, command: Sequence[str], started: str, machine: dict[str, Any]) -> dict[str, Any]:
+        """All of it as plain values; seconds throughout."""
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "command": list(command),
+            "started": started,
+            "machine": machine,
+            "versions": dict(self.versions),
+            "definitions": DEFINITIONS,
+            "skipped": dict(self.skipped),
+            "measurements": [
+                {name: value for name, value in asdict(measurement).items() if value is not None}
+                for measurement in self.measurements
+            ],
+        }
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a document in a form that is read by people too."""
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")

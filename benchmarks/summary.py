@@ -1,0 +1,34 @@
+"""A distribution of seconds in a few numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Median and spread, in seconds."""
+
+    median: float
+    low_quartile: float
+    high_quartile: float
+    minimum: float
+    maximum: float
+    rounds: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Summary:
+        """The summary of at least one figure.  Quartiles are those of ``statistics.quantiles(method="inclusive")``."""
+        if not seconds:
+            raise ValueError("a summary needs at least one figure, got none")
+        low, median, high = (
+            statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
+        )
+        return cls(median, low, high, min(seconds), max(seconds), len(seconds))
+
+    @property
+    def spread(self) -> float:
+        """How far apart the quartiles lie, as a part of the median; 0 for a median of 0."""
+        return (self.high_quartile - self.low_quartile) / abs(self.median) if self.median else 0.0

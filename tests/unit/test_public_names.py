@@ -1,0 +1,35 @@
+"""What the packages promise at their top."""
+
+import subprocess
+import sys
+
+import pytest
+
+import parallelism
+import pipeline_parallelism
+import vcluster
+
+
+@pytest.mark.parametrize("package", [parallelism, pipeline_parallelism, vcluster], ids=lambda package: package.__name__)
+def test_every_public_name_is_there_once_and_is_what_it_says(package):
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        value = getattr(package, name)
+        if isinstance(value, type) or callable(value):
+            assert value.__name__ == name
+
+
+def test_the_runtime_passes_on_what_describes():
+    assert set(parallelism.__all__) <= set(vcluster.__all__)
+    assert all(getattr(vcluster, name) is getattr(parallelism, name) for name in parallelism.__all__)
+
+
+@pytest.mark.parametrize("package", [parallelism, vcluster], ids=lambda package: package.__name__)
+def test_a_name_that_is_not_there_is_an_attribute_error(package):
+    with pytest.raises(AttributeError, match="Mash"):
+        _ = package.Mash
+
+
+def test_importing_loads_no_numpy_and_starts_nothing():
+    program = "import sys, threading, vcluster; assert 'numpy' not in sys.modules; assert threading.active_count() == 1"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
