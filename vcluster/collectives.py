@@ -140,6 +140,8 @@ class Collectives:
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
             if out is None:
                 result = from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
+        elif isinstance(result, list):  # of an all_scatter: as each was sent
+            result = [from_form(seen.form, array) for seen, array in zip(calls, result, strict=True)]
         elif out is None and call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
             result = result[()]
         return result, told

@@ -1,0 +1,111 @@
+"""What a device is doing, written where the host can read it while the device sleeps.
+
+A device is running, or finished with its kernel, or blocked; a blocked one tells what each operation under way needs: from
+which peer, by which kind of operation there, and which word in shared memory will change when it has happened.  The host
+(`vcluster.supervision`) reads this only when it has heard nothing for a moment, so it is written only before a sleep.
+
+A word counts the changes: a reader that sees the same count before and after has read one state.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vcluster.control import STATUS_BYTES, Layout
+from vcluster.memory import LINE, Arena
+
+RUNNING, BLOCKED, FINISHED = range(3)
+_VERSION, _STATE, _LENGTH = range(3)
+
+Lane = tuple[object, ...]
+"""Operations that take effect in order: ("group", key), ("send", peer, tag) or ("recv", peer, tag), peers by rank."""
+
+
+class Need(NamedTuple):
+    """Something that an operation waits for."""
+
+    peer: int
+    """The rank that must act; -1 is the host."""
+    lane: Lane | None
+    """The lane of that rank whose operation would do it; None if any call there would."""
+    place: int
+    """Offset of a word that will have changed when it has happened."""
+    value: int
+    """What it is now."""
+
+
+class Operation(NamedTuple):
+    """An operation under way: the lane it is first in, what it is, and what it needs (None: not known)."""
+
+    lane: Lane
+    text: str
+    needs: list[Need] | None
+
+
+class State(NamedTuple):
+    """What a device was doing when it was looked at."""
+
+    version: int
+    state: int
+    operations: list[Operation] = []
+    """If blocked: what is under way; the first is what the kernel itself waits for."""
+    location: str = ""
+    """The line of the kernel that waits."""
+
+
+class Status:
+    """Writes and reads the states."""
+
+    def __init__(self, arena: Arena, layout: Layout) -> None:
+        self._arena = arena
+        self._words = [arena.words(layout.status(rank), 3) for rank in range(layout.size)]
+        self._texts = [layout.status(rank) + LINE for rank in range(layout.size)]
+
+    def set(self, rank: int, state: int) -> None:
+        """Running or finished."""
+        words = self._words[rank]
+        words[_VERSION] += 1
+        words[_STATE] = state
+
+    def set_blocked(self, rank: int, operations: Sequence[Operation], location: str) -> None:
+        """Blocked, on the first of ``operations``.  What is too long to tell counts as running."""
+        told = marshal.dumps(([(lane, text, needs and [tuple(n) for n in needs]) for lane, text, needs in operations], location))
+        words = self._words[rank]
+        if len(told) > STATUS_BYTES - LINE:
+            return
+        start = self._texts[rank]
+        words[_VERSION] += 1
+        words[_STATE] = RUNNING
+        self._arena.view[start : start + len(told)] = told
+        words[_LENGTH] = len(told)
+        words[_VERSION] += 1
+        words[_STATE] = BLOCKED
+
+    def is_running(self, rank: int) -> bool:
+        return bool(self._words[rank][_STATE] == RUNNING)
+
+    def version(self, rank: int) -> int:
+        return int(self._words[rank][_VERSION])
+
+    def read(self, rank: int) -> State:
+        """One device's state; one that changes while it is read counts as running."""
+        words = self._words[rank]
+        version, state = words[_VERSION], words[_STATE]
+        if state != BLOCKED:
+            return State(version, state)
+        start = self._texts[rank]
+        told = bytes(self._arena.view[start : start + words[_LENGTH]])
+        if words[_VERSION] != version:
+            return State(version, RUNNING)
+        operations, location = marshal.loads(told)
+        return State(
+            version, BLOCKED,
+            [Operation(lane, text, None if needs is None else [Need(*n) for n in needs]) for lane, text, needs in operations],
+            location,
+        )
+
+    def has_changed(self, need: Need) -> bool:
+        """Whether what was needed may have happened since."""
+        return bool(self._arena.words(need.place)[0] != need.value)

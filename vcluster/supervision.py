@@ -1,0 +1,144 @@
+"""Who can never go on.
+
+A device that runs can do anything.  A blocked one can go on if the operation its kernel waits for can: if each thing that
+the operation needs has happened since, or may still be done by a peer that can go on, or by an operation that the peer
+has under way and that can itself go on.  What this gives as a least fixed point is everybody who may still move; the
+others never will.
+
+No timeout decides: a slow kernel runs, a starved device that has only not yet noticed its message finds the word changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from vcluster.status import BLOCKED, FINISHED, RUNNING, Lane, Need, Operation, State, Status
+
+
+class Stuck(NamedTuple):
+    """A device that can never go on."""
+
+    rank: int
+    text: str
+    """What it waits in."""
+    location: str
+    waits_for: tuple[int, ...]
+    """Peers that will never do what it needs."""
+
+
+def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> list[Stuck]:
+    """The devices that can never go on, by rank; ``states`` by rank, all of one moment."""
+    awake = [
+        state.state == RUNNING
+        or any(has_changed(need) for operation in state.operations for need in operation.needs or ())
+        for state in states
+    ]
+    free: set[tuple[int, int]] = set()  # (rank, number of an operation); 0 is what the kernel waits for
+
+    def may_act(need: Need) -> bool:
+        if need.peer < 0 or awake[need.peer] or (need.peer, 0) in free:
+            return True
+        peer = states[need.peer]
+        if need.lane is None:
+            return peer.state != FINISHED
+        return any(
+            operation.lane == need.lane and (need.peer, number) in free for number, operation in enumerate(peer.operations)
+        )
+
+    def can_go_on(operation: Operation) -> bool:
+        return operation.needs is None or all(map(may_act, operation.needs))
+
+    blocked = [
+        (rank, number, operation)
+        for rank, state in enumerate(states) if state.state == BLOCKED and not awake[rank]
+        for number, operation in enumerate(state.operations)
+    ]
+    grown = True
+    while grown:
+        grown = False
+        for rank, number, operation in blocked:
+            if (rank, number) not in free and can_go_on(operation):
+                free.add((rank, number))
+                grown = True
+    return [
+        Stuck(rank, operation.text, states[rank].location,
+              tuple(dict.fromkeys(need.peer for need in operation.needs or () if not may_act(need))))
+        for rank, number, operation in blocked if number == 0 and (rank, 0) not in free
+    ]
+
+
+class Supervisor:
+    """Looks at the devices of a run from time to time."""
+
+    def __init__(self, status: Status, size: int) -> None:
+        self._status = status
+        self._size = size
+        self._before: tuple[int, ...] | None = None
+
+    def look(self) -> list[Stuck]:
+        """Who is stuck; nobody unless at least one device has been blocked since the last look, unchanged."""
+        status = self._status
+        versions = tuple(map(status.version, range(self._size)))
+        if versions != self._before and self._before is not None:
+            unchanged = any(a == b and not status.is_running(r) for r, (a, b) in enumerate(zip(versions, self._before, strict=True)))
+        else:
+            unchanged = self._before is not None
+        self._before = versions
+        if not unchanged:
+            return []
+        states = [status.read(rank) for rank in range(self._size)]
+        stuck = find_stuck(states, status.has_changed)
+        if stuck and all(status.version(stick.rank) == states[stick.rank].version for stick in stuck):
+            return stuck if self._same(states) else []
+        return []
+
+    def _same(self, states: Sequence[State]) -> bool:
+        """Whether nobody has moved while the states were read, as far as it matters."""
+        return all(
+            self._status.version(rank) == state.version for rank, state in enumerate(states) if state.state != RUNNING
+        )
+
+
+def tell(stuck: Sequence[Stuck], finished: Mapping[int, bool], size: int) -> str:
+    """A deadlock in words: the circle of waits if there is one, then everybody's line."""
+    by_rank = {stick.rank: stick for stick in stuck}
+    circle = _circle(by_rank)
+    if circle:
+        steps = "; ".join(
+            f"rank {rank} waits for rank {after}" for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
+        )
+        head = f"deadlock: {steps}"
+    else:
+        stick = next((s for s in stuck if any(finished.get(peer) for peer in s.waits_for)), stuck[0])
+        gone = [peer for peer in stick.waits_for if finished.get(peer)]
+        calls = stick.text.split("(")[0]
+        if gone:
+            head = f"deadlock: {_ranks(gone)} returned without calling {calls}, for which rank {stick.rank} waits"
+        else:
+            head = f"deadlock: rank {stick.rank} waits for {_ranks(stick.waits_for)}"
+    lines = [
+        f"  rank {s.rank} in {s.text} at {s.location}, waiting for {_ranks(s.waits_for)}" for s in stuck
+    ]
+    return "\n".join([head, *lines])
+
+
+def _circle(stuck: Mapping[int, Stuck]) -> list[int]:
+    for start in stuck:
+        path: list[int] = []
+        rank = start
+        while rank in stuck and rank not in path:
+            path.append(rank)
+            rank = next((peer for peer in stuck[rank].waits_for if peer in stuck), -1)
+        if rank in path:
+            circle = path[path.index(rank) :]
+            first = circle.index(min(circle))
+            return circle[first:] + circle[:first]
+    return []
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ["the host" if rank < 0 else str(rank) for rank in ranks]
+    if not names:
+        return "nobody"
+    return ("rank " if len(names) == 1 else "ranks ") + (names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" and {names[-1]}")
