@@ -25,7 +25,8 @@ def missing(python: str) -> dict[str, str]:
     modules = ["numpy", *PEERS.values()]
     try:
         found = subprocess.run(
-            [python, "-c", _LOOK, *modules], capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL
+            [python, "-c", _LOOK, *modules], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+            check=True,
         )
         absent: list[str] = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:

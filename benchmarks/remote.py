@@ -1,6 +1,7 @@
 """Starting the processes of a peer in its own interpreter, and asking all its ranks for rounds.
 
-The peer's end is `benchmarks.peers.link`.  What a peer prints goes to a file and is shown only as the reason of its failure.
+The peer's end is `benchmarks.peers.link`.  What a peer prints goes to a file and is shown only as the reason of its
+failure.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class RemoteSystem:
     """The processes of one peer.  It starts in the constructor; `connect` waits until its ranks are there."""
 
     def __init__(
-        self, name: str, devices: int, commands: Sequence[Sequence[str]], *, lines: int, operations: Sequence[str] = OPERATIONS
+        self, name: str, devices: int, commands: Sequence[Sequence[str]], *, lines: int,
+        operations: Sequence[str] = OPERATIONS,
     ) -> None:
         """``commands`` start its processes; ``{folder}`` in a word stands for a folder of its own.
 
@@ -149,7 +151,7 @@ class RemoteSystem:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _hear_all(self) -> list[dict[str, Any]]:
-        """An answer from every rank; as soon as one says that it failed, its answer alone: the others may wait for it."""
+        """An answer from every rank; as soon as one says that it failed, that alone: the others may wait for it."""
         waiting = set(self._lines)
         answers: dict[_Line, dict[str, Any]] = {}
         deadline = time.monotonic() + CASE_SECONDS

@@ -16,6 +16,7 @@ FORMAT_VERSION = 1
 DEFINITIONS = {
     "seconds": "median and spread over all rounds of all passes; passes go over all systems and cases in turn",
     "collective": "latest end minus latest start over the ranks; two barriers stand before the call",
+    "broadcast": "latest end minus earliest start, since its root need not wait",
     "from_first_start": "the same rounds as latest end minus earliest start; an upper bound",
     "round_trip": "rank 0 sends, rank 1 sends back what came; the time of rank 0",
     "stream": "16 messages one after the other, receiver's end minus sender's start, per message",

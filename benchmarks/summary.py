@@ -29,6 +29,11 @@ class Summary:
         return cls(median, low, high, min(seconds), max(seconds), len(seconds))
 
     @property
+    def points(self) -> tuple[float, float, float, float]:
+        """Median, quartiles, minimum: the columns of a table."""
+        return self.median, self.low_quartile, self.high_quartile, self.minimum
+
+    @property
     def spread(self) -> float:
         """How far apart the quartiles lie, as a part of the median; 0 for a median of 0."""
         return (self.high_quartile - self.low_quartile) / abs(self.median) if self.median else 0.0

@@ -8,7 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.cases import (
-    STREAM_MESSAGES, Array, Case, Times, Trial, WrongAnswerError, receive_stream, seconds_from_first_start, seconds_of,
+    STREAM_MESSAGES,
+    Array,
+    Case,
+    Times,
+    Trial,
+    WrongAnswerError,
+    receive_stream,
+    seconds_from_first_start,
+    seconds_of,
     timed_rounds,
 )
 from benchmarks.plan import Plan

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from vcluster.control import DIRECTORY_ENTRIES
 from vcluster.errors import ClusterError
 from vcluster.memory import LINE
+from vcluster.status import Need
+from vcluster.tasks import Wait
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
-    from vcluster.tasks import Ready
 
 INLINE_BYTES = 8 << 10
 """Payloads up to this size are copied into the slot; each member then reads them all by itself."""
@@ -79,9 +80,10 @@ class Buffer:
 class Slot:
     """What one member of a group shows the others."""
 
-    __slots__ = ("buffers", "done", "posted")
+    __slots__ = ("buffers", "done", "offset", "posted")
 
     def __init__(self, endpoint: Endpoint, offset: int) -> None:
+        self.offset = offset
         self.posted = endpoint.arena.words(offset)
         self.done = endpoint.arena.words(offset + LINE)
         first = offset + 2 * LINE
@@ -95,7 +97,7 @@ class Group:
         self.ranks = ranks
         self.size = len(ranks)
         self.position = ranks.index(endpoint.number)
-        self.key = abs(hash(ranks)) or 1  # the hash of a tuple of integers is the same in every process
+        self.key = group_key(ranks)
         self.sequence = 0
         self._endpoint = endpoint
         self._others = tuple(rank for rank in ranks if rank != endpoint.number)
@@ -110,7 +112,7 @@ class Group:
 
     def post(
         self, description: bytes, payload: NDArray[Any] | None, place: int | None, out: int
-    ) -> Generator[Ready, None, int]:
+    ) -> Generator[Wait, None, int]:
         """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
 
         ``payload`` is a contiguous array that the others may read; ``place`` its offset if it lies in the arena for as
@@ -119,7 +121,7 @@ class Group:
         sequence = self.sequence
         self.sequence += 1
         if sequence >= 2 and not self._all_done(sequence - 1):
-            yield lambda: self._all_done(sequence - 1)
+            yield self._wait_done(sequence - 1)
         endpoint = self._endpoint
         buffer = self._own.buffers[sequence & 1]
         blocks = self._blocks[sequence & 1]
@@ -145,17 +147,17 @@ class Group:
         if self._others:
             endpoint.signals.wake(self._others)
             if not self._all_posted(sequence + 1):
-                yield lambda: self._all_posted(sequence + 1)
+                yield self._wait_posted(sequence + 1)
             endpoint.signals.fence()
         return sequence
 
-    def finish(self, sequence: int, *, together: bool) -> Generator[Ready]:
+    def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
         """This rank has read all it needs; with ``together``, return only when everybody has."""
         self._own.done[0] = sequence + 1
         if self._others:
             self._endpoint.signals.wake(self._others)
             if together and not self._all_done(sequence + 1):
-                yield lambda: self._all_done(sequence + 1)
+                yield self._wait_done(sequence + 1)
         if together:
             blocks = self._blocks[sequence & 1]
             while blocks:
@@ -171,6 +173,23 @@ class Group:
         if all(buffer.equals(description) for buffer in buffers):
             return None
         return [buffer.read_description() for buffer in buffers]
+
+    def _wait_posted(self, count: int) -> Wait:
+        return Wait(lambda: self._all_posted(count), lambda: self._missing(count, 0))
+
+    def _wait_done(self, count: int) -> Wait:
+        return Wait(lambda: self._all_done(count), lambda: self._missing(count, LINE))
+
+    def _missing(self, count: int, word: int) -> list[Need]:
+        """Who has not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
+        needs = []
+        for position, rank in enumerate(self.ranks):
+            slot = self._slots[position] or self._find(position)
+            place = self._entry(rank) if slot is None else slot.offset + word
+            value = self._endpoint.arena.words(place)[0]
+            if slot is None or value < count:
+                needs.append(Need(rank, ("group", self.key), place, value))
+        return needs
 
     def _all_posted(self, count: int) -> bool:
         return self._all(lambda slot: slot.posted[0] >= count)
@@ -189,28 +208,32 @@ class Group:
         return True
 
     def _enter_directory(self) -> None:
-        directory = self._directory(self._endpoint.number)
-        for i in range(DIRECTORY_ENTRIES):
-            entry = 2 * ((self.key + i) % DIRECTORY_ENTRIES)
-            if not directory[entry]:
-                directory[entry + 1] = self._place
-                self._endpoint.signals.fence()
-                directory[entry] = self.key
-                return
-        raise ClusterError(f"a device can belong to at most {DIRECTORY_ENTRIES} different groups in one run")
+        place = self._entry(self._endpoint.number)
+        entry = self._endpoint.arena.words(place, 2)
+        entry[1] = self._place
+        self._endpoint.signals.fence()
+        entry[0] = self.key
 
     def _find(self, position: int) -> Slot | None:
-        directory = self._directory(self.ranks[position])
+        entry = self._endpoint.arena.words(self._entry(self.ranks[position]), 2)
+        if entry[0] != self.key:
+            return None
+        self._endpoint.signals.fence()
+        found = self._slots[position] = Slot(self._endpoint, entry[1])
+        return found
+
+    def _entry(self, rank: int) -> int:
+        """The place of this group's entry in the directory of a rank: where it is, or where it will be."""
+        start = self._endpoint.layout.directory(rank)
+        directory = self._endpoint.arena.words(start, 2 * DIRECTORY_ENTRIES)
         for i in range(DIRECTORY_ENTRIES):
             entry = 2 * ((self.key + i) % DIRECTORY_ENTRIES)
-            key = directory[entry]
-            if key == self.key:
-                self._endpoint.signals.fence()
-                found = self._slots[position] = Slot(self._endpoint, directory[entry + 1])
-                return found
-            if not key:
-                return None
-        return None
+            if directory[entry] in (self.key, 0):
+                return start + 8 * entry
+        raise ClusterError(f"a device can belong to at most {DIRECTORY_ENTRIES} different groups in one run")
 
-    def _directory(self, rank: int) -> memoryview:
-        return self._endpoint.arena.words(self._endpoint.layout.directory(rank), 2 * DIRECTORY_ENTRIES)
+
+def group_key(ranks: tuple[int, ...]) -> int:
+    """The number by which a group is known in shared memory: in every process the same, as integers hash alike."""
+    return abs(hash(ranks)) or 1
+

@@ -21,7 +21,7 @@ from vcluster.mailbox import Envelope
 from vcluster.payload import encode_message
 from vcluster.pending import Owner, Pending
 from vcluster.places import here
-from vcluster.tasks import Ready
+from vcluster.tasks import Wait
 from vcluster.values import check_shape
 
 
@@ -66,7 +66,7 @@ class VirtualChannel:
         try:
             event = self._sent(encoded.nbytes, tag, None)
             steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._owner.endpoint.capacity)
-            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps)
+            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._told_as("send", tag))
             recorder.fill(event, **recorder.since(start))
         finally:
             recorder.leave()
@@ -95,7 +95,7 @@ class VirtualChannel:
         try:
             event = self._receives(tag, None)
             steps = self._receiving(_tag(tag), out, None, None, event, start)
-            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps)
+            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._told_as("recv", tag))
         finally:
             recorder.leave()
 
@@ -128,15 +128,20 @@ class VirtualChannel:
             box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._owner.endpoint.capacity
         )
 
-    def _issue(self, lane: tuple[str, int, int], steps: Generator[Ready, None, Any], work: int, name: str) -> Pending:
-        pending = Pending(self._owner, self._owner.endpoint.tasks.issue(lane, steps), work, name)
+    def _issue(self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str) -> Pending:
+        task = self._owner.endpoint.tasks.issue(lane, steps, self._told_as(name, lane[2]))
+        pending = Pending(self._owner, task, work, name)
         self._owner.unwaited[work] = pending
         return pending
+
+    def _told_as(self, name: str, tag: int) -> str:
+        way = "to" if name == "send" else "from"
+        return f"{name}({way} {_name(self._peer)}, tag {tag})"
 
     def _receiving(
         self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: list[Any], start:
         int
-    ) -> Generator[Ready, None, Any]:
+    ) -> Generator[Wait, None, Any]:
         envelope: Envelope = yield from self._mailbox.receiving(tag)
         self._owner.recorder.fill(event, bytes_received=envelope.nbytes, **self._owner.recorder.since(start))
         value = envelope.open()

@@ -20,7 +20,7 @@ from vcluster.channel import VirtualChannel
 from vcluster.control import Layout
 from vcluster.crew import Crew, Died, ProcessCrew, ThreadCrew
 from vcluster.endpoint import Endpoint
-from vcluster.errors import ClusterError, ClusterTimeoutError
+from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError
 from vcluster.mailbox import hand_over, release
 from vcluster.memory import Arena
 from vcluster.outcome import Reply, error_of
@@ -29,11 +29,16 @@ from vcluster.pending import Pending
 from vcluster.processes import default_start_method
 from vcluster.programs import Environment, environment
 from vcluster.run import Run
+from vcluster.status import RUNNING, Status
+from vcluster.supervision import Stuck, look, tell
 from vcluster.tracing import Recorder
 from vcluster.worker import DeviceSpec, Done, Printed, RunCommand
 
 QUEUE_DEVICES = 16
 """The ``queue`` transport has a queue for each ordered pair of devices, so it is for few."""
+
+LOOK_EVERY_SECONDS = 0.05
+"""When no device has said anything for so long, look whether any of them can still go on."""
 
 INTERRUPT_AFTER_SECONDS = 0.03
 KILL_AFTER_SECONDS = 5.0
@@ -90,7 +95,7 @@ class VirtualCluster:
         _one_of("hardware", hardware, ("host",))
         _one_of("compute", compute, ("measured",))
         if priced_dtype is not None:
-            raise ValueError(f"priced_dtype is for described hardware; for hardware='host' it is None, not {priced_dtype!r}")
+            raise ValueError(f"priced_dtype is for described hardware; hardware='host' has None, not {priced_dtype!r}")
         if isinstance(channel_capacity, bool) or not isinstance(channel_capacity, int) or channel_capacity < 0:
             raise ValueError(f"channel_capacity is a number of messages, 0 or more, got {channel_capacity!r}")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -208,6 +213,7 @@ class _Body:
         self._number = 0
         self._generation = 0
         self._gone: tuple[int, ...] = ()
+        self._status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
         self._channels: dict[int, VirtualChannel] = {}
         try:
@@ -283,6 +289,8 @@ class _Body:
         failed_at: float | None = None
         started = time.monotonic()
         with self.crew.printing():
+            for rank in range(self._mesh.size):
+                self._status.set(rank, RUNNING)
             try:
                 for rank in range(self._mesh.size):
                     self.crew.send(rank, command(rank))
@@ -296,7 +304,12 @@ class _Body:
                         self.endpoint.signals.cancel()
                     if not pending:
                         return replies, broken_off
-                    for rank, message in self.crew.receive(self._timeout(started, failed_at)):
+                    messages = self.crew.receive(self._timeout(started, failed_at))
+                    if not messages and failed_at is None and (stuck := look(self._status, self._mesh.size)):
+                        messages = self.crew.receive(0.0)  # a failure that was on its way outranks
+                        if not messages:
+                            broken_off = self._deadlock(stuck, replies)
+                    for rank, message in messages:
                         if isinstance(message, Printed):
                             _print(rank, message)
                             continue
@@ -313,12 +326,20 @@ class _Body:
                 except KeyboardInterrupt as interrupt:
                     broken_off = interrupt
 
-    def _timeout(self, started: float, failed_at: float | None) -> float | None:
+    def _timeout(self, started: float, failed_at: float | None) -> float:
         if failed_at is not None:
             return INTERRUPT_AFTER_SECONDS
         if self._deadline_seconds is not None:
-            return max(0.0, started + self._deadline_seconds - time.monotonic()) + 1e-3
-        return None
+            left = max(0.0, started + self._deadline_seconds - time.monotonic()) + 1e-3
+            return min(LOOK_EVERY_SECONDS, left)
+        return LOOK_EVERY_SECONDS
+
+    def _deadlock(self, stuck: list[Stuck], replies: dict[int, Reply]) -> DeadlockError:
+        finished = {rank for rank, reply in replies.items() if isinstance(reply, Done)}
+        return DeadlockError(
+            tell(stuck, finished), ranks=[s.rank for s in stuck], operation=stuck[0].text.split("(")[0],
+            locations=[s.location for s in stuck],
+        )
 
     def _hurry(self, pending: set[int], seconds: float) -> None:
         if seconds < INTERRUPT_AFTER_SECONDS:

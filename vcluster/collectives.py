@@ -18,14 +18,14 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from parallelism.reductions import Reduction, reduction
 from parallelism.splitting import split_sizes
-from vcluster.agreement import Group
+from vcluster.agreement import Group, group_key
 from vcluster.calls import Call, Traffic, traffic
 from vcluster.direct import run_direct
 from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
 from vcluster.places import here
 from vcluster.stepwise import run_stepwise
-from vcluster.tasks import Ready
+from vcluster.tasks import Wait
 from vcluster.tracing import Recorder
 from vcluster.values import (
     SCALAR,
@@ -41,8 +41,8 @@ from vcluster.values import (
     zeros_like,
 )
 
-Steps = Generator["Ready", None, Any]
-MakeSteps = Callable[[list[Any]], Generator["Ready", None, tuple[Any, Traffic]]]
+Steps = Generator[Wait, None, Any]
+MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -97,6 +97,7 @@ class Collectives:
         if kind == "all_reduce" and is_tree(x):
             _no_out(kind, x, out)
             steps: MakeSteps = partial(self._reduce_tree, x, op, base)
+            told_as: object = f"all_reduce({type(x).__name__} of arrays)"
         else:
             call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
             if out is not None:
@@ -104,6 +105,7 @@ class Collectives:
                     _no_out(kind, x, out)
                 check_out(call, out, array)
             steps = partial(self._one, call, x, array, out, reducing)
+            told_as = call
 
         recorder, tasks = self.recorder, self.endpoint.tasks
         start = recorder.enter()
@@ -122,17 +124,17 @@ class Collectives:
             return result if then is None else then(result)
 
         try:
-            lane = ("group", members)
+            lane = ("group", group_key(members))
             if work is None:
-                return tasks.run(lane, whole())
-            pending = self.unwaited[work] = Pending(self, tasks.issue(lane, whole()), work, name or kind)
+                return tasks.run(lane, whole(), told_as)
+            pending = self.unwaited[work] = Pending(self, tasks.issue(lane, whole(), told_as), work, name or kind)
             return pending
         finally:
             recorder.leave()
 
     def _one(
         self, call: Call, x: Any, array: NDArray[Any] | None, out: Any, reducing: Reduction | None, event: list[Any]
-    ) -> Generator[Ready, None, tuple[Any, Traffic]]:
+    ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The result of one call, in the form in which its value was given."""
         result, calls = yield from self._carry_out(call, array, out, reducing, event)
         told = traffic(calls, call.position)
@@ -148,7 +150,7 @@ class Collectives:
 
     def _reduce_tree(
         self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: list[Any]
-    ) -> Generator[Ready, None, tuple[Any, Traffic]]:
+    ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The leaves of each dtype, one after the other in one buffer."""
         arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
         form = repr(rebuild(x, [(array.dtype.str, array.shape) for array, _ in arrays])).encode()
@@ -170,7 +172,7 @@ class Collectives:
 
     def _carry_out(
         self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None, event: list[Any]
-    ) -> Generator[Ready, None, tuple[Any, list[Call]]]:
+    ) -> Generator[Wait, None, tuple[Any, list[Call]]]:
         group = self._groups.get(call.ranks)
         if group is None:
             group = self._groups[call.ranks] = Group(self.endpoint, call.ranks)
@@ -202,11 +204,11 @@ class Collectives:
             return zeros
 
         def nothing_to_wait_for() -> Steps:
-            yield lambda: True
+            yield Wait(lambda: True)
             return zeros
 
         number = self.recorder.next_work()
-        task = self.endpoint.tasks.issue(("outside", number), nothing_to_wait_for())
+        task = self.endpoint.tasks.issue(("outside", number), nothing_to_wait_for(), kind)
         pending = self.unwaited[number] = Pending(self, task, number, kind)
         return pending
 

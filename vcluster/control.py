@@ -1,8 +1,8 @@
 """Where things lie in the shared memory of a cluster, and the few words that all its members watch.
 
-    page 0            the cancel word, and how often traffic was forgotten
-    a row each        of every endpoint: how many blocks it holds of each other's heap
-    a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring to it
+    page 0            the cancel word, and how often traffic was forgotten eight pages each  of every device: what it is
+    doing (`vcluster.status`) a row each        of every endpoint: how many blocks it holds of each other's heap a page
+    each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring to it
                       was found full
     a directory each  of every endpoint: where its slot for a group lies (`vcluster.agreement`)
     a page a pair     of endpoints: the ring of messages from one to the other (`vcluster.channel`)
@@ -23,6 +23,7 @@ EPOCH = LINE
 """The word that says how often traffic was forgotten: what was sent before is not for those who receive after."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
+STATUS_BYTES = 8 * PAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,11 @@ class Layout:
     def crowded_word(self, endpoint: int) -> int:
         return PAGE * (1 + endpoint) + 3 * LINE
 
+    def status(self, rank: int) -> int:
+        return PAGE * (1 + self.endpoints) + STATUS_BYTES * rank
+
     def held_word(self, holder: int, owner: int) -> int:
-        return PAGE * (1 + self.endpoints) + 8 * (holder * self.endpoints + owner)
+        return self.status(self.size) + 8 * (holder * self.endpoints + owner)
 
     def directory(self, endpoint: int) -> int:
         pages = -(-self.held_word(self.endpoints, 0) // PAGE)

@@ -17,6 +17,7 @@ from vcluster.channel import VirtualChannel
 from vcluster.collectives import Collectives
 from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
+from vcluster.programs import dump
 from vcluster.tracing import Recorder
 
 
@@ -305,7 +306,7 @@ class VirtualDevice:
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(pickle.dumps(obj, 5), np.uint8)
+    return np.frombuffer(dump(obj, "the object"), np.uint8)
 
 
 __all__ = ["Groups", "VirtualDevice"]

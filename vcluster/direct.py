@@ -21,7 +21,7 @@ from vcluster.values import check_shape
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
-    from vcluster.tasks import Ready
+    from vcluster.tasks import Wait
 
 SHARED_RESULT_BYTES = 1 << 14
 """A new result from this size on lies in shared memory: its pages are used again, and peers can read it in place."""
@@ -32,7 +32,7 @@ Views = Sequence[NDArray[Any]]
 def run_direct(
     endpoint: Endpoint, group: Group, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None,
     reduction: Reduction | None,
-) -> Generator[Ready, None, tuple[Any, list[Call]]]:
+) -> Generator[Wait, None, tuple[Any, list[Call]]]:
     """The result and everybody's call.  ``x`` is contiguous; ``out`` has the right shape and dtype."""
     payload = x if call.gives else None
     large = payload is not None and payload.nbytes > INLINE_BYTES

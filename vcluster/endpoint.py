@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vcluster.control import Layout
 from vcluster.mailbox import HOLDER, TAKEN, Mailbox
 from vcluster.memory import Arena, Heap
+from vcluster.places import here
+from vcluster.status import RUNNING, Status
 from vcluster.tasks import Tasks
 from vcluster.waiting import Signals
 
@@ -36,6 +38,10 @@ class Endpoint:
         self.mailboxes: dict[int, Mailbox] = {}
         self._crowded = arena.words(layout.crowded_word(number))
         self.signals.before_sleep = self.take_in
+        if number < layout.size:
+            self.status = Status(arena, layout)
+            self.signals.before_sleep = self._before_sleep
+            self.signals.after_sleep = self._after_sleep
 
     def mailbox(self, peer: int) -> Mailbox:
         """The two-way traffic with another endpoint."""
@@ -43,6 +49,13 @@ class Endpoint:
         if found is None:
             found = self.mailboxes[peer] = Mailbox(self, peer)
         return found
+
+    def _before_sleep(self) -> None:
+        self.take_in()
+        self.status.set_blocked(self.number, self.tasks.under_way(), here())
+
+    def _after_sleep(self) -> None:
+        self.status.set(self.number, RUNNING)
 
     def take_in(self) -> None:
         """Empty the rings that point here, so that nobody waits for room in them."""

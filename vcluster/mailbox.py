@@ -22,11 +22,12 @@ from vcluster.control import EPOCH
 from vcluster.errors import ChannelClosedError
 from vcluster.memory import PAGE
 from vcluster.payload import HEADER_BYTES, Encoded, decode
+from vcluster.status import Lane, Need
+from vcluster.tasks import Wait
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
     from vcluster.memory import Arena, Loan
-    from vcluster.tasks import Ready
 
 TAKEN, RELEASED, LANE, TAG, BLOCK_NBYTES, NBYTES, HOLDER = range(7)
 """The words of a header."""
@@ -61,8 +62,8 @@ class Mailbox:
         self._endpoint = endpoint
         self._peer = peer
         layout, arena = endpoint.layout, endpoint.arena
-        self._out = arena.words(layout.ring(endpoint.number, peer), PAGE // 8)
-        self._in = arena.words(layout.ring(peer, endpoint.number), PAGE // 8)
+        self._out_place, self._in_place = layout.ring(endpoint.number, peer), layout.ring(peer, endpoint.number)
+        self._out, self._in = arena.words(self._out_place, PAGE // 8), arena.words(self._in_place, PAGE // 8)
         self._held = arena.words(layout.held_word(endpoint.number, peer))
         self._queues = endpoint.queues[peer] if endpoint.queues is not None else None
         self._arrived: dict[tuple[int, int], deque[Envelope]] = {}
@@ -75,20 +76,20 @@ class Mailbox:
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
-    def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Ready]:
+    def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Wait]:
         """Put a message; waits while ``capacity`` messages of its tag lie untaken (None: never)."""
         key = (lane, tag)
         self._check_open()
         if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
-            yield lambda: self._has_room(key, capacity) or self.closed_there
+            yield Wait(lambda: self._has_room(key, capacity) or self.closed_there, lambda: self._needs_room(key))
             self._check_open()
         sent = yield from self._put(encoded, lane, tag)
         if capacity is not None:
             self._untaken.setdefault(key, deque()).append(sent)
             if capacity == 0:
-                yield lambda: self._has_room(key, 1) or self.closed_there
+                yield Wait(lambda: self._has_room(key, 1) or self.closed_there, lambda: self._needs_room(key))
 
-    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Ready, None, tuple[memoryview, Loan]]:
+    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, tuple[memoryview, Loan]]:
         endpoint = self._endpoint
         block_nbytes = encoded.block_nbytes
         offset, header, loan = lend_block(endpoint, HEADER_BYTES if self._queues else block_nbytes, self._peer)
@@ -106,7 +107,8 @@ class Mailbox:
             if head - out[_TAIL] >= SLOTS:
                 endpoint.arena.words(endpoint.layout.crowded_word(self._peer))[0] = 1
                 endpoint.signals.wake((self._peer,))
-                yield lambda: out[_HEAD] - out[_TAIL] < SLOTS
+                tail = self._out_place + 8 * _TAIL
+                yield Wait(lambda: out[_HEAD] - out[_TAIL] < SLOTS, lambda: [self._need(None, tail)])
                 head = out[_HEAD]  # another message may have gone out in between
             out[_FIRST_SLOT + head % SLOTS] = offset
             endpoint.signals.fence()
@@ -128,7 +130,7 @@ class Mailbox:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
-    def receiving(self, tag: int, *, lane: int = 0) -> Generator[Ready, None, Envelope]:
+    def receiving(self, tag: int, *, lane: int = 0) -> Generator[Wait, None, Envelope]:
         """Wait for the oldest message with this tag and take it."""
         key = (lane, tag)
         while True:
@@ -138,7 +140,9 @@ class Mailbox:
                 if not self.has_message(key):
                     if last:
                         self._check_open()
-                    yield lambda: self.has_message(key) or self._nothing_more_comes()
+                    yield Wait(
+                        lambda: self.has_message(key) or self._nothing_more_comes(), lambda: self._needs_message(key)
+                    )
                 continue
             envelope = arrived.popleft()
             if not arrived:
@@ -234,6 +238,30 @@ class Mailbox:
         """Messages that have arrived and were not received."""
         self.take_in()
         return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
+
+    def _needs_message(self, key: tuple[int, int]) -> list[Need]:
+        lane, tag = key
+        me = self._endpoint.layout.rank(self._endpoint.number)
+        sends: Lane = ("send", me, tag) if lane == 0 else ("group", lane)
+        taken_in = self._in[_TAIL]
+        return [
+            self._need(sends, self._in_place + 8 * _HEAD, taken_in),
+            self._need(sends, self._in_place + 8 * _CLOSED),
+        ]
+
+    def _needs_room(self, key: tuple[int, int]) -> list[Need]:
+        me = self._endpoint.layout.rank(self._endpoint.number)
+        takes: Lane = ("recv", me, key[1])
+        oldest = self._untaken[key][0][1]
+        return [
+            self._need(takes, oldest.offset + 8 * TAKEN, 0),
+            self._need(takes, self._in_place + 8 * _CLOSED),
+        ]
+
+    def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:
+        """That the peer changes a word from ``value``, or from what it is now."""
+        now = self._endpoint.arena.words(place)[0] if value is None else value
+        return Need(self._endpoint.layout.rank(self._peer), lane, place, now)
 
     def _nothing_more_comes(self) -> bool:
         """Whether the channel is closed, and all that was sent before has arrived."""

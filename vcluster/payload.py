@@ -61,10 +61,14 @@ def encode_message(value: Any) -> Encoded:
         return Encoded(_array_description(array), [array], array.nbytes)
     buffers: list[Any] = []
 
-    def dump(obj: Any) -> bytes:
-        return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
+    def quickly(obj: Any) -> bytes:
+        try:
+            return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
+        except Exception:  # perhaps a class of a script, a notebook or a test: those travel by value
+            buffers.clear()
+            return dump(obj, "a message", lambda b: buffers.append(b.raw()))
 
-    return _pickled(dump, rebuild(value, [_sendable(leaf) for leaf in leaves(value)]), buffers)
+    return _pickled(quickly, rebuild(value, [_sendable(leaf) for leaf in leaves(value)]), buffers)
 
 
 def encode(value: Any, subject: str) -> Encoded:

@@ -1,8 +1,9 @@
 """What a device is doing, written where the host can read it while the device sleeps.
 
-A device is running, or finished with its kernel, or blocked; a blocked one tells what each operation under way needs: from
-which peer, by which kind of operation there, and which word in shared memory will change when it has happened.  The host
-(`vcluster.supervision`) reads this only when it has heard nothing for a moment, so it is written only before a sleep.
+A device is running, or finished with its kernel, or blocked; a blocked one tells what each operation under way needs:
+from which peer, by which kind of operation there, and which word in shared memory will change when it has happened. The
+host (`vcluster.supervision`) reads this only when it has heard nothing for a moment, so it is written only before a
+sleep.
 
 A word counts the changes: a reader that sees the same count before and after has read one state.
 """
@@ -49,7 +50,7 @@ class State(NamedTuple):
 
     version: int
     state: int
-    operations: list[Operation] = []
+    operations: tuple[Operation, ...] = ()
     """If blocked: what is under way; the first is what the kernel itself waits for."""
     location: str = ""
     """The line of the kernel that waits."""
@@ -71,11 +72,14 @@ class Status:
 
     def set_blocked(self, rank: int, operations: Sequence[Operation], location: str) -> None:
         """Blocked, on the first of ``operations``.  What is too long to tell counts as running."""
-        told = marshal.dumps(([(lane, text, needs and [tuple(n) for n in needs]) for lane, text, needs in operations], location))
+        plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
+        told = marshal.dumps((plain, location))
         words = self._words[rank]
         if len(told) > STATUS_BYTES - LINE:
             return
         start = self._texts[rank]
+        if words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == told:
+            return  # as before
         words[_VERSION] += 1
         words[_STATE] = RUNNING
         self._arena.view[start : start + len(told)] = told
@@ -100,11 +104,11 @@ class Status:
         if words[_VERSION] != version:
             return State(version, RUNNING)
         operations, location = marshal.loads(told)
-        return State(
-            version, BLOCKED,
-            [Operation(lane, text, None if needs is None else [Need(*n) for n in needs]) for lane, text, needs in operations],
-            location,
+        under_way = tuple(
+            Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
+            for lane, text, needs in operations
         )
+        return State(version, BLOCKED, under_way, location)
 
     def has_changed(self, need: Need) -> bool:
         """Whether what was needed may have happened since."""

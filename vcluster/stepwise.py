@@ -20,7 +20,7 @@ from vcluster.payload import encode_message
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
-    from vcluster.tasks import Ready
+    from vcluster.tasks import Wait
 
 OnMessage = Callable[[str, int, int], None]
 """Called for every message with "send" or "recv", the peer's rank, and the bytes."""
@@ -29,7 +29,7 @@ OnMessage = Callable[[str, int, int], None]
 def run_stepwise(
     endpoint: Endpoint, group: Group, call: Call, x: NDArray[Any] | None, reduction: Reduction | None,
     on_message: OnMessage,
-) -> Generator[Ready, None, tuple[Any, list[Call]]]:
+) -> Generator[Wait, None, tuple[Any, list[Call]]]:
     """The result and everybody's call."""
     sequence = yield from group.post(call.description, None, None, 0)
     told = group.disagreement(sequence, call.description)

@@ -1,19 +1,20 @@
 """Who can never go on.
 
-A device that runs can do anything.  A blocked one can go on if the operation its kernel waits for can: if each thing that
-the operation needs has happened since, or may still be done by a peer that can go on, or by an operation that the peer
-has under way and that can itself go on.  What this gives as a least fixed point is everybody who may still move; the
-others never will.
+A device that runs can do anything.  A blocked one can go on if the operation its kernel waits for can: if each thing
+that the operation needs has happened since, or may still be done by a peer that can go on, or by an operation that the
+peer has under way and that can itself go on.  What this gives as a least fixed point is everybody who may still move;
+the others never will.
 
-No timeout decides: a slow kernel runs, a starved device that has only not yet noticed its message finds the word changed.
+No timeout decides: a slow kernel runs, a starved device that has only not yet noticed its message finds the word
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from vcluster.status import BLOCKED, FINISHED, RUNNING, Lane, Need, Operation, State, Status
+from vcluster.status import BLOCKED, FINISHED, RUNNING, Need, Operation, State, Status
 
 
 class Stuck(NamedTuple):
@@ -43,7 +44,8 @@ def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> 
         if need.lane is None:
             return peer.state != FINISHED
         return any(
-            operation.lane == need.lane and (need.peer, number) in free for number, operation in enumerate(peer.operations)
+            operation.lane == need.lane and (need.peer, number) in free
+            for number, operation in enumerate(peer.operations)
         )
 
     def can_go_on(operation: Operation) -> bool:
@@ -68,39 +70,21 @@ def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> 
     ]
 
 
-class Supervisor:
-    """Looks at the devices of a run from time to time."""
+def look(status: Status, size: int) -> list[Stuck]:
+    """The devices that can never go on, from what they publish.
 
-    def __init__(self, status: Status, size: int) -> None:
-        self._status = status
-        self._size = size
-        self._before: tuple[int, ...] | None = None
-
-    def look(self) -> list[Stuck]:
-        """Who is stuck; nobody unless at least one device has been blocked since the last look, unchanged."""
-        status = self._status
-        versions = tuple(map(status.version, range(self._size)))
-        if versions != self._before and self._before is not None:
-            unchanged = any(a == b and not status.is_running(r) for r, (a, b) in enumerate(zip(versions, self._before, strict=True)))
-        else:
-            unchanged = self._before is not None
-        self._before = versions
-        if not unchanged:
-            return []
-        states = [status.read(rank) for rank in range(self._size)]
-        stuck = find_stuck(states, status.has_changed)
-        if stuck and all(status.version(stick.rank) == states[stick.rank].version for stick in stuck):
-            return stuck if self._same(states) else []
+    Everything that a stuck device needs is up to others that are stuck, or have finished.  If none of those has moved by
+    the time all of it has been read, they all stood so at one moment, and what the others do does not matter.
+    """
+    states = [status.read(rank) for rank in range(size)]
+    if all(state.state != BLOCKED for state in states):
         return []
-
-    def _same(self, states: Sequence[State]) -> bool:
-        """Whether nobody has moved while the states were read, as far as it matters."""
-        return all(
-            self._status.version(rank) == state.version for rank, state in enumerate(states) if state.state != RUNNING
-        )
+    stuck = find_stuck(states, status.has_changed)
+    still = {stick.rank for stick in stuck} | {rank for rank, state in enumerate(states) if state.state == FINISHED}
+    return stuck if all(status.version(rank) == states[rank].version for rank in still) else []
 
 
-def tell(stuck: Sequence[Stuck], finished: Mapping[int, bool], size: int) -> str:
+def tell(stuck: Sequence[Stuck], finished: Collection[int]) -> str:
     """A deadlock in words: the circle of waits if there is one, then everybody's line."""
     by_rank = {stick.rank: stick for stick in stuck}
     circle = _circle(by_rank)
@@ -110,8 +94,8 @@ def tell(stuck: Sequence[Stuck], finished: Mapping[int, bool], size: int) -> str
         )
         head = f"deadlock: {steps}"
     else:
-        stick = next((s for s in stuck if any(finished.get(peer) for peer in s.waits_for)), stuck[0])
-        gone = [peer for peer in stick.waits_for if finished.get(peer)]
+        stick = next((s for s in stuck if any(peer in finished for peer in s.waits_for)), stuck[0])
+        gone = [peer for peer in stick.waits_for if peer in finished]
         calls = stick.text.split("(")[0]
         if gone:
             head = f"deadlock: {_ranks(gone)} returned without calling {calls}, for which rank {stick.rank} waits"
@@ -138,7 +122,5 @@ def _circle(stuck: Mapping[int, Stuck]) -> list[int]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    names = ["the host" if rank < 0 else str(rank) for rank in ranks]
-    if not names:
-        return "nobody"
-    return ("rank " if len(names) == 1 else "ranks ") + (names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" and {names[-1]}")
+    names = ["the host" if rank < 0 else f"rank {rank}" for rank in ranks]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "nobody"

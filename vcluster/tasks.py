@@ -1,8 +1,8 @@
 """Operations under way in one endpoint.
 
-An operation is written as a generator: it works until it needs somebody else, yields what it waits for (a function that
-tells whether that has happened), and is resumed when it has; what it returns is its result.  A blocking call drives one
-generator; an asynchronous one leaves it here, to advance inside any later call.
+An operation is written as a generator: it works until it needs somebody else, yields what it waits for (a `Wait`), and
+is resumed when it has it; what it returns is its result.  A blocking call drives one generator; an asynchronous one
+leaves it here, to advance inside any later call.
 
 Operations that must take effect in the order they were issued share a *lane* (the collectives of one group; the
 receives from one source under one tag): only the first of a lane advances.
@@ -11,24 +11,41 @@ receives from one source under one tag): only the first of a lane advances.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator
 from typing import Any
 
+from vcluster.status import Lane, Need, Operation
 from vcluster.waiting import Signals
 
 Ready = Callable[[], bool]
-Steps = Generator[Ready, None, Any]
+
+
+class Wait:
+    """Something to wait for: whether it is there, and (for who wonders why nothing moves) what it needs."""
+
+    __slots__ = ("_ready", "needs")
+
+    def __init__(self, ready: Ready, needs: Callable[[], list[Need]] | None = None) -> None:
+        self._ready = ready
+        self.needs = needs
+
+    def __call__(self) -> bool:
+        return self._ready()
+
+
+Steps = Generator[Wait, None, Any]
 
 
 class Task:
     """One asynchronous operation."""
 
-    __slots__ = ("_steps", "error", "finished", "lane", "result", "waits_for")
+    __slots__ = ("_steps", "error", "finished", "lane", "result", "waits_for", "what")
 
-    def __init__(self, lane: Hashable, steps: Steps) -> None:
+    def __init__(self, lane: Lane, steps: Steps, what: object) -> None:
         self.lane = lane
+        self.what = what
         self._steps = steps
-        self.waits_for: Ready | None = None
+        self.waits_for: Wait | None = None
         self.finished = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -54,21 +71,25 @@ class Tasks:
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
-        self._lanes: dict[Hashable, deque[Task]] = {}
+        self._lanes: dict[Lane, deque[Task]] = {}
+        self._blocked_in: tuple[Lane, object, Wait | None] | None = None
 
-    def run(self, lane: Hashable, steps: Steps) -> Any:
-        """Drive an operation to its end and return its result."""
+    def run(self, lane: Lane, steps: Steps, what: object) -> Any:
+        """Drive an operation to its end and return its result.  ``what`` it is, its ``str`` tells."""
         if lane in self._lanes:
-            return self.wait(self.issue(lane, steps))
+            return self.wait(self.issue(lane, steps, what))
         try:
             while True:
-                self._block(next(steps))
+                wait = next(steps)
+                if not wait():
+                    self._blocked_in = lane, what, wait
+                    self._block(wait)
         except StopIteration as stop:
             return stop.value
 
-    def issue(self, lane: Hashable, steps: Steps) -> Task:
+    def issue(self, lane: Lane, steps: Steps, what: object) -> Task:
         """Start an operation; it advances inside later calls."""
-        task = Task(lane, steps)
+        task = Task(lane, steps, what)
         queue = self._lanes.setdefault(lane, deque())
         queue.append(task)
         if queue[0] is task:
@@ -83,27 +104,29 @@ class Tasks:
     def wait(self, task: Task) -> Any:
         """The result of a task, when it has one."""
         if not task.finished:
+            self._blocked_in = task.lane, task.what, None
             self._block(lambda: task.finished)
         if task.error is not None:
             raise task.error
         return task.result
 
-    def wait_all(self) -> None:
-        """Finish everything; raises the first error among what nobody waited for."""
-        while self._lanes:
-            self.wait(next(iter(self._lanes.values()))[0])
-
     def drop_all(self) -> None:
         """Forget everything, after a failure."""
         self._lanes.clear()
+        self._blocked_in = None
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._lanes)
+    def under_way(self) -> list[Operation]:
+        """What is under way, for `vcluster.status`: first what the kernel itself waits for."""
+        assert self._blocked_in is not None
+        lane, what, wait = self._blocked_in
+        heads = {lane: queue[0] for lane, queue in self._lanes.items()}
+        own = heads.pop(lane, None)
+        if wait is None and own is not None:
+            wait = own.waits_for
+        first = Operation(lane, str(what), _needs(wait))
+        return [first, *(Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items())]
 
     def _block(self, ready: Ready) -> None:
-        if ready():
-            return
         if not self._lanes:
             self._signals.wait(ready)
             return
@@ -114,8 +137,12 @@ class Tasks:
 
         self._signals.wait(ready_after_advancing)
 
-    def _advance_lane(self, lane: Hashable, queue: deque[Task]) -> None:
+    def _advance_lane(self, lane: Lane, queue: deque[Task]) -> None:
         while queue and queue[0].advance():
             queue.popleft()
         if not queue:
             self._lanes.pop(lane, None)
+
+
+def _needs(wait: Wait | None) -> list[Need] | None:
+    return None if wait is None or wait.needs is None else wait.needs()

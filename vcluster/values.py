@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,7 +48,7 @@ def pack(tree: Any) -> tuple[NDArray[np.uint8], bytes]:
     """A tree as an array of bytes, and its form."""
     arrays = [as_array("a tree of arrays", leaf) for leaf in leaves(tree)]
     structure = rebuild(tree, list(range(len(arrays))))
-    form = pickle.dumps((structure, [(a.dtype.str, a.shape, leaf_form) for a, leaf_form in arrays]))
+    form = cloudpickle.dumps((structure, [(a.dtype.str, a.shape, leaf_form) for a, leaf_form in arrays]))
     return np.frombuffer(b"".join(a.tobytes() for a, _ in arrays), np.uint8), form
 
 

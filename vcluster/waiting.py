@@ -57,7 +57,9 @@ class Signals:
         self._turnstile = threading.Lock()
         self._turnstile.acquire()
         self.before_sleep: Callable[[], object] | None = None
-        """Called before each sleep: the place to take messages from rings that might be full."""
+        """Called before each sleep: the place to take in messages, lest a ring stay full, and to say what is awaited."""
+        self.after_sleep: Callable[[], object] | None = None
+        """Called when a wait that came to sleeping is over."""
 
     def fence(self) -> None:
         """Everything written before is seen by others before anything read or written after.
@@ -114,6 +116,8 @@ class Signals:
                 nap = min(2 * nap, LONGEST_NAP_SECONDS)
         finally:
             self._me[0] = 0
+            if self.after_sleep is not None:
+                self.after_sleep()
 
 
 def _futex() -> tuple[Callable[[int, int, float], None], Callable[[int], None]]:

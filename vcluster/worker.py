@@ -28,6 +28,7 @@ from vcluster.memory import Arena
 from vcluster.payload import decode, encode
 from vcluster.processes import Descriptor
 from vcluster.programs import Environment, apply_environment, refresh_modules
+from vcluster.status import FINISHED
 
 INTERRUPT = getattr(signal, "SIGUSR1", None)
 """Sent to a device that computes while its run has failed elsewhere."""
@@ -129,6 +130,7 @@ class Worker:
         recorder.start()
         try:
             output = self._call(command)
+            self.endpoint.status.set(device.rank, FINISHED)
             encoded = encode(output, f"the result of rank {device.rank}")
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
             recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)

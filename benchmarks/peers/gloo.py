@@ -1,4 +1,4 @@
-"""torch.distributed under gloo, a process for each rank: ``python -m benchmarks.peers.gloo SOCKET RANK RANKS STORE``."""
+"""torch.distributed under gloo: ``python -m benchmarks.peers.gloo SOCKET RANK RANKS STORE`` for each rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from benchmarks.peers.link import serve
 
 
 def main(path: str, rank: int, size: int, store: str) -> None:
-    """Serve one rank.  all_reduce and broadcast work in place there: the input is put into the output before each round."""
+    """Serve one rank.
+
+    all_reduce and broadcast work in place there: the input is put into the output before each round.
+    """
     torch: Any = importlib.import_module("torch")
     dist: Any = importlib.import_module("torch.distributed")
     torch.set_num_threads(1)

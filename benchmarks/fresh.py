@@ -1,0 +1,57 @@
+"""What the startup suite runs in fresh interpreters: ``python -m benchmarks.fresh import NAME``, or
+``devices COUNT REPEATS``.
+
+Prints one JSON object of lists of seconds.  Imports stand inside the functions, since they are what is timed; nothing
+on the way here may import NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+def imports(name: str) -> dict[str, list[float]]:
+    """Import one package, which must not be there yet."""
+    if "numpy" in sys.modules or name in sys.modules:
+        raise SystemExit(f"import {name} cannot be timed: it, or numpy, is loaded already")
+    start = time.perf_counter()
+    __import__(name)
+    return {"seconds": [time.perf_counter() - start]}
+
+
+def devices(count: int, repeats: int) -> dict[str, list[float]]:
+    """Start and end ``count`` devices: once cold, then ``repeats`` times warm; each cluster must answer a run."""
+    from vcluster.cluster import VirtualCluster
+
+    found: dict[str, list[float]] = {"cold": [], "warm": [], "first_run": [], "shutdown": []}
+    for number in range(repeats + 1):
+        moments = [time.perf_counter()]
+        cluster = VirtualCluster(count)
+        moments.append(time.perf_counter())
+        ranks = cluster.run(lambda device: device.rank).outputs
+        moments.append(time.perf_counter())
+        cluster.close()
+        moments.append(time.perf_counter())
+        if ranks != list(range(count)):
+            raise SystemExit(f"{count} new devices say that their ranks are {ranks}")
+        started, first_run, shutdown = (after - before for before, after in pairwise(moments))
+        found["warm" if number else "cold"].append(started)
+        found["first_run"].append(first_run)
+        found["shutdown"].append(shutdown)
+    return found
+
+
+def main(words: Sequence[str]) -> None:
+    """Do what the words say."""
+    if words[0] == "import":
+        print(json.dumps(imports(words[1])))
+    else:
+        print(json.dumps(devices(int(words[1]), int(words[2]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,31 @@
+"""The suites by name: each measures one thing into `benchmarks.results.Results`, and reports what it finds there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.plan import Plan
+from benchmarks.results import Results
+from benchmarks.suites import collectives, messages, peers, run, startup
+from benchmarks.systems import Say
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite."""
+
+    title: str
+    """What it is about, in a line."""
+    measure: Callable[[Plan, Results, Say], None]
+    report: Callable[[Results], str]
+
+
+SUITES = {
+    "startup": Suite("import, devices cold and warm, shutdown", startup.measure, startup.report),
+    "run": Suite("an empty run, and runs with large arguments and results", run.measure, run.report),
+    "collectives": Suite("each collective by size, devices and memory", collectives.measure, collectives.report),
+    "messages": Suite("round trips, and a stream, beside multiprocessing.Queue", messages.measure, messages.report),
+    "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
+}
+"""In the order in which they run."""

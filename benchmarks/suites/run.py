@@ -1,0 +1,123 @@
+"""What one `VirtualCluster.run` costs the host: empty, and with large arguments and results.
+
+The large ones are dealt to the devices (`PerDevice`), so that all of them together are ``nbytes``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Array, WrongAnswerError
+from benchmarks.plan import MIB, Plan
+from benchmarks.results import Results
+from benchmarks.systems import OURS, Say
+from benchmarks.tables import nbytes_text, rate_text, seconds_text, table
+from vcluster.arguments import PerDevice
+from vcluster.cluster import VirtualCluster
+from vcluster.device import VirtualDevice
+
+NAME = "run"
+TEXTS = {"empty": "empty run", "arguments": "arguments", "results": "results", "both": "arguments and results"}
+MOST_DEVICES_WITH_DATA = 8
+
+
+def measure(plan: Plan, results: Results, say: Say) -> None:
+    """All clusters stand ready, and everything is timed on each in turn."""
+    crowds = plan.devices_or((4, 8, 64), (4, 64))
+    sizes = plan.sizes_or((MIB, 64 * MIB), (64 * MIB,))
+    seconds: dict[tuple[str, int, int], list[float]] = {}
+    with ExitStack() as stack:
+        clusters = [stack.enter_context(VirtualCluster(devices)) for devices in crowds]
+        for number in range(plan.passes):
+            for cluster in clusters:
+                devices = cluster.size
+                say(f"{NAME}: pass {number + 1}/{plan.passes}, {devices} devices")
+                seconds.setdefault(("empty", devices, 0), []).extend(_empty_runs(cluster, plan.rounds(0)))
+                for nbytes in sizes if devices <= MOST_DEVICES_WITH_DATA else ():
+                    for what, figures in _runs_with_data(cluster, nbytes, plan.rounds(nbytes)).items():
+                        seconds.setdefault((what, devices, nbytes), []).extend(figures)
+    for (what, devices, nbytes), figures in seconds.items():
+        results.add(NAME, OURS, what, figures, devices=devices, nbytes=nbytes)
+
+
+def report(results: Results) -> str:
+    """A line for each figure, with its spread."""
+    rows = [
+        [
+            TEXTS[m.operation], str(m.devices), nbytes_text(m.nbytes) if m.nbytes else "-",
+            *map(seconds_text, m.seconds.points),
+            rate_text(m.nbytes / m.seconds.median) if m.nbytes else "-",
+        ]
+        for m in results.of(NAME)
+    ]
+    return table(("", "devices", "bytes", "median", "25 %", "75 %", "least", "rate"), rows)
+
+
+def _empty_runs(cluster: VirtualCluster, rounds: int) -> list[float]:
+    def check(outputs: list[Any]) -> None:
+        _expect(outputs == [None] * cluster.size, "an empty run", cluster)
+
+    return [_timed(lambda: cluster.run(_nothing).outputs, check) for _ in range(rounds + 1)][1:]
+
+
+def _runs_with_data(cluster: VirtualCluster, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    whole = (np.arange(max(cluster.size, nbytes // 4)) % 1021).astype(np.float32)
+    shards = PerDevice(np.array_split(whole, cluster.size))
+    cluster.run(_keep, shards)
+
+    def took(outputs: list[Any]) -> None:
+        right = [(part.size, part[0], part[-1]) for part in np.array_split(whole, cluster.size)]
+        _expect(outputs == right, "a run with arguments", cluster)
+
+    def gave(outputs: list[Any]) -> None:
+        _expect(np.array_equal(np.concatenate(outputs), whole), "a run with results", cluster)
+
+    found: dict[str, list[float]] = {"arguments": [], "results": [], "both": []}
+    for _ in range(rounds + 1):
+        found["arguments"].append(_timed(lambda: cluster.run(_ends, shards).outputs, took))
+        found["results"].append(_timed(lambda: cluster.run(_kept).outputs, gave))
+        found["both"].append(_timed(lambda: cluster.run(_same, shards).outputs, gave))
+    cluster.run(_forget)
+    return {what: figures[1:] for what, figures in found.items()}
+
+
+def _timed(call: Callable[[], list[Any]], check: Callable[[list[Any]], None]) -> float:
+    start = time.perf_counter()
+    outputs = call()
+    seconds = time.perf_counter() - start
+    check(outputs)
+    return seconds
+
+
+def _expect(right: bool, what: str, cluster: VirtualCluster) -> None:
+    if not right:
+        raise WrongAnswerError(f"{what} on {cluster.size} devices gave wrong outputs")
+
+
+def _nothing(device: VirtualDevice) -> None:
+    return None
+
+
+def _ends(device: VirtualDevice, x: Array) -> tuple[int, float, float]:
+    return x.size, float(x[0]), float(x[-1])
+
+
+def _same(device: VirtualDevice, x: Array) -> Array:
+    return x
+
+
+def _keep(device: VirtualDevice, x: Array) -> None:
+    device.state["kept"] = x.copy()
+
+
+def _kept(device: VirtualDevice) -> Any:
+    return device.state["kept"]
+
+
+def _forget(device: VirtualDevice) -> None:
+    device.state.clear()
