@@ -17,7 +17,7 @@ import numpy as np
 
 from parallelism.chunks import all_to_all_nbytes, chunk_nbytes
 from parallelism.communication import Algorithm, algorithm
-from vcluster.errors import CollectiveMismatchError
+from vcluster.errors import CollectiveMismatchError, ranks_in_words
 from vcluster.values import ARRAY, SCALAR
 
 Shape = tuple[int, ...]
@@ -103,11 +103,22 @@ def agree(call: Call, descriptions: Sequence[bytes]) -> list[Call]:
     for other in calls:
         what = _difference(first, other)
         if what is not None:
-            told = "; ".join(f"rank {rank} called {c}" for rank, c in zip(call.ranks, calls, strict=True))
-            raise CollectiveMismatchError(
-                f"the members of group {call.ranks} differ in {what}: {told}", ranks=call.ranks, operation=call.kind
-            )
+            raise _mismatch(call, calls, what)
     return calls
+
+
+def _mismatch(call: Call, calls: Sequence[Call], what: str) -> CollectiveMismatchError:
+    """The error that tells what each called, those in the majority first; its ranks are the others."""
+    callers: dict[str, list[int]] = {}
+    for rank, seen in zip(call.ranks, calls, strict=True):
+        callers.setdefault(str(seen), []).append(rank)
+    ordered = sorted(callers.items(), key=lambda item: -len(item[1]))
+    told = "; ".join(f"{ranks_in_words(ranks)} called {text}" for text, ranks in ordered)
+    tied = len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1])
+    odd = [rank for _, ranks in ordered[0 if tied else 1 :] for rank in ranks]
+    return CollectiveMismatchError(
+        f"the members of group {list(call.ranks)} differ in {what}: {told}", ranks=sorted(odd), operation=call.kind
+    )
 
 
 def _difference(a: Call, b: Call) -> str | None:

@@ -21,6 +21,7 @@ from vcluster.control import Layout
 from vcluster.crew import Crew, Died, ProcessCrew, ThreadCrew
 from vcluster.endpoint import Endpoint
 from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError
+from vcluster.interrupts import DeferredInterrupt
 from vcluster.mailbox import hand_over, release
 from vcluster.memory import Arena
 from vcluster.outcome import Reply, error_of
@@ -114,6 +115,7 @@ class VirtualCluster:
         self._seed = seed
         self._deadline_seconds = deadline_seconds
         self._running = threading.Lock()
+        self._runner: int | None = None
         self._body: _Body | None = None
         self._start()
 
@@ -150,10 +152,13 @@ class VirtualCluster:
         body = self._open()
         if not self._running.acquire(blocking=False):
             raise ClusterError("a run is under way on this cluster; it runs one program at a time")
+        self._runner = threading.get_ident()
         try:
             return body.run(program, args, kwargs)
         finally:
+            self._runner = None
             self._running.release()
+            del self  # a traceback that a notebook keeps must not keep the devices
 
     def channel(self, rank: int) -> VirtualChannel:
         """The host's end of its channel to a device, whose end is ``device.channel(HOST)``."""
@@ -167,8 +172,19 @@ class VirtualCluster:
 
     def close(self) -> None:
         """End the devices.  Outputs of earlier runs stay valid; closing twice is fine."""
-        if self._body is not None:
-            self._body.finalizer()
+        body = self._body
+        if body is None or body.closed:
+            return
+        if self._runner == threading.get_ident():  # by a signal's handler: the run notices
+            body.finalizer()
+            return
+        if not self._running.acquire(blocking=False):
+            body.break_off(ClusterError("the cluster was closed while the run was under way"))
+            self._running.acquire()
+        try:
+            body.finalizer()
+        finally:
+            self._running.release()
 
     def restart(self) -> None:
         """Fresh devices in place of the present ones, with empty state; also opens a closed cluster again."""
@@ -215,6 +231,7 @@ class _Body:
         self._gone: tuple[int, ...] = ()
         self._status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
+        self._asked: BaseException | None = None
         self._channels: dict[int, VirtualChannel] = {}
         try:
             self._start_devices(range(mesh.size))
@@ -258,30 +275,40 @@ class _Body:
             encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
             for rank in range(size if own else 0)
         ]
-        common = hand_over(self.endpoint, encoded, self.layout.host)
-        self._number += 1
-        now = environment()
+        with DeferredInterrupt(self.crew.wake) as interrupt:
+            common = hand_over(self.endpoint, encoded, self.layout.host)
+            self._number += 1
+            now = environment()
 
-        def command(rank: int) -> RunCommand:
-            changed, self._environments[rank] = self._environments.get(rank) != now, now
-            return RunCommand(
-                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes,
-                hand_over(self.endpoint, mine[rank], rank) if own else None, now if changed else None,
-            )
+            def command(rank: int) -> RunCommand:
+                changed, self._environments[rank] = self._environments.get(rank) != now, now
+                return RunCommand(
+                    self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes,
+                    hand_over(self.endpoint, mine[rank], rank) if own else None, now if changed else None,
+                )
 
-        try:
-            replies, broken_off = self._collect(command)
-        finally:
-            release(self.arena, common)
-        error = broken_off or error_of(replies)
-        if error is not None:
-            self._heal(replies)
-            raise error
-        done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
-        outputs = [self.endpoint.mailbox(rank).adopt(reply.place) for rank, reply in enumerate(done)]
-        return Run(self._mesh, program, outputs, [reply.record for reply in done])
+            try:
+                replies, broken_off = self._collect(command, interrupt)
+            finally:
+                release(self.arena, common)
+            error = broken_off or error_of(replies)
+            if error is not None:
+                if self.closed:
+                    error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
+                self._heal(replies)
+                raise error
+            done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
+            outputs = [self.endpoint.mailbox(rank).adopt(reply.place) for rank, reply in enumerate(done)]
+            return Run(self._mesh, program, outputs, [reply.record for reply in done])
 
-    def _collect(self, command: Callable[[int], RunCommand]) -> tuple[dict[int, Reply], BaseException | None]:
+    def break_off(self, error: BaseException) -> None:
+        """From another thread: end the run under way with this error."""
+        self._asked = error
+        self.crew.wake()
+
+    def _collect(
+        self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt
+    ) -> tuple[dict[int, Reply], BaseException | None]:
         """Command every device and wait for its reply; on a failure, see to it that all come back."""
         replies: dict[int, Reply] = {}
         pending: set[int] = set()
@@ -299,6 +326,10 @@ class _Body:
                 broken_off = error
             while True:
                 try:
+                    interrupt.deliver()
+                    if self.closed:
+                        raise ClusterError("the cluster was closed while the run was under way")
+                    broken_off = broken_off or self._asked
                     if broken_off is not None and failed_at is None:
                         failed_at = time.monotonic()
                         self.endpoint.signals.cancel()
@@ -311,7 +342,8 @@ class _Body:
                             broken_off = self._deadlock(stuck, replies)
                     for rank, message in messages:
                         if isinstance(message, Printed):
-                            _print(rank, message)
+                            if broken_off is None:
+                                _print(rank, message)
                             continue
                         pending.discard(rank)
                         replies[rank] = message
@@ -321,10 +353,15 @@ class _Body:
                     now = time.monotonic()
                     if failed_at is not None:
                         self._hurry(pending, now - failed_at)
+                        if self.closed:
+                            return replies, broken_off
                     elif self._deadline_seconds is not None and now - started > self._deadline_seconds:
                         broken_off = self._too_late(pending)
-                except KeyboardInterrupt as interrupt:
-                    broken_off = interrupt
+                except BaseException as error:  # Ctrl-C, a time limit's signal, an output that cannot be written to
+                    if self.closed or broken_off is not None and isinstance(error, Exception):
+                        self.finalizer()
+                        raise
+                    broken_off = error
 
     def _timeout(self, started: float, failed_at: float | None) -> float:
         if failed_at is not None:
@@ -348,11 +385,8 @@ class _Body:
             if seconds < KILL_AFTER_SECONDS:
                 self.crew.interrupt(rank)
             elif not self.crew.kill(rank):
-                self.finalizer()
-                raise ClusterError(
-                    f"rank {rank} computes on after its run was broken off, and a thread cannot be killed; "
-                    f"the cluster is closed", ranks=(rank,),
-                )
+                self.finalizer()  # a thread
+                return
 
     def _too_late(self, pending: set[int]) -> ClusterTimeoutError:
         ranks = sorted(pending)
@@ -411,11 +445,12 @@ def _close(crew: Crew, arena: Arena, layout: Layout, pid: int) -> None:
     """End the devices, and give back all memory but what results still lie in."""
     if os.getpid() != pid:  # a forked copy of the host has none of this
         return
-    crew.close()
-    for owner in range(layout.endpoints):
-        if not arena.words(layout.held_word(layout.host, owner))[0]:
-            arena.clear(layout.region(owner), layout.region_nbytes)
-    arena.close_descriptor()
+    with DeferredInterrupt():
+        crew.close()
+        for owner in range(layout.endpoints):
+            if not arena.words(layout.held_word(layout.host, owner))[0]:
+                arena.clear(layout.region(owner), layout.region_nbytes)
+        arena.close_descriptor()
 
 
 def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from multiprocessing import Pipe
 from typing import Any, NamedTuple, Protocol
 
+from parallelism.trace import HOST
 from vcluster.errors import OperationCancelled
 from vcluster.memory import Arena
 from vcluster.processes import Descriptor, Process, start_process
@@ -32,6 +33,8 @@ class Died(NamedTuple):
 
     exitcode: int
     pid: int
+    by_host: bool = False
+    """Whether the host killed it, because it did not heed that its run was broken off."""
 
 
 class Crew(Protocol):
@@ -45,6 +48,9 @@ class Crew(Protocol):
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
         """What devices said, waiting for something; a death is told as `Died`, once."""
+
+    def wake(self) -> None:
+        """Make `receive` return, from a signal handler or another thread."""
 
     def interrupt(self, rank: int) -> None:
         """Raise `OperationCancelled` in a kernel that computes."""
@@ -71,6 +77,10 @@ class ProcessCrew:
         self._selector = selectors.DefaultSelector()
         self._processes: dict[int, Process] = {}
         self._connections: dict[int, Any] = {}
+        self._killed: set[int] = set()
+        self._waker = os.pipe()
+        os.set_blocking(self._waker[1], False)
+        self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
         ranks = []
@@ -106,6 +116,8 @@ class ProcessCrew:
         messages: list[tuple[int, Any]] = []
         for key, _ in self._selector.select(timeout_seconds):
             rank, what = key.data
+            if what == "wake":
+                os.read(self._waker[0], 4096)
             if rank not in self._processes:
                 continue
             if what == "connection":
@@ -117,6 +129,10 @@ class ProcessCrew:
                 self._bury(rank, messages)
         return messages
 
+    def wake(self) -> None:
+        with suppress(BlockingIOError):  # it is full: that wakes as well
+            os.write(self._waker[1], b"!")
+
     def interrupt(self, rank: int) -> None:
         process = self._processes.get(rank)
         if process is not None and process.pid is not None and INTERRUPT is not None:
@@ -126,6 +142,7 @@ class ProcessCrew:
     def kill(self, rank: int) -> bool:
         process = self._processes.get(rank)
         if process is not None:
+            self._killed.add(rank)
             process.kill()
         return True
 
@@ -136,17 +153,19 @@ class ProcessCrew:
         for rank in list(self._processes):
             self.send(rank, None)
         deadline = time.monotonic() + STOP_SECONDS
-        for process in self._processes.values():
+        for process in list(self._processes.values()):
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
             process.close()
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.close()
         self._processes.clear()
         self._connections.clear()
         self._selector.close()
+        for fd in self._waker:
+            os.close(fd)
 
     def pids(self) -> list[int]:
         return [process.pid or 0 for _, process in sorted(self._processes.items())]
@@ -164,7 +183,8 @@ class ProcessCrew:
         self._selector.unregister(connection)
         self._selector.unregister(process.sentinel)
         connection.close()
-        messages.append((rank, Died(process.exitcode or 0, process.pid or 0)))
+        messages.append((rank, Died(process.exitcode or 0, process.pid or 0, rank in self._killed)))
+        self._killed.discard(rank)
         process.close()
 
 
@@ -195,16 +215,17 @@ class ThreadCrew:
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
         try:
-            return [self._replies.get(timeout=timeout_seconds)]
+            rank, message = self._replies.get(timeout=timeout_seconds)
         except queue.Empty:
             return []
+        return [] if rank == HOST else [(rank, message)]
+
+    def wake(self) -> None:
+        self._replies.put((HOST, None))
 
     def interrupt(self, rank: int) -> None:
-        thread = self._threads[rank]
-        if self._workers[rank].can_be_interrupted() and thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread.ident), ctypes.py_object(OperationCancelled)
-            )
+        ident = self._threads[rank].ident
+        self._workers[rank].interrupt(lambda: _raise_in_thread(ident, OperationCancelled))
 
     def kill(self, rank: int) -> bool:
         return False
@@ -254,6 +275,12 @@ def _serve(worker: Worker) -> None:
     worker.serve()
 
 
+def _raise_in_thread(ident: int | None, kind: type[BaseException] | None) -> None:
+    """Raise an exception in a thread as it runs on; None takes one back that was not yet raised."""
+    exception = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), exception)
+
+
 class _QueueLink:
     def __init__(
         self, rank: int, commands: queue.SimpleQueue[Any], replies: queue.SimpleQueue[tuple[int, Any]]
@@ -264,6 +291,9 @@ class _QueueLink:
 
     def send(self, message: Any) -> None:
         self._replies.put((self._rank, message))
+
+    def settle(self) -> None:
+        _raise_in_thread(threading.get_ident(), None)
 
 
 class _ByThread:

@@ -67,3 +67,16 @@ class OperationCancelled(BaseException):
 
     A ``BaseException``, so that ``except Exception`` in a kernel cannot swallow it.
     """
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 1 and 3``; -1 is the host."""
+    numbers = [str(rank) for rank in ranks if rank >= 0]
+    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(numbers)] if numbers else []
+    if any(rank < 0 for rank in ranks):
+        words.append("the host")
+    return " and ".join(words) or "nobody"
+
+
+def _list_in_words(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

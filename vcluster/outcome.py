@@ -10,9 +10,23 @@ from typing import Any
 
 from parallelism.trace import Event
 from vcluster.crew import Died
-from vcluster.errors import ClusterError, DeviceFailedError, UndeliveredMessageError
+from vcluster.errors import (
+    ChannelClosedError,
+    ClusterError,
+    ClusterTimeoutError,
+    CollectiveMismatchError,
+    DeadlockError,
+    DeviceFailedError,
+    UndeliveredMessageError,
+    ranks_in_words,
+)
 from vcluster.tracing import events_of
 from vcluster.worker import Cancelled, Done, Failed
+
+_OWN = (
+    DeadlockError, CollectiveMismatchError, ChannelClosedError, UndeliveredMessageError, ClusterTimeoutError
+)
+"""Found by the library inside a device."""
 
 Reply = Done | Failed | Cancelled | Died
 
@@ -26,11 +40,12 @@ _CAUSES = {
 
 
 def error_of(replies: Mapping[int, Reply]) -> ClusterError | None:
-    """The error of a run in which something failed; None if all is well."""
-    died = {rank: reply for rank, reply in replies.items() if isinstance(reply, Died)}
-    if died:
-        return _death(died)
+    """The error of a run in which something failed, None if all is well; ``replies`` in the order of their arrival."""
+    died = {rank: reply for rank, reply in replies.items() if isinstance(reply, Died) and not reply.by_host}
     failed = {rank: reply for rank, reply in sorted(replies.items()) if isinstance(reply, Failed)}
+    first = next((reply for reply in replies.values() if reply in (*died.values(), *failed.values())), None)
+    if isinstance(first, Died):
+        return _death(died)
     if failed:
         return _failure(failed)
     done = {rank: reply for rank, reply in replies.items() if isinstance(reply, Done)}
@@ -65,13 +80,14 @@ def _failure(failed: Mapping[int, Failed]) -> ClusterError:
     texts: dict[str, list[int]] = {}
     for rank, reply in failed.items():
         texts.setdefault(reply.failure.format().rstrip(), []).append(rank)
-    told = "\n\n".join(f"on {_ranks(ranks)}:\n{text}" for text, ranks in texts.items())
-    if isinstance(cause, ClusterError) and type(cause) is not ClusterError:
+    told = "\n\n".join(f"on {ranks_in_words(ranks)}:\n{text}" for text, ranks in texts.items())
+    if type(cause) in _OWN:
         # found by the devices themselves, and never wrapped: told once, with the line of each
         places = "; ".join(f"rank {rank} at {place}" for rank, place in zip(failed, locations, strict=True))
+        assert isinstance(cause, ClusterError)
         return type(cause)(f"{cause} ({places})", ranks=cause.ranks, operation=cause.operation, locations=locations)
     kind = failed[first].failure.type_name
-    head = f"{_ranks(list(failed))} raised {kind}" if len(texts) == 1 else f"rank {first} raised {kind}"
+    head = f"{ranks_in_words(list(failed))} raised {kind}" if len(texts) == 1 else f"rank {first} raised {kind}"
     error = DeviceFailedError(f"{head}\n\n{told}", ranks=list(failed), locations=locations, exceptions=exceptions)
     error.__cause__ = cause
     return error
@@ -118,9 +134,3 @@ def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
         (events[received[key]], len(events) - received[key])
         for key, events in sends.items() if len(events) > received[key]
     ]
-
-
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

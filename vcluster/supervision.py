@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from vcluster.errors import ranks_in_words
 from vcluster.status import BLOCKED, FINISHED, RUNNING, Need, Operation, State, Status
 
 
@@ -73,8 +74,8 @@ def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> 
 def look(status: Status, size: int) -> list[Stuck]:
     """The devices that can never go on, from what they publish.
 
-    Everything that a stuck device needs is up to others that are stuck, or have finished.  If none of those has moved by
-    the time all of it has been read, they all stood so at one moment, and what the others do does not matter.
+    Everything that a stuck device needs is up to others that are stuck, or have finished.  If none of those has moved
+    by the time all has been read, they all stood so at one moment, and what the others do does not matter.
     """
     states = [status.read(rank) for rank in range(size)]
     if all(state.state != BLOCKED for state in states):
@@ -98,11 +99,11 @@ def tell(stuck: Sequence[Stuck], finished: Collection[int]) -> str:
         gone = [peer for peer in stick.waits_for if peer in finished]
         calls = stick.text.split("(")[0]
         if gone:
-            head = f"deadlock: {_ranks(gone)} returned without calling {calls}, for which rank {stick.rank} waits"
+            head = f"deadlock: {ranks_in_words(gone)} returned without calling {calls}, for which rank {stick.rank} waits"
         else:
-            head = f"deadlock: rank {stick.rank} waits for {_ranks(stick.waits_for)}"
+            head = f"deadlock: rank {stick.rank} waits for {ranks_in_words(stick.waits_for)}"
     lines = [
-        f"  rank {s.rank} in {s.text} at {s.location}, waiting for {_ranks(s.waits_for)}" for s in stuck
+        f"  rank {s.rank} in {s.text} at {s.location}, waiting for {ranks_in_words(s.waits_for)}" for s in stuck
     ]
     return "\n".join([head, *lines])
 
@@ -119,8 +120,3 @@ def _circle(stuck: Mapping[int, Stuck]) -> list[int]:
             first = circle.index(min(circle))
             return circle[first:] + circle[:first]
     return []
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    names = ["the host" if rank < 0 else f"rank {rank}" for rank in ranks]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "nobody"

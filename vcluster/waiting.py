@@ -55,20 +55,21 @@ class Signals:
         if sys.platform == "linux" and _SYS_FUTEX:
             self._sleep, self._rouse = _futex()
         self._turnstile = threading.Lock()
-        self._turnstile.acquire()
+        self.told_cancelled = False
+        """Whether this endpoint knows that the run was broken off: what it raises from then on is a consequence."""
         self.before_sleep: Callable[[], object] | None = None
-        """Called before each sleep: the place to take in messages, lest a ring stay full, and to say what is awaited."""
+        """Called before each sleep: to take in messages, lest a ring stay full, and to say what is awaited."""
         self.after_sleep: Callable[[], object] | None = None
         """Called when a wait that came to sleeping is over."""
 
     def fence(self) -> None:
         """Everything written before is seen by others before anything read or written after.
 
-        Releasing and taking a lock is a read-modify-write on one word, twice: no processor moves memory
-        accesses across both.
+        Taking and releasing a lock is a read-modify-write on one word, twice: no processor moves memory
+        accesses across both.  (Not blocking: an interrupt may have fallen between the two.)
         """
+        self._turnstile.acquire(False)
         self._turnstile.release()
-        self._turnstile.acquire()
 
     def wake(self, endpoints: Iterable[int]) -> None:
         """Tell ``endpoints`` that something they may wait for has changed."""
@@ -88,8 +89,13 @@ class Signals:
     def resume(self) -> None:
         self._cancelled[0] = 0
 
+    @property
+    def cancelled(self) -> bool:
+        return bool(self._cancelled[0])
+
     def check(self) -> None:
         if self._cancelled[0]:
+            self.told_cancelled = True
             raise OperationCancelled("another device failed")
 
     def wait(self, ready: Callable[[], bool]) -> None:

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -79,6 +80,9 @@ class Link(Protocol):
     def send(self, message: Any) -> None: ...
     def receive(self) -> Any: ...
 
+    def settle(self) -> None:
+        """Let an interrupt that is on its way arrive."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -104,6 +108,7 @@ class Worker:
         self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
         self._generation = spec.generation
         self._in_kernel = False
+        self._gate = threading.Lock()
 
     def serve(self) -> None:
         """Do what the host says until it says stop (None)."""
@@ -111,14 +116,35 @@ class Worker:
             command = self.link.receive()
             if command is None:
                 return
-            reply = self._run(command)
+            try:
+                reply = self._run(command)
+            except OperationCancelled:  # an interrupt fell just behind the kernel's end
+                self._leave_kernel()
+                reply = Cancelled(self._record())
             for stream in self.output.values():
                 stream.finish_line()
             self.link.send(reply)
 
-    def can_be_interrupted(self) -> bool:
-        """Whether the kernel computes; a library call looks for a cancelled run by itself."""
-        return self._in_kernel and not self.device.recorder.busy
+    def interrupt(self, raise_there: Callable[[], object]) -> None:
+        """Call ``raise_there`` if the kernel computes; a library call looks for a cancelled run by itself."""
+        if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
+            try:
+                if self._in_kernel:
+                    self.endpoint.signals.told_cancelled = True
+                    raise_there()
+            finally:
+                self._gate.release()
+
+    def _leave_kernel(self) -> None:
+        """No interrupt comes from here on, and none is on its way."""
+        while True:
+            try:
+                with self._gate:
+                    self._in_kernel = False
+                self.link.settle()
+                return
+            except OperationCancelled:  # it was
+                continue
 
     def _run(self, command: RunCommand) -> Done | Failed | Cancelled:
         device, recorder = self.device, self.device.recorder
@@ -127,6 +153,7 @@ class Worker:
             self.endpoint.forget_traffic(command.gone)
             device.forget_traffic()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
+        self.endpoint.signals.told_cancelled = False
         recorder.start()
         try:
             output = self._call(command)
@@ -135,13 +162,12 @@ class Worker:
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
             recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
             return Done(place, self._record(), self._counts())
-        except OperationCancelled:
-            return Cancelled(self._record())
         except BaseException as error:
+            self._leave_kernel()
+            if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it
+                return Cancelled(self._record())
             self.endpoint.signals.cancel()
             return Failed(describe_exception(error), self._record())
-        finally:
-            self._in_kernel = False
 
     def _call(self, command: RunCommand) -> Any:
         if command.environment is not None:
@@ -159,7 +185,7 @@ class Worker:
         self.device.recorder.add("h2d", "arguments", peer=HOST, bytes_received=nbytes)
         self._in_kernel = True
         output = program(self.device, *args, **kwargs)
-        self._in_kernel = False
+        self._leave_kernel()
         self.device.collectives.wait_for_all()
         return output
 
@@ -212,11 +238,33 @@ class _ConnectionLink:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self._speaking = False
+        self._interrupted = False
 
     def send(self, message: Any) -> None:
         data = pickle.dumps(message, 5)
-        with self._lock:  # a kernel's own threads may print
-            self._connection.send_bytes(data)
+        mine = threading.current_thread() is threading.main_thread()
+        if mine:
+            self._speaking = True
+        try:
+            with self._lock:  # a kernel's own threads may print
+                self._connection.send_bytes(data)
+        finally:
+            if mine:
+                self._speaking = False
+                self.settle()
+
+    def interrupt(self) -> None:
+        """Raise `OperationCancelled` in the main thread; a message is finished first."""
+        if self._speaking:
+            self._interrupted = True
+        else:
+            raise OperationCancelled("another device failed")
+
+    def settle(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise OperationCancelled("another device failed")
 
     def receive(self) -> Any:
         return pickle.loads(self._connection.recv_bytes())
@@ -229,12 +277,8 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     worker = Worker(spec, Arena(spec.layout.nbytes, descriptor.take()), link, spins=200)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
-    def interrupt(*_: Any) -> None:
-        if worker.can_be_interrupted():
-            raise OperationCancelled("another device failed")
-
     if INTERRUPT is not None:
-        signal.signal(INTERRUPT, interrupt)
+        signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
     link.send("ready")
     with suppress(EOFError, OSError):  # the host has gone
         worker.serve()

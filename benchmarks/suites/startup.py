@@ -21,7 +21,8 @@ from benchmarks.tables import seconds_text, table
 
 NAME = "startup"
 TEXTS = {
-    "import numpy": "import numpy", "import vcluster": "import vcluster, numpy included",
+    "import numpy": "import numpy", "import vcluster": "import vcluster",
+    "import VirtualCluster": "from vcluster import VirtualCluster",
     "cold": "{} devices, cold", "cold minus numpy": "{} devices, cold, less import numpy", "warm": "{} devices, warm",
     "first_run": "first run on {} devices", "shutdown": "shutdown of {} devices",
     "script": "Python, {} devices, a run, the end",
@@ -42,7 +43,8 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
         say(f"{NAME}: pass {number + 1}/{plan.passes}, imports")
         numpy = _fresh("import", "numpy")["seconds"]
         seconds.setdefault(("import numpy", 0), []).extend(numpy)
-        seconds.setdefault(("import vcluster", 0), []).extend(_fresh("import", "vcluster")["seconds"])
+        for what, words in {"vcluster": ("vcluster",), "VirtualCluster": ("vcluster", "VirtualCluster")}.items():
+            seconds.setdefault((f"import {what}", 0), []).extend(_fresh("import", *words)["seconds"])
         for devices in crowds:
             say(f"{NAME}: pass {number + 1}/{plan.passes}, {devices} devices")
             found = _fresh("devices", str(devices), str(repeats))

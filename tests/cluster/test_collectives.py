@@ -431,11 +431,14 @@ def tree_map(function, *trees):
     return function(*trees)
 
 
+def zeros(leaf):
+    return np.zeros_like(leaf) if isinstance(leaf, np.ndarray) else leaf.dtype.type(0)
+
+
 def total(*leaves):
     dtype = np.int64 if np.asarray(leaves[0]).dtype == bool else None
-    result = np.sum([np.asarray(leaf) for leaf in leaves], axis=0, dtype=dtype or np.asarray(leaves[0]).dtype)
-    return result if isinstance(leaves[0], np.ndarray) and leaves[0].ndim else np.asarray(result)[
-        () if not isinstance(leaves[0], np.ndarray) else ...]
+    summed = np.asarray(np.sum([np.asarray(leaf) for leaf in leaves], axis=0, dtype=dtype or np.asarray(leaves[0]).dtype))
+    return summed if isinstance(leaves[0], np.ndarray) else summed[()]
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -447,7 +450,7 @@ def test_trees_of_arrays_travel_as_one_value(cluster_of, backend, transport, siz
     summed = tree_map(total, *map(tree, range(size)))
     highest = [np.max([values(r, (40, 50)) for r in range(size)], axis=0), np.float64(2.5)]
     for rank, found in enumerate(run):
-        moved = there[0] if rank == last else tree_map(lambda leaf: leaf * leaf.dtype.type(0), there[rank])
+        moved = there[0] if rank == last else tree_map(zeros, there[rank])
         ring = (np.int64(1), [np.int64((rank - 1) % size)])
         assert_same(found, [summed, highest, there[last], there[last], moved, (), (), ring, summed, summed])
 

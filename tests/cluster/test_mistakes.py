@@ -1,0 +1,207 @@
+"""The mistakes that cost people days: each ends at once, with the ranks, the operation and the line."""
+
+import os
+import signal
+
+import numpy as np
+import psutil
+import pytest
+
+from vcluster import CollectiveMismatchError, DeadlockError, Mesh, VirtualCluster
+
+LINE = f"{__file__}:"
+
+
+SIZES = [(2, "process"), (4, "process"), (8, "process"), (4, "thread")]
+
+
+@pytest.fixture(params=SIZES, ids="{0[0]}-{0[1]}".format, scope="module")
+def cluster(request):
+    size, backend = request.param
+    with VirtualCluster(size, backend=backend) as cluster:
+        yield cluster
+        assert cluster.run(lambda device: device.all_reduce(1)).outputs == [size] * size  # it has survived all of them
+
+
+def fails(cluster, error, kernel, *args, match):
+    """The run ends in ``error``, and the next one works."""
+    with pytest.raises(error, match=match) as caught:
+        cluster.run(kernel, *args)
+    assert cluster.run(lambda device: device.rank).outputs == list(range(cluster.size))
+    return caught.value
+
+
+MISMATCHES = {
+    "shape": (lambda d, odd: d.all_reduce(np.ones(3 if odd else 4)), r"float64\[3\].*", "all_reduce", "shape"),
+    "dtype": (lambda d, odd: d.all_reduce(np.ones(4, np.int32 if odd else np.float32)), r"int32\[4\]", "all_reduce", "dtype"),
+    "op": (lambda d, odd: d.all_reduce(np.ones(4), op="max" if odd else "sum"), "op='max'", "all_reduce", "op"),
+    "kind": (lambda d, odd: d.broadcast(np.ones(4)) if odd else d.all_reduce(np.ones(4)), "broadcast", None, "what they call"),
+    "barrier": (lambda d, odd: d.barrier() if odd else d.all_reduce(np.ones(4)), "barrier", None, "what they call"),
+    "root": (lambda d, odd: d.reduce(np.ones(4), root=int(odd)), "root=1", "reduce", "root"),
+    "dim": (lambda d, odd: d.all_gather(np.ones((4, 4)), dim=int(odd)), "dim=1", "all_gather", "dim"),
+    "ndim": (lambda d, odd: d.all_gather(np.ones((4, 4) if odd else 4)), r"\[4, 4\]", "all_gather", "number of dims"),
+    "algorithm": (
+        lambda d, odd: d.all_reduce(np.ones(4), algorithm="ring" if odd else None), "algorithm='ring'", "all_reduce", "algorithm"
+    ),
+    "pairs": (lambda d, odd: d.permute(np.ones(4), [(0, 1)] if odd else [(1, 0)]), r"\(0, 1\)", "permute", "pairs"),
+}
+
+
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_members_that_call_different_things_are_told_what_each_called(cluster, what):
+    call, odd_call, operation, named = MISMATCHES[what]
+    odd = cluster.size - 1
+    error = fails(cluster, CollectiveMismatchError, lambda d: call(d, d.rank == odd), match=named)
+    assert odd in error.ranks
+    assert cluster.size == 2 or error.ranks == (odd,)
+    assert operation is None or error.operation == operation
+    assert f"rank {odd} called" in str(error).replace("ranks", "rank") or f"and {odd} called" in str(error)
+    assert LINE in str(error)
+
+
+def test_a_rank_that_never_calls(cluster):
+    def kernel(device):
+        if device.rank != 1:
+            device.all_reduce(device.rank)
+
+    error = fails(cluster, DeadlockError, kernel, match="rank 1 returned without calling all_reduce")
+    assert set(error.ranks) == set(range(cluster.size)) - {1}
+    assert error.operation == "all_reduce"
+    assert all(place.startswith(LINE) for place in error.locations)
+
+
+def test_a_rank_that_waits_elsewhere(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            device.recv(1)
+        else:
+            device.barrier()
+
+    error = fails(cluster, DeadlockError, kernel, match="rank 0 waits for rank 1; rank 1 waits for rank 0")
+    assert "recv(from rank 1, tag 0)" in str(error)
+    assert "barrier()" in str(error)
+
+
+def test_everybody_receives_first(cluster):
+    def kernel(device):
+        device.recv((device.rank + 1) % device.size)
+
+    error = fails(cluster, DeadlockError, kernel, match="rank 0 waits for rank 1")
+    assert set(error.ranks) == set(range(cluster.size))
+    assert error.operation == "recv"
+
+
+def test_everybody_sends_into_full_channels(cluster):
+    def kernel(device):
+        for _ in range(100):
+            device.send(np.ones(2), (device.rank + 1) % device.size)
+
+    error = fails(cluster, DeadlockError, kernel, match="send")
+    assert error.operation == "send"
+
+
+def test_messages_of_a_tag_that_nobody_sends(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            device.send(1, 1, tag=3)
+        elif device.rank == 1:
+            device.recv(0, tag=4)
+
+    assert "rank 0 returned without calling" in str(fails(cluster, DeadlockError, kernel, match="tag 4"))
+
+
+def test_works_that_wait_for_each_other(cluster):
+    def kernel(device):
+        device.irecv((device.rank + 1) % device.size).wait()
+
+    fails(cluster, DeadlockError, kernel, match="rank 0 waits for rank 1")
+
+
+def test_a_work_that_nobody_waits_for_and_nobody_joins(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            device.all_reduce(1, async_op=True)
+
+    fails(cluster, DeadlockError, kernel, match="returned without calling all_reduce")
+
+
+def test_groups_entered_in_different_orders():
+    def kernel(device):
+        first, second = ("a", "b") if device.rank in (0, 3) else ("b", "a")
+        device.barrier(first)
+        device.barrier(second)
+
+    with VirtualCluster(Mesh(a=2, b=2)) as cluster:
+        error = fails(cluster, DeadlockError, kernel, match="deadlock")
+        assert set(error.ranks) == {0, 1, 2, 3}
+
+
+def test_a_circle_is_found_while_a_third_device_computes_for_ever():
+    def kernel(device):
+        if device.rank < 2:
+            device.recv(1 - device.rank)
+        while True:
+            pass
+
+    with VirtualCluster(3) as cluster:
+        error = fails(cluster, DeadlockError, kernel, match="rank 0 waits for rank 1; rank 1 waits for rank 0")
+        assert error.ranks == (0, 1)
+
+
+def test_a_circle_on_the_queue_transport():
+    with VirtualCluster(2, transport="queue") as cluster:
+        fails(cluster, DeadlockError, lambda device: device.recv(1 - device.rank), match="rank 0 waits for rank 1")
+
+
+def test_a_failure_outranks_the_deadlock_it_makes(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            raise ValueError("planted")
+        device.all_reduce(1)
+
+    with pytest.raises(Exception, match="planted"):
+        cluster.run(kernel)
+
+
+def test_a_stopped_and_continued_process_is_no_error():
+    """Stopped while its peers wait for it, and long enough for the host to look several times."""
+    def kernel(device, polls):
+        if device.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return device.all_reduce(1)
+
+    with VirtualCluster(3) as cluster:
+        pid = cluster.pids()[1]
+        import threading
+
+        def wake():
+            process = psutil.Process(pid)
+            while process.status() != psutil.STATUS_STOPPED:
+                pass
+            for _ in range(2000):
+                process.status()
+            os.kill(pid, signal.SIGCONT)
+
+        waker = threading.Thread(target=wake)
+        waker.start()
+        assert cluster.run(kernel, 0).outputs == [3, 3, 3]
+        waker.join()
+
+
+def test_polling_done_counts_as_running():
+    def kernel(device):
+        if device.rank == 0:
+            work = device.irecv(1)
+            polls = 0
+            while not work.done():
+                polls += 1
+            return work.wait()
+        total = 0
+        for i in range(3_000_000):
+            total += i
+        device.send(total, 0)
+        return total
+
+    with VirtualCluster(2) as cluster:
+        run = cluster.run(kernel)
+        assert run[0] == run[1]
