@@ -54,13 +54,12 @@ def main(words: Sequence[str]) -> int:
             SUITES[name].measure(plan, results, say)
         except (WrongAnswerError, SystemFailedError) as error:
             status = 1
-            done()
+            done()  # the line below would stand behind it
             print(f"{PROGRAM}: {error}", file=sys.stderr)
         finally:
             done()
-        report = SUITES[name].report(results)
-        if report:
-            print(f"\n{report}")
+        if any(results.of(name)):
+            print(f"\n{SUITES[name].report(results)}")
         for system, reason in results.skipped.items():
             if system not in skipped:
                 print(paragraph(f"{system}: skipped, {reason}"))

@@ -78,16 +78,16 @@ class RemoteSystem:
         self._count = lines
         self._lines: list[_Line] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
-        self._log = self._folder / "log"
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self._log = self.folder / "log"
         self._listener = socket.socket(socket.AF_UNIX)
         try:
-            self._listener.bind(str(self._folder / "line"))
+            self._listener.bind(str(self.folder / "line"))
             self._listener.listen(lines)
             with self._log.open("wb") as log:
                 for command in commands:
                     self._processes.append(subprocess.Popen(
-                        [word.replace("{folder}", str(self._folder)) for word in command], cwd=ROOT, env=_environment(),
+                        [word.replace("{folder}", str(self.folder)) for word in command], cwd=ROOT, env=_environment(),
                         stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     ))
         except OSError as error:
@@ -148,7 +148,7 @@ class RemoteSystem:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._processes = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hear_all(self) -> list[dict[str, Any]]:
         """An answer from every rank; as soon as one says that it failed, that alone: the others may wait for it."""

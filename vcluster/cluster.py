@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
@@ -132,6 +132,9 @@ class VirtualCluster:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._backend} backend, {self._transport}"
         return f"<VirtualCluster of {self.mesh!r}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a cluster stays with its host: run() inside a kernel is not possible")
 
     def __enter__(self) -> Self:
         return self
@@ -503,4 +506,4 @@ def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]]]
 
 def _print(rank: int, message: Printed) -> None:
     stream = sys.stdout if message.stream == "stdout" else sys.stderr
-    print("".join(f"[rank {rank}] {line}\n" for line in message.text.splitlines()), end="", file=stream, flush=True)
+    print("".join(f"[rank {rank}] {line}\n" for line in message.text[:-1].split("\n")), end="", file=stream, flush=True)

@@ -79,10 +79,10 @@ class Mailbox:
     def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Wait]:
         """Put a message; waits while ``capacity`` messages of its tag lie untaken (None: never)."""
         key = (lane, tag)
-        self._check_open()
+        self._check_open(lane)
         if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
             yield Wait(lambda: self._has_room(key, capacity) or self.closed_there, lambda: self._needs_room(key))
-            self._check_open()
+            self._check_open(lane)
         sent = yield from self._put(encoded, lane, tag)
         if capacity is not None:
             self._untaken.setdefault(key, deque()).append(sent)
@@ -136,12 +136,12 @@ class Mailbox:
         while True:
             arrived = self._arrived.get(key)
             if not arrived:
-                last = self._nothing_more_comes()
+                last = self._nothing_more_comes(lane)
                 if not self.has_message(key):
                     if last:
-                        self._check_open()
+                        self._check_open(lane)
                     yield Wait(
-                        lambda: self.has_message(key) or self._nothing_more_comes(), lambda: self._needs_message(key)
+                        lambda: self.has_message(key) or self._nothing_more_comes(lane), lambda: self._needs_message(key)
                     )
                 continue
             envelope = arrived.popleft()
@@ -263,15 +263,18 @@ class Mailbox:
         now = self._endpoint.arena.words(place)[0] if value is None else value
         return Need(self._endpoint.layout.rank(self._peer), lane, place, now)
 
-    def _nothing_more_comes(self) -> bool:
+    def _nothing_more_comes(self, lane: int) -> bool:
         """Whether the channel is closed, and all that was sent before has arrived."""
-        if not (self.closed_here or self.closed_there):
+        if not self._is_closed(lane):
             return False
         self._endpoint.signals.fence()
         return self._in[_HEAD] == self._in[_TAIL]  # a queue delivers late
 
-    def _check_open(self) -> None:
-        if self.closed_here or self.closed_there:
+    def _is_closed(self, lane: int) -> bool:
+        return lane == 0 and (self.closed_here or self.closed_there)  # the collectives' messages go on
+
+    def _check_open(self, lane: int) -> None:
+        if self._is_closed(lane):
             names = [self._name(self._endpoint.number), self._name(self._peer)]
             who = names[0] if self.closed_here else names[1]
             raise ChannelClosedError(f"the channel between {names[0]} and {names[1]} was closed by {who}")

@@ -187,7 +187,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"item {i}", part) for i, part in enumerate(value.flat))
     elif isinstance(value, type):
         yield from ((f"class attribute {name!r}", part) for name, part in vars(value).items())
-    else:
+    elif not isinstance(type(value).__reduce__, types.FunctionType):  # one of its own knows better what goes
         state: dict[str, object] = dict(getattr(value, "__dict__", None) or {})
         for kind in type(value).__mro__:
             slots = kind.__dict__.get("__slots__", ())

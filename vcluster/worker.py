@@ -100,8 +100,9 @@ class DeviceSpec:
 class Worker:
     """Serves one device."""
 
-    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, spins: int) -> None:
+    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, spins: int, own_process: bool) -> None:
         self.spec = spec
+        self._own_process = own_process
         self.link = link
         self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
         self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
@@ -170,9 +171,10 @@ class Worker:
             return Failed(describe_exception(error), self._record())
 
     def _call(self, command: RunCommand) -> Any:
-        if command.environment is not None:
-            apply_environment(command.environment)
-        refresh_modules()
+        if self._own_process:  # a thread shares the host's modules, and must leave them alone
+            if command.environment is not None:
+                apply_environment(command.environment)
+            refresh_modules()
         nbytes = command.common_nbytes
         program, args, kwargs = self._copy_in(command.common, command.common_block_nbytes)
         own: list[Any] = []
@@ -274,7 +276,7 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     """The body of a device's process."""
     gc.freeze()  # what was there before the fork stays shared with the others
     link = _ConnectionLink(connection)
-    worker = Worker(spec, Arena(spec.layout.nbytes, descriptor.take()), link, spins=200)
+    worker = Worker(spec, Arena(spec.layout.nbytes, descriptor.take()), link, spins=200, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:

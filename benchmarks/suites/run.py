@@ -22,7 +22,7 @@ from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
 
 NAME = "run"
-TEXTS = {"empty": "empty run", "arguments": "arguments", "results": "results", "both": "arguments and results"}
+TEXTS = {"empty": "empty run", "arguments": "arguments", "results": "results", "both": "both"}
 MOST_DEVICES_WITH_DATA = 8
 
 

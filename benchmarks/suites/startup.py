@@ -22,8 +22,8 @@ from benchmarks.tables import seconds_text, table
 NAME = "startup"
 TEXTS = {
     "import numpy": "import numpy", "import vcluster": "import vcluster",
-    "import VirtualCluster": "from vcluster import VirtualCluster",
-    "cold": "{} devices, cold", "cold minus numpy": "{} devices, cold, less import numpy", "warm": "{} devices, warm",
+    "import VirtualCluster": "import VirtualCluster",
+    "cold": "{} devices, cold", "cold minus numpy": "{} devices, cold, less numpy", "warm": "{} devices, warm",
     "first_run": "first run on {} devices", "shutdown": "shutdown of {} devices",
     "script": "Python, {} devices, a run, the end",
 }

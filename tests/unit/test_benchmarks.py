@@ -1,0 +1,409 @@
+"""The benchmarks' words, answers, statistics and tables.  Nothing is timed here, and no process is started."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import command
+from benchmarks.cases import (
+    COLLECTIVES,
+    OPERATIONS,
+    STREAM_MESSAGES,
+    Array,
+    Case,
+    Times,
+    Trial,
+    WrongAnswerError,
+    receive_stream,
+    seconds_from_first_start,
+    seconds_of,
+    timed_rounds,
+)
+from benchmarks.plan import Plan
+from benchmarks.results import Results, write_json
+from benchmarks.suites import SUITES
+from benchmarks.summary import Summary
+from benchmarks.systems import SystemFailedError, take_turns
+from benchmarks.tables import nbytes_text, rate_text, ratio_text, seconds_text, table
+from vcluster.demo.command_line import serve
+
+MIB = 1 << 20
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def plan(text: str) -> Plan:
+    return command.plan_of(command._parser().parse(text.split()))
+
+
+def test_the_words_become_a_plan():
+    full = plan("")
+    assert full == Plan(passes=5, operations=COLLECTIVES)
+    assert plan("--quick").passes == 2
+    asked = plan("run peers --devices 8,2,8 --sizes 16MiB,8,64KiB --operations Barrier,all-reduce --passes 3")
+    assert asked.devices == (2, 8)
+    assert asked.sizes == (8, 64 << 10, 16 << 20)
+    assert asked.operations == ("barrier", "all_reduce")
+    assert asked.passes == 3
+
+
+def test_what_is_not_said_is_the_suites_own_choice():
+    assert plan("").devices_or((2, 4, 8), (4,)) == (2, 4, 8)
+    assert plan("--quick").devices_or((2, 4, 8), (4,)) == (4,)
+    assert plan("--quick --devices 3").devices_or((2, 4, 8), (4,)) == (3,)
+    assert plan("--sizes 12").sizes_or((8,), (8,)) == (12,)
+    assert plan("").rounds(8) > plan("").rounds(MIB) > plan("").rounds(64 * MIB) >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("8", 8), ("12B", 12), ("64KiB", 65536), ("16 mib", 1 << 24), ("1GiB", 1 << 30)]
+)
+def test_sizes_are_read_in_binary_units(text, nbytes):
+    assert command.nbytes_of(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "x", "-8", "7", "0", "2", "64KB", "1.5MiB", "2GiB"])
+def test_sizes_that_are_none_are_refused_with_their_text(text):
+    with pytest.raises(ArgumentTypeError, match=f"got '{text}'"):
+        command.nbytes_of(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("colectives", "SUITE: there is no 'colectives'; did you mean collectives?"),
+        ("--quik", "there is no option --quik; did you mean --quick?"),
+        ("--devices 1", "--devices needs numbers from 2 to 256, got 1"),
+        ("--devices 4,x", "--devices: needs a whole number of at least 1, got 'x'"),
+        ("--sizes 8,7", "--sizes: needs sizes from 4 B to 1 GiB, multiples of 4 B, got '7'"),
+        ("--operations all_redcue", "--operations: there is no 'all_redcue'; did you mean all_reduce?"),
+        ("--passes 0", "--passes: needs a whole number from 1 to 1000, got 0"),
+        ("--json /nowhere/at/all.json", "/nowhere/at/all.json cannot be written: No such file or directory"),
+        ("--peers nothing", "nothing does not run"),
+    ],
+)
+def test_wrong_words_are_one_line_and_status_2(monkeypatch, capsys, words, said):
+    def missing(python: str) -> dict[str, str]:
+        raise ValueError(f"{python} does not run")
+
+    monkeypatch.setattr(command, "missing", missing)
+    assert serve(command.PROGRAM, command.main, words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"{command.PROGRAM}: {said}\n"
+
+
+def test_the_list_has_a_line_for_each_suite(capsys):
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(SUITES) == ["startup", "run", "collectives", "messages", "peers"]
+    assert max(map(len, lines)) <= 80
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def oracle(operation: str, inputs: list[Array]) -> list[Array]:
+    """What each rank must get, by NumPy on everybody's input."""
+    size = len(inputs)
+    if operation == "all_reduce":
+        return [np.sum(inputs, axis=0)] * size
+    if operation == "all_gather":
+        return [np.concatenate(inputs)] * size
+    if operation == "reduce_scatter":
+        return list(np.split(np.sum(inputs, axis=0), size))
+    if operation == "all_to_all":
+        pieces = [np.split(x, size) for x in inputs]
+        return [np.concatenate([pieces[source][rank] for source in range(size)]) for rank in range(size)]
+    return [inputs[0]] * size
+
+
+SIZES = [(1, 4), (2, 8), (3, 8), (3, 7000), (4, 4), (5, 4 * 70_001)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "size", "nbytes"),
+    [
+        (operation, size, nbytes)
+        for operation, (size, nbytes) in itertools.product(OPERATIONS, SIZES)
+        if operation != "barrier" and (operation in COLLECTIVES or size >= 2)  # a message has two ends
+    ],
+)
+def test_a_trial_accepts_numpys_answer_and_no_other(operation, size, nbytes):
+    trials = [Trial(Case(operation, nbytes), rank, size) for rank in range(size)]
+    asked = {"round_trip": [0], "stream": [1]}.get(operation, range(size))
+    for rank, right in enumerate(oracle(operation, [trial.x for trial in trials])):
+        trial = trials[rank]
+        trial.check(right)
+        if rank not in asked:
+            continue
+        assert trial.out.shape == right.shape
+        trial.spoil()
+        with pytest.raises(WrongAnswerError, match=rf"on rank {rank} of {size}: element 0 must be .*, got -1\.0"):
+            trial.check(trial.out)
+        for place in {0, right.size // 2, right.size - 1}:
+            wrong = right.copy()
+            wrong[place] += 1
+            with pytest.raises(WrongAnswerError, match=f"element {place} must be"):
+                trial.check(wrong)
+        with pytest.raises(WrongAnswerError, match=f"{right.size} elements were expected, {right.size + 1} came"):
+            trial.check(np.append(right, 0))
+
+
+def test_the_inputs_of_ranks_differ_so_that_an_answer_tells_who_gave_what():
+    first, second = (Trial(Case("all_to_all", 40), rank, 2) for rank in range(2))
+    np.testing.assert_array_equal(first.x, np.arange(10))
+    np.testing.assert_array_equal(second.x, np.arange(10) + 64)
+    first.load()
+    np.testing.assert_array_equal(first.out, first.x)
+
+
+@pytest.mark.parametrize(("operation", "given"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 4)])
+def test_a_buffer_smaller_than_the_group_has_an_element_for_each_rank_where_it_is_dealt_out(operation, given):
+    assert Trial(Case(operation, 8), 0, 4).x.size == given
+
+
+def test_cases_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"the operation of a case is one of all_reduce, .*, got 'gather'"):
+        Case("gather", 8)
+    with pytest.raises(ValueError, match="the memory of a case is one of private, shared, got 'device'"):
+        Case("all_reduce", 8, "device")
+    with pytest.raises(ValueError, match="a case of all_reduce has at least 4 bytes, got 3"):
+        Case("all_reduce", 3)
+    assert Case("barrier", 0).nbytes == 0
+
+
+def test_each_round_is_spoiled_then_two_barriers_then_the_call_and_the_first_is_not_counted():
+    trial = Trial(Case("broadcast", 12), 0, 2)
+    log: list[str] = []
+
+    def call() -> Array:
+        log.append("spoiled" if np.all(trial.out == -1) else "stale")
+        np.copyto(trial.out, trial.x)
+        return trial.out
+
+    times = timed_rounds(trial, 3, lambda: log.append("barrier"), call)
+    assert log == ["barrier", "barrier", "spoiled"] * 4
+    assert len(times) == 3
+    moments = list(itertools.chain.from_iterable(times))
+    assert moments == sorted(moments)
+
+
+def test_a_round_with_a_wrong_answer_ends_the_timing():
+    trial = Trial(Case("broadcast", 12), 0, 2)
+    with pytest.raises(WrongAnswerError, match="broadcast of 12 bytes"):
+        timed_rounds(trial, 3, lambda: None, lambda: trial.out)
+
+
+def test_a_stream_looks_into_every_message():
+    good = Trial(Case("stream", 4 * 3000), 1, 2)
+    right = Trial(Case("stream", 4 * 3000), 0, 2).x
+    messages = [right.copy() for _ in range(STREAM_MESSAGES)]
+    good.check(receive_stream(iter(messages).__next__))
+    messages[7][-1] = 0
+    with pytest.raises(WrongAnswerError, match="message 7 of a stream"):
+        receive_stream(iter(messages).__next__)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def test_a_collective_takes_from_the_last_start_to_the_last_end():
+    times: list[Times] = [[(0.0, 4.0), (10.0, 11.0)], [(1.0, 3.0), (9.0, 12.5)], [(0.5, 3.5), (9.5, 12.0)]]
+    assert seconds_of("all_reduce", times) == [3.0, 2.5]
+    assert seconds_from_first_start("all_reduce", times) == [4.0, 3.5]
+    assert seconds_of("broadcast", times) == [4.0, 3.5]
+    assert seconds_of("round_trip", times) == [4.0, 1.0] == seconds_from_first_start("round_trip", times)
+    assert seconds_of("stream", times) == [3.0 / STREAM_MESSAGES, 2.5 / STREAM_MESSAGES]
+
+
+moments = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: (float(pair[0]), float(sum(pair))))
+
+
+@given(st.lists(st.lists(moments, min_size=2, max_size=2), min_size=1, max_size=5), st.sampled_from(COLLECTIVES))
+def test_the_figure_never_exceeds_its_upper_bound(times, operation):
+    for figure, bound in zip(
+        seconds_of(operation, times), seconds_from_first_start(operation, times), strict=True
+    ):
+        assert figure <= bound
+
+
+def test_a_summary_has_the_inclusive_quartiles():
+    assert Summary.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Summary(3.0, 2.0, 4.0, 1.0, 5.0, 5)
+    assert Summary.of([1.0, 2.0]) == Summary(1.5, 1.25, 1.75, 1.0, 2.0, 2)
+    assert Summary.of([7.0]) == Summary(7.0, 7.0, 7.0, 7.0, 7.0, 1)
+    assert Summary.of([5.0, 1.0, 2.0, 4.0, 3.0]).spread == pytest.approx(2 / 3)
+    assert Summary.of([0.0]).spread == 0.0
+    with pytest.raises(ValueError, match="at least one figure"):
+        Summary.of([])
+
+
+@given(st.lists(st.integers(-1000, 1000).map(float), min_size=1, max_size=20), st.randoms())
+def test_a_summary_is_in_order_whatever_the_order_of_the_figures(figures, random):
+    summary = Summary.of(figures)
+    points = [summary.minimum, summary.low_quartile, summary.median, summary.high_quartile, summary.maximum]
+    assert points == sorted(points)
+    random.shuffle(figures)
+    assert Summary.of(figures) == summary
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+class Pretended:
+    """A system whose rounds take ``seconds``, and that fails at its ``fails``-th case."""
+
+    devices = 2
+
+    def __init__(self, name: str, seconds: float, log: list[str], fails: int = -1, unable: Sequence[str] = ()) -> None:
+        self.name, self._seconds, self._log, self._unable = name, seconds, log, unable
+        self._left = fails
+
+    def supports(self, case: Case) -> bool:
+        return case.operation not in self._unable
+
+    def rounds(self, case: Case, count: int) -> list[Times]:
+        if self._left == 0:
+            raise SystemFailedError("out of breath")
+        self._left -= 1
+        self._log.append(f"{self.name} {case.operation}")
+        return [[(0.0, self._seconds)] * count, [(0.0, self._seconds / 2)] * count]
+
+    def close(self) -> None:
+        pass
+
+
+CASES = [Case("all_reduce", 8), Case("barrier", 0)]
+
+
+def test_systems_take_turns_case_by_case_and_pass_by_pass():
+    log: list[str] = []
+    results = Results()
+    systems = [Pretended("a", 1.0, log), Pretended("b", 2.0, log, unable=["barrier"])]
+    take_turns("suite", systems, CASES, Plan(passes=2), results, lambda text: None)
+    assert log == ["a all_reduce", "b all_reduce", "a barrier"] * 2
+    assert [(m.system, m.operation, m.seconds.median, m.seconds.rounds) for m in results.of("suite")] == [
+        ("a", "all_reduce", 1.0, 60), ("b", "all_reduce", 2.0, 60), ("a", "barrier", 1.0, 60)
+    ]
+    assert results.skipped == {}
+
+
+def test_a_system_that_fails_is_left_out_from_there_on_and_keeps_what_it_had_measured():
+    log: list[str] = []
+    results = Results()
+    systems = [Pretended("a", 1.0, log), Pretended("b", 2.0, log, fails=1)]
+    take_turns("suite", systems, CASES, Plan(passes=2), results, lambda text: None)
+    assert log == ["a all_reduce", "b all_reduce", "a barrier", "a all_reduce", "a barrier"]
+    assert results.skipped == {"b on 2": "out of breath"}
+    assert [m.operation for m in results.of("suite") if m.system == "b"] == ["all_reduce"]
+
+
+# -- tables and files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "text"),
+    [
+        (seconds_text, 1.234e-5, "12.3 us"), (seconds_text, 9.996e-4, "1.00 ms"), (seconds_text, 9.99e-4, "999 us"),
+        (seconds_text, 2.0, "2.00 s"), (seconds_text, 0.0, "0.00 us"), (seconds_text, -0.05, "-50.0 ms"),
+        (nbytes_text, 8, "8 B"), (nbytes_text, 1536, "1.5 KiB"), (nbytes_text, 64 * MIB, "64 MiB"),
+        (nbytes_text, 1 << 31, "2 GiB"),
+        (ratio_text, 0.534, "0.53"), (ratio_text, 12.34, "12.3"), (ratio_text, 312.0, "312"),
+        (rate_text, 13.04e9, "13.0 GB/s"),
+    ],
+)  # fmt: skip
+def test_figures_have_three_digits_and_a_unit(make: Callable[[float], str], value, text):
+    assert make(value) == text
+
+
+def test_a_table_has_its_labels_on_the_left_and_figures_on_the_right():
+    assert table(("op", "8 B"), [("barrier", ""), ("x", "12.3 us")]).split("\n") == [
+        "  op           8 B", "  barrier", "  x        12.3 us",
+    ]
+    with pytest.raises(ValueError, match="each row has the header's 2 cells, got 1"):
+        table(("op", "8 B"), [("x",)])
+
+
+def pretended_results() -> Results:
+    """Long figures in every cell of every suite's report."""
+    results = Results(skipped={"jax": "jax is not installed"}, versions={"python": "3.11"})
+    sizes = (8, 4096, 1 << 16, MIB, 1 << 24, 1 << 26)
+
+    def cases() -> Iterator[tuple[str, int]]:
+        yield from itertools.product(COLLECTIVES[:-1], sizes)
+        yield ("barrier", 0)
+
+    for devices in (2, 64):
+        for what in ("cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"):
+            results.add("startup", "vcluster", what, [0.1234, 0.5678], devices=devices)
+        for what in ("arguments", "results", "both"):
+            results.add("run", "vcluster", what, [0.1234, 0.5678], devices=devices, nbytes=64 * MIB)
+        results.add("run", "vcluster", "empty", [0.1234], devices=devices)
+        for memory, (operation, nbytes) in itertools.product(("private", "shared"), cases()):
+            options = {"devices": devices, "nbytes": nbytes, "memory": memory}
+            results.add("collectives", "vcluster", operation, [0.1234], from_first_start=[0.2], **options)
+            results.add("peers", "vcluster", operation, [0.1], **options)
+            if memory == "private":
+                results.add("peers", "mpich", operation, [0.4], **options)
+    for what in ("import numpy", "import vcluster", "import VirtualCluster"):
+        results.add("startup", "vcluster", what, [0.1234])
+    for system, seconds in (("vcluster", 0.001), ("queue", 0.04)):
+        results.add("messages", system, "round_trip", [seconds], devices=2, nbytes=8, memory="private")
+        results.add("messages", system, "stream", [seconds], devices=2, nbytes=4 * MIB, memory="private")
+    return results
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_report_fits_80_columns(suite):
+    lines = SUITES[suite].report(pretended_results()).splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_peers_report_divides_our_median_by_theirs():
+    lines = SUITES["peers"].report(pretended_results()).splitlines()
+    private = next(number for number, line in enumerate(lines) if line.split()[:2] == ["all_reduce", "private"])
+    assert lines[private].split()[2:] == ["100", "ms"] * 6
+    assert lines[private + 1].split() == ["/", "mpich", *["0.25"] * 6]
+    barrier = next(number for number, line in enumerate(lines) if line.split()[:1] == ["barrier"])
+    assert lines[barrier + 1].split() == ["/", "mpich", "0.25"]
+
+
+def test_the_messages_report_says_how_many_times_faster():
+    lines = SUITES["messages"].report(pretended_results()).splitlines()
+    assert lines[1].split() == ["round", "trip", "8", "B", "1.00", "ms", "40.0", "ms", "40.0", "x"]
+    assert lines[2].split() == ["stream", "4", "MiB", "4.19", "GB/s", "0.10", "GB/s", "40.0", "x"]
+
+
+def test_the_document_is_json_with_machine_versions_command_and_every_figure(tmp_path):
+    results = pretended_results()
+    written = results.document(["python", "-m", "benchmarks"], "2026-01-01T00:00:00+00:00", {"cores": 2})
+    write_json(tmp_path / "figures.json", written)
+    read = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert read == written
+    assert read["command"] == ["python", "-m", "benchmarks"]
+    assert read["machine"] == {"cores": 2}
+    assert read["versions"] == {"python": "3.11"}
+    assert read["skipped"] == {"jax": "jax is not installed"}
+    assert len(read["measurements"]) == len(results.measurements)
+    first = read["measurements"][0]
+    assert first["seconds"]["median"] == (0.1234 + 0.5678) / 2
+    assert "from_first_start" not in first
+    collective = next(m for m in read["measurements"] if m["suite"] == "collectives")
+    assert collective["from_first_start"]["median"] == 0.2
+
+
+def test_a_figure_that_is_no_number_is_never_written(tmp_path):
+    results = Results()
+    results.add("run", "vcluster", "empty", [float("nan")])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "figures.json", results.document([], "", {}))
