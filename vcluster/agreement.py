@@ -24,6 +24,7 @@ from vcluster.status import Need
 from vcluster.tasks import Wait
 
 if TYPE_CHECKING:
+    from vcluster.calls import Call
     from vcluster.endpoint import Endpoint
 
 INLINE_BYTES = 8 << 10
@@ -31,7 +32,7 @@ INLINE_BYTES = 8 << 10
 
 _WORDS = 8
 _DESCRIPTION_BYTES = 1024
-_LENGTH, _PAYLOAD, _PAYLOAD_NBYTES, _OUT, _DESCRIPTION = range(5)
+_SIGNATURE, _LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(5)
 _BUFFER_BYTES = 8 * _WORDS + _DESCRIPTION_BYTES + INLINE_BYTES
 _SLOT_BYTES = 2 * LINE + 2 * _BUFFER_BYTES
 
@@ -39,10 +40,12 @@ _SLOT_BYTES = 2 * LINE + 2 * _BUFFER_BYTES
 class Buffer:
     """One of the two buffers of a slot, as its owner writes it and the others read it."""
 
-    __slots__ = ("_arena", "_description", "inline", "words")
+    __slots__ = ("_arena", "_description", "described", "inline", "words")
 
     def __init__(self, endpoint: Endpoint, offset: int) -> None:
         self._arena = endpoint.arena
+        self.described: int | None = None
+        """The signature of what its owner wrote here last: repeated calls need not be described again."""
         self.words = endpoint.arena.words(offset, _WORDS)
         start = offset + 8 * _WORDS
         self._description = endpoint.arena.view[start : start + _DESCRIPTION_BYTES]
@@ -54,19 +57,17 @@ class Buffer:
             return bytes(self._arena.view[elsewhere : elsewhere + length])
         return bytes(self._description[:length])
 
-    def equals(self, description: bytes) -> bool:
-        """Whether the description is this one, without reading it all if it is not."""
-        return self.words[_LENGTH] == len(description) and self.read_description() == description
-
-    def write(self, description: bytes, payload: int, nbytes: int, out: int, elsewhere: int) -> None:
-        words = self.words
-        words[_LENGTH] = len(description)
-        words[_PAYLOAD], words[_PAYLOAD_NBYTES], words[_OUT] = payload, nbytes, out
-        words[_DESCRIPTION] = elsewhere
-        if elsewhere:
-            self._arena.view[elsewhere : elsewhere + len(description)] = description
-        else:
-            self._description[: len(description)] = description
+    def write(self, call: Call, payload: int, out: int, elsewhere: int) -> None:
+        """``elsewhere`` is a block for a description that is too long for its place here, or 0."""
+        words, description = self.words, call.description
+        words[_SIGNATURE], words[_PAYLOAD], words[_OUT] = call.signature, payload, out
+        if words[_DESCRIPTION] or elsewhere or self.described != call.signature:
+            words[_LENGTH], words[_DESCRIPTION] = len(description), elsewhere
+            if elsewhere:
+                self._arena.view[elsewhere : elsewhere + len(description)] = description
+            else:
+                self._description[: len(description)] = description
+            self.described = call.signature
 
     @property
     def payload(self) -> int:
@@ -107,11 +108,12 @@ class Group:
         self._own = self._slots[self.position] = Slot(endpoint, self._place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
         self._looked_at = 0
+        self._views: dict[tuple[int, np.dtype[Any], tuple[int, ...]], list[NDArray[Any]]] = {}
         if self.size > 1:
             self._enter_directory()
 
     def post(
-        self, description: bytes, payload: NDArray[Any] | None, place: int | None, out: int
+        self, call: Call, payload: NDArray[Any] | None, place: int | None, out: int
     ) -> Generator[Wait, None, int]:
         """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
 
@@ -127,21 +129,19 @@ class Group:
         blocks = self._blocks[sequence & 1]
         while blocks:
             endpoint.heap.free(blocks.pop())
-        nbytes = 0
-        if payload is not None:
-            nbytes = payload.nbytes
-            if place is None:
-                place = buffer.inline
-                if nbytes > INLINE_BYTES:
-                    place = endpoint.heap.allocate(nbytes)
-                    blocks.append(place)
-                if nbytes:
-                    np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
+        if payload is not None and place is None:
+            place = buffer.inline
+            if payload.nbytes > INLINE_BYTES:
+                place = endpoint.heap.allocate(payload.nbytes)
+                blocks.append(place)
+                np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
+            elif payload.size:
+                np.copyto(self.inline_views(sequence, payload.dtype, payload.shape)[self.position], payload)
         elsewhere = 0
-        if len(description) > _DESCRIPTION_BYTES:
-            elsewhere = endpoint.heap.allocate(len(description))
+        if len(call.description) > _DESCRIPTION_BYTES:
+            elsewhere = endpoint.heap.allocate(len(call.description))
             blocks.append(elsewhere)
-        buffer.write(description, place or 0, nbytes, out, elsewhere)
+        buffer.write(call, place or 0, out, elsewhere)
         endpoint.signals.fence()
         self._own.posted[0] = sequence + 1
         if self._others:
@@ -167,12 +167,29 @@ class Group:
         """Everybody's buffer of an operation, in group order."""
         return [slot.buffers[sequence & 1] for slot in self._slots]  # type: ignore[union-attr]
 
-    def disagreement(self, sequence: int, description: bytes) -> list[bytes] | None:
+    def disagreement(self, sequence: int, call: Call) -> list[bytes] | None:
         """None if everybody posted the same description; else everybody's, in group order."""
-        buffers = self.buffers(sequence)
-        if all(buffer.equals(description) for buffer in buffers):
-            return None
-        return [buffer.read_description() for buffer in buffers]
+        parity, signature = sequence & 1, call.signature
+        for slot in self._slots:
+            assert slot is not None
+            if slot.buffers[parity].words[_SIGNATURE] != signature:
+                return [buffer.read_description() for buffer in self.buffers(sequence)]
+        return None
+
+    def inline_views(self, sequence: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[NDArray[Any]]:
+        """Everybody's small payload as arrays, once everybody has posted; before that, one's own."""
+        key = sequence & 1, dtype, shape
+        found = self._views.get(key)
+        if found is None:
+            array = self._endpoint.arena.array
+            slots = [slot for slot in self._slots if slot is not None]
+            if len(slots) < self.size:  # not everybody is known yet
+                return [array(self._own.buffers[sequence & 1].inline, shape, dtype)] * self.size
+            if len(self._views) > 256:
+                self._views.clear()
+            found = [array(slot.buffers[sequence & 1].inline, shape, dtype) for slot in slots]
+            self._views[key] = found
+        return found
 
     def _wait_posted(self, count: int) -> Wait:
         return Wait(lambda: self._all_posted(count), lambda: self._missing(count, 0))

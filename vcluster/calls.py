@@ -11,7 +11,8 @@ import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,12 +46,18 @@ class Call:
     form: bytes = b""
     """What to make of the array at the other end: see `vcluster.values`."""
     description: bytes = field(init=False, compare=False)
+    """All that the others need to know, for `agree`."""
+    signature: int = field(init=False, compare=False)
+    """A number that is the same for the same description, and for no other that anybody will ever meet."""
 
     def __post_init__(self) -> None:
         dtype = None if self.dtype is None else self.dtype.str
         fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
                   self.op, self.pairs, self.form)
-        object.__setattr__(self, "description", marshal.dumps(fields, 2))
+        description = marshal.dumps(fields, 2)
+        object.__setattr__(self, "description", description)
+        digest = blake2b(description, digest_size=8).digest()
+        object.__setattr__(self, "signature", int.from_bytes(digest, "little", signed=True))
 
     @property
     def size(self) -> int:
@@ -148,8 +155,7 @@ def _difference(a: Call, b: Call) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What one member sends and receives in one call, by the closed form of its algorithm."""
 
     bytes_sent: int

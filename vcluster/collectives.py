@@ -25,6 +25,7 @@ from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
 from vcluster.places import here
 from vcluster.stepwise import run_stepwise
+from vcluster.status import Lane
 from vcluster.tasks import Wait
 from vcluster.tracing import Recorder
 from vcluster.values import (
@@ -46,8 +47,25 @@ MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
+KNOWN_CALLS = 1024
+"""Calls that a device remembers to have checked."""
 OUTSIDE_ALLOWED = ("broadcast", "permute")
 """With ``groups=``, a rank may be in none of them: it gets zeros."""
+
+
+class Plan:
+    """A checked call, kept for when the same is called again with another array."""
+
+    __slots__ = ("call", "lane", "reduction", "traffic", "what")
+
+    def __init__(self, call: Call, reduction: Reduction | None, *, what: object = None) -> None:
+        self.call = call
+        self.what = what or call
+        """What its ``str`` says is told of it while it is under way."""
+        self.reduction = reduction
+        self.lane: Lane = ("group", group_key(call.ranks))
+        self.traffic: Traffic | None = None
+        """What this rank sends and receives if everybody calls the very same."""
 
 
 class Collectives:
@@ -62,6 +80,7 @@ class Collectives:
         self._rank = rank
         self._by_messages = by_messages
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._known: dict[Any, Plan] = {}
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
@@ -83,6 +102,14 @@ class Collectives:
         then: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each means.  ``then`` is applied to the result."""
+        key = None
+        if (type(x) is np.ndarray or kind == "barrier") and groups is None and pairs is None and split_sizes is None and not callable(op):
+            looks = (x.dtype, x.shape) if type(x) is np.ndarray else None
+            key = kind, axes, looks, algorithm, dim, concat_dim, root, op
+            known = self._known.get(key)
+            if known is not None and out is None and (looks is None or x.flags.c_contiguous):
+                array: Any = x if known.reduction is None else x.astype(known.reduction.dtype, copy=False)
+                return self._drive(known, partial(self._one, known, x, array, out), name or kind, then, async_op)
         root, dim, concat_dim = _integer("root", root), _integer("dim", dim), _integer("dim", concat_dim)
         members, axis_names, factors = self._members(kind, axes, groups)
         if members is None:
@@ -96,48 +123,54 @@ class Collectives:
         }
         if kind == "all_reduce" and is_tree(x):
             _no_out(kind, x, out)
-            steps: MakeSteps = partial(self._reduce_tree, x, op, base)
-            told_as: object = f"all_reduce({type(x).__name__} of arrays)"
-        else:
-            call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
-            if out is not None:
-                if is_tree(x):
-                    _no_out(kind, x, out)
-                check_out(call, out, array)
-            steps = partial(self._one, call, x, array, out, reducing)
-            told_as = call
+            plan = Plan(Call(kind, **base), None, what=f"all_reduce({type(x).__name__} of arrays)")
+            return self._drive(plan, partial(self._reduce_tree, x, op, base), name or kind, then, async_op)
+        call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
+        if out is not None:
+            if is_tree(x):
+                _no_out(kind, x, out)
+            check_out(call, out, array)
+        plan = Plan(call, reducing)
+        if key is not None:
+            if len(self._known) >= KNOWN_CALLS:
+                self._known.clear()
+            self._known[key] = plan
+        return self._drive(plan, partial(self._one, plan, x, array, out), name or kind, then, async_op)
 
-        recorder, tasks = self.recorder, self.endpoint.tasks
+    def _drive(
+        self, plan: Plan, steps: MakeSteps, name: str, then: Callable[[Any], Any] | None, async_op: bool
+    ) -> Any:
+        """Run the steps of a call, recorded as one event."""
+        recorder, tasks, call = self.recorder, self.endpoint.tasks, plan.call
         start = recorder.enter()
         work = recorder.next_work() if async_op else None
-        event = recorder.add(
-            "collective", name or kind, axes=axis_names, group=members, algorithm=algorithm or "direct", work=work,
-            sequence=recorder.next_sequence(members), location=here(1),
-        )
+        event = recorder.add_collective(name, call.axes, call.ranks, call.algorithm or "direct", work, here(2))
 
         def whole() -> Steps:
             result, told = yield from steps(event)
-            recorder.fill(
-                event, bytes_sent=told.bytes_sent, bytes_received=told.bytes_received, messages=told.messages,
-                sources=told.sources, **recorder.since(start),
-            )
+            recorder.finish_collective(event, told, start)
             return result if then is None else then(result)
 
         try:
-            lane = ("group", group_key(members))
             if work is None:
-                return tasks.run(lane, whole(), told_as)
-            pending = self.unwaited[work] = Pending(self, tasks.issue(lane, whole(), told_as), work, name or kind)
+                return tasks.run(plan.lane, whole(), plan.what)
+            pending = self.unwaited[work] = Pending(self, tasks.issue(plan.lane, whole(), plan.what), work, name)
             return pending
         finally:
             recorder.leave()
 
     def _one(
-        self, call: Call, x: Any, array: NDArray[Any] | None, out: Any, reducing: Reduction | None, event: list[Any]
+        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: list[Any]
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The result of one call, in the form in which its value was given."""
-        result, calls = yield from self._carry_out(call, array, out, reducing, event)
-        told = traffic(calls, call.position)
+        call = plan.call
+        result, calls = yield from self._carry_out(call, array, out, plan.reduction, event)
+        if all(seen is call for seen in calls):  # everybody called the very same
+            if plan.traffic is None:
+                plan.traffic = traffic(calls, call.position)
+            told = plan.traffic
+        else:
+            told = traffic(calls, call.position)
         if call.kind in ("broadcast", "permute"):
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
             if out is None:
@@ -161,7 +194,7 @@ class Collectives:
             buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
             call, converted, reducing = self._call("all_reduce", buffer, op, 0, 0, None, (), base)
             call = replace(call, form=form)
-            result, told = yield from self._one(call, buffer, converted, None, reducing, event)
+            result, told = yield from self._one(Plan(call, reducing), buffer, converted, None, event)
             total = total.plus(told)
             place = 0
             for i in indices:

@@ -48,16 +48,18 @@ def run_direct(
         assert target is not None
         target_place = found if found is not None else endpoint.arena.offset_of(target) or 0
 
-    sequence = yield from group.post(call.description, payload, place, target_place)
-    told = group.disagreement(sequence, call.description)
-    calls = [call] * group.size if told is None else agree(call, told)
-    buffers = group.buffers(sequence)
-    views: list[Any] = [
-        endpoint.arena.array(buffer.payload, seen.shape, seen.dtype)
-        if seen.dtype is not None and seen.shape is not None and call.kind != "barrier"
-        else None
-        for buffer, seen in zip(buffers, calls, strict=True)
-    ]
+    sequence = yield from group.post(call, payload, place, target_place)
+    told = group.disagreement(sequence, call)
+    if told is None and payload is not None and not large:
+        calls = [call] * group.size
+        views: Sequence[Any] = group.inline_views(sequence, payload.dtype, payload.shape)
+    else:
+        calls = [call] * group.size if told is None else agree(call, told)
+        views = [
+            None if seen.dtype is None or seen.shape is None
+            else endpoint.arena.array(buffer.payload, seen.shape, seen.dtype)
+            for buffer, seen in zip(group.buffers(sequence), calls, strict=True)
+        ]
 
     def new(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
         if out is not None:
@@ -70,7 +72,7 @@ def run_direct(
         assert reduction is not None
         assert target is not None
         outs = [
-            endpoint.arena.array(buffer.out, (target.size,), target.dtype) for buffer in buffers
+            endpoint.arena.array(buffer.out, (target.size,), target.dtype) for buffer in group.buffers(sequence)
         ]
         _reduce_own_slice([view.reshape(-1) for view in views], outs, group.position, reduction)
         result: Any = target

@@ -11,16 +11,26 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelism.timeline import replay
 from parallelism.trace import Event, Trace
 
 _FIELDS = tuple(field.name for field in fields(Event))[1:]
 _INDEX = {name: i for i, name in enumerate(_FIELDS)}
+_AXES, _GROUP, _ALGORITHM, _WORK, _LOCATION, _SEQUENCE, _SERIAL = map(
+    _INDEX.__getitem__, ("axes", "group", "algorithm", "work", "location", "sequence", "serial")
+)
+_SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION = map(
+    _INDEX.__getitem__,
+    ("bytes_sent", "bytes_received", "messages", "sources", "wall_start_seconds", "wall_duration_seconds"),
+)
 _DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
 _SHORTEST_COMPUTE_NS = 2000
 """Less than this between two calls is not worth an event of its own: it is added to what follows."""
+
+if TYPE_CHECKING:
+    from vcluster.calls import Traffic
 
 Record = list[list[Any]]
 
@@ -38,6 +48,7 @@ class Recorder:
         self._label: tuple[str, dict[str, Any]] | None = None
         self._work = 0
         self._sequences: dict[Any, int] = {}
+        self._collectives: dict[tuple[int, ...], int] = {}
         self._depth = 0
 
     def start(self) -> None:
@@ -74,6 +85,26 @@ class Recorder:
             self.record.append(event)
         return event
 
+    def add_collective(
+        self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, work: int | None,
+        location: str,
+    ) -> list[Any]:
+        """The event of a collective that begins: `add`, without the dictionary."""
+        event = _DEFAULTS.copy()
+        event[0], event[1] = "collective", name
+        event[_AXES], event[_GROUP], event[_ALGORITHM] = axes, group, algorithm
+        event[_WORK], event[_LOCATION] = work, location
+        event[_SEQUENCE] = self._collectives[group] = self._collectives.get(group, -1) + 1
+        event[_SERIAL] = len(self.record)
+        self.record.append(event)
+        return event
+
+    def finish_collective(self, event: list[Any], traffic: Traffic, start_ns: int) -> None:
+        """What it moved, and how long it took."""
+        event[_SENT], event[_RECEIVED], event[_MESSAGES], event[_SOURCES] = traffic
+        event[_WALL_START] = (start_ns - self._wall_zero) * 1e-9
+        event[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) * 1e-9
+
     def serial(self, event: list[Any]) -> int:
         """The number of an event on this rank."""
         number: int = event[_INDEX["serial"]]
@@ -84,7 +115,7 @@ class Recorder:
             event[_INDEX[key]] = value
 
     def next_sequence(self, key: Any) -> int:
-        """Number of an operation among those of its group, or of a message among those of its channel and tag."""
+        """Number of a message among those of its channel and tag."""
         number = self._sequences.get(key, 0)
         self._sequences[key] = number + 1
         return number

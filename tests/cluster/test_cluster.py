@@ -775,7 +775,7 @@ CELLS = [
     scale = 3
     def kernel(device):
         print("hello")
-        return scale * device.all_reduce(device.rank)
+        return int(scale * device.all_reduce(device.rank))
     print(cluster.run(kernel).outputs)
     """,
     """

@@ -272,10 +272,10 @@ class Pretended:
         return case.operation not in self._unable
 
     def rounds(self, case: Case, count: int) -> list[Times]:
+        self._log.append(f"{self.name} {case.operation}")
         if self._left == 0:
             raise SystemFailedError("out of breath")
         self._left -= 1
-        self._log.append(f"{self.name} {case.operation}")
         return [[(0.0, self._seconds)] * count, [(0.0, self._seconds / 2)] * count]
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ def test_a_system_that_fails_is_left_out_from_there_on_and_keeps_what_it_had_mea
     results = Results()
     systems = [Pretended("a", 1.0, log), Pretended("b", 2.0, log, fails=1)]
     take_turns("suite", systems, CASES, Plan(passes=2), results, lambda text: None)
-    assert log == ["a all_reduce", "b all_reduce", "a barrier", "a all_reduce", "a barrier"]
+    assert log == ["a all_reduce", "b all_reduce", "a barrier", "b barrier", "a all_reduce", "a barrier"]
     assert results.skipped == {"b on 2": "out of breath"}
     assert [m.operation for m in results.of("suite") if m.system == "b"] == ["all_reduce"]
 

@@ -1,0 +1,871 @@
+"""What goes wrong in a kernel, in a process or at the keyboard: told in full, nobody left waiting, nothing left behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from numpy.testing import assert_array_equal
+
+import vcluster.cluster
+from parallelism.mesh import Mesh
+from vcluster import (
+    ClusterError,
+    ClusterTimeoutError,
+    CollectiveMismatchError,
+    DeviceFailedError,
+    OperationCancelled,
+    UndeliveredMessageError,
+    VirtualCluster,
+)
+
+ROOT = Path(vcluster.cluster.__file__).parents[1]
+KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
+PROCESSES = KINDS[:2]
+HERE = Path(__file__).name
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def cluster(request, cluster_of):
+    return marked(cluster_of(Mesh(devices=3), *request.param))
+
+
+@pytest.fixture(params=PROCESSES, ids="-".join)
+def processes(request, cluster_of):
+    return marked(cluster_of(Mesh(devices=3), *request.param))
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A device that heeds nothing is killed sooner than usual."""
+    monkeypatch.setattr(vcluster.cluster, "KILL_AFTER_SECONDS", 0.3)
+
+
+def marked(cluster):
+    """The cluster, with something in every device's state."""
+    cluster.run(lambda device: device.state.update(mark=device.rank))
+    return cluster
+
+
+def check_works(cluster, marks=(0, 1, 2)):
+    """The next run is as if nothing had happened, with this left of what `marked` put there."""
+
+    def kernel(device):
+        device.send(np.array([device.rank]), (device.rank + 1) % device.size)
+        total = device.all_reduce(np.arange(5000.0) + device.rank)
+        return device.state.get("mark"), int(device.recv((device.rank - 1) % device.size)[0]), total[:2].tolist()
+
+    assert cluster.run(kernel).outputs == [(mark, (rank - 1) % 3, [3.0, 6.0]) for rank, mark in enumerate(marks)]
+
+
+def eventually(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return found
+
+
+def line_of(function, text):
+    """``file:line`` of the line of a function that holds this text."""
+    lines, first = inspect.getsourcelines(function)
+    offset = next(i for i, line in enumerate(lines) if text in line)
+    return f"{function.__code__.co_filename}:{first + offset}"
+
+
+# -- a kernel raises ---------------------------------------------------------------------------------------------------
+
+
+def test_the_error_names_rank_line_and_original_traceback(cluster):
+    def kernel(device, divisor):
+        if device.rank == 1:
+            return deeper(divisor)
+        return device.barrier()
+
+    def deeper(divisor):
+        return 100 / divisor  # the line to blame
+
+    with pytest.raises(DeviceFailedError) as caught:
+        cluster.run(kernel, 0)
+    error = caught.value
+    assert error.ranks == (1,)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert error.exceptions.keys() == {1}
+    assert error.exceptions[1] is error.__cause__
+    assert error.locations == (line_of(deeper, "to blame"),)
+    assert error.exitcode is None
+    assert error.signal is None
+    text = str(error)
+    assert text.startswith("rank 1 raised ZeroDivisionError")
+    assert "return 100 / divisor  # the line to blame" in text
+    assert "return deeper(divisor)" in text
+    assert "worker.py" not in text
+    check_works(cluster)
+
+
+def test_the_same_error_everywhere_is_told_once(cluster):
+    def kernel(device):
+        device.barrier()
+        raise LookupError("the same words")
+
+    # all of them are past the barrier; a device that the cancellation finds inside it does not get to raise
+    with pytest.raises(DeviceFailedError) as caught:
+        cluster.run(kernel)
+    error = caught.value
+    assert str(error).count("the same words") - str(error).count('raise LookupError("the same words")') == 1
+    assert set(error.exceptions) == set(error.ranks)
+    check_works(cluster)
+
+
+def test_several_errors_are_all_told_the_lowest_rank_first(cluster):
+    def kernel(device):
+        raise [KeyError, ValueError, KeyError][device.rank](f"of rank {device.rank}")
+
+    with pytest.raises(DeviceFailedError) as caught:
+        cluster.run(kernel)
+    error = caught.value
+    first = min(error.ranks)
+    assert str(error).startswith(("rank", "ranks"))
+    assert str(error.__cause__) == str(error.exceptions[first])
+    for rank in error.ranks:
+        assert f"of rank {rank}" in str(error)
+    check_works(cluster)
+
+
+def test_what_a_peer_makes_of_its_cancellation_is_not_the_cause(cluster):
+    def kernel(device):
+        if device.rank == 2:
+            device.recv(0)
+            raise ValueError("the first failure")
+        if device.rank == 0:
+            device.send(1, 2)
+        try:
+            device.recv(2)
+        except BaseException:
+            raise KeyError("clean-up failed") from None
+
+    with pytest.raises(DeviceFailedError, match="the first failure") as caught:
+        cluster.run(kernel)
+    assert caught.value.ranks == (2,)
+    assert "clean-up" not in str(caught.value)
+    check_works(cluster)
+
+
+class CustomError(Exception):
+    def __init__(self, code, *, hint):
+        super().__init__(f"code {code}, {hint}")
+        self.code = code
+        self.hint = hint
+
+
+class LockedError(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def test_a_custom_exception_arrives_with_its_attributes(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            raise CustomError(7, hint="look here")
+        device.barrier()
+
+    with pytest.raises(DeviceFailedError, match="code 7, look here") as caught:
+        cluster.run(kernel)
+    cause = caught.value.__cause__
+    assert isinstance(cause, CustomError)
+    assert (cause.code, cause.hint) == (7, "look here")
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            raise LockedError("holds a lock")
+        device.barrier()
+
+    with pytest.raises(DeviceFailedError, match="holds a lock") as caught:
+        cluster.run(kernel)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "LockedError: holds a lock" in str(caught.value.__cause__)
+    check_works(cluster)
+
+
+def test_causes_notes_and_groups_come_along(cluster):
+    def kernel(device):
+        if device.rank:
+            return device.barrier()
+        try:
+            int("x")
+        except ValueError as error:
+            outer = RuntimeError("outer")
+            outer.add_note("a note for the reader")
+            raise outer from error
+
+    with pytest.raises(DeviceFailedError, match="direct cause") as caught:
+        cluster.run(kernel)
+    assert "a note for the reader" in str(caught.value)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(caught.value.__cause__.__cause__, ValueError)
+
+    def many(device):
+        if device.rank:
+            return device.barrier()
+        raise ExceptionGroup("several", [ValueError("one of them"), TypeError("another")])
+
+    with pytest.raises(DeviceFailedError, match="one of them"):
+        cluster.run(many)
+    check_works(cluster)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, OperationCancelled, ClusterError])
+def test_any_exception_is_a_failure_of_the_device(cluster, kind):
+    def kernel(device):
+        if device.rank == 1:
+            raise kind("leaving")
+        device.barrier()
+
+    with pytest.raises(DeviceFailedError, match="leaving") as caught:
+        cluster.run(kernel)
+    assert caught.value.ranks == (1,)
+    assert type(caught.value.__cause__) is kind
+    check_works(cluster)
+
+
+def test_wrong_arguments_of_a_call_are_raised_in_the_device(cluster):
+    def kernel(device):
+        with pytest.raises(ValueError, match="7"):
+            device.send(1, 7)
+        with pytest.raises(TypeError):
+            device.all_reduce("text")
+        return device.all_reduce(1)
+
+    assert cluster.run(kernel).outputs == [3, 3, 3]
+
+
+def test_exceptions_that_a_kernel_handles_are_its_own_affair(cluster):
+    def kernel(device):
+        try:
+            raise ValueError
+        except ValueError:
+            return device.all_reduce(1)
+
+    assert cluster.run(kernel).outputs == [3, 3, 3]
+
+
+# -- while the others ... ----------------------------------------------------------------------------------------------
+
+
+def in_a_collective(device):
+    device.all_reduce(np.ones(100))
+
+
+def in_an_async_collective(device):
+    device.all_reduce(np.ones(100), async_op=True).wait()
+
+
+def in_a_ring(device):
+    device.all_reduce(np.ones(100), algorithm="ring")
+
+
+def in_a_barrier(device):
+    device.barrier()
+
+
+def in_recv(device):
+    device.recv(0)
+
+
+def in_send(device):
+    while True:
+        device.send(np.ones(100), 0)
+
+
+def in_pure_python(device):
+    while True:
+        sum(range(100))
+
+
+def in_numpy(device):
+    while True:
+        np.ones((30, 30)) @ np.ones((30, 30))
+
+
+def in_sleep(device):
+    while True:
+        time.sleep(0.01)
+
+
+def in_print(device):
+    while True:
+        print("x" * 30_000)
+
+
+def in_except_exception(device):
+    while True:
+        try:
+            device.barrier()
+        except Exception:  # noqa: BLE001, S110
+            pass
+
+
+def computing_in_except_exception(device):
+    while True:
+        try:
+            sum(range(1000))
+        except Exception:  # noqa: BLE001, S110
+            pass
+
+
+def finished(device):
+    pass
+
+
+PEERS = [
+    in_a_collective, in_an_async_collective, in_a_ring, in_a_barrier, in_recv, in_send, in_pure_python, in_numpy, in_sleep,
+    in_print, in_except_exception, computing_in_except_exception, finished,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda function: function.__name__)
+def test_a_failure_releases_the_others(cluster, peer, capsys):
+    def kernel(device):
+        device.barrier()
+        if device.rank:
+            peer(device)
+        else:
+            raise ValueError("broken")
+
+    with pytest.raises(DeviceFailedError, match="rank 0 raised ValueError") as caught:
+        cluster.run(kernel)
+    assert caught.value.ranks == (0,)
+    check_works(cluster)
+    assert "Exception ignored" not in capsys.readouterr().err
+
+
+def heedless(device):
+    while not getattr(sys, "vcluster_test_is_over", False):
+        try:
+            sum(range(1000))
+        except:  # noqa: E722, S110
+            pass
+
+
+def test_a_device_that_swallows_everything_is_replaced_and_not_the_cause(processes, impatient):
+    def kernel(device):
+        device.barrier()
+        if device.rank == 0:
+            heedless(device)
+        elif device.rank == 1:
+            raise ValueError("broken")
+        else:
+            device.recv(0)
+
+    with pytest.raises(DeviceFailedError, match="rank 1 raised ValueError") as caught:
+        processes.run(kernel)
+    assert caught.value.ranks == (1,)
+    assert caught.value.signal is None
+    check_works(processes, (None, 1, 2) if "shared" in repr(processes) else (None, None, None))
+
+
+def test_a_thread_that_swallows_everything_closes_its_cluster(impatient):
+    def kernel(device):
+        device.barrier()
+        if device.rank == 0:
+            heedless(device)
+        raise ValueError("broken")
+
+    try:
+        with VirtualCluster(2, backend="thread") as cluster:
+            with pytest.raises(DeviceFailedError, match="rank 1 raised ValueError") as caught:
+                cluster.run(kernel)
+            assert cluster.closed
+            assert "the cluster is closed" in caught.value.__notes__[0]
+            with pytest.raises(ClusterError, match="closed"):
+                cluster.run(kernel)
+    finally:
+        sys.vcluster_test_is_over = True
+        assert eventually(lambda: not any(t.name.startswith("vcluster-0") for t in threading.enumerate() if not t.daemon))
+        del sys.vcluster_test_is_over
+
+
+def test_a_bare_except_around_a_call_does_not_keep_a_device(cluster):
+    def kernel(device):
+        device.barrier()
+        if device.rank == 0:
+            raise ValueError("broken")
+        for _ in range(10):
+            try:
+                device.barrier()
+            except:  # noqa: E722, S110
+                pass
+        return "as if nothing had happened"
+
+    with pytest.raises(DeviceFailedError, match="rank 0 raised ValueError"):
+        cluster.run(kernel)
+    check_works(cluster)
+
+
+class SlowToTellError(Exception):
+    def __str__(self):
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:  # so that the interrupts for late devices arrive while it is described
+            pass
+        return "slow to tell"
+
+
+def test_an_interrupt_that_comes_as_a_device_describes_its_own_failure_does_no_harm(cluster):
+    def kernel(device):
+        device.barrier()
+        if device.rank == 0:
+            raise ValueError("quick")
+        raise SlowToTellError
+
+    for _ in range(2):
+        with pytest.raises(DeviceFailedError, match="rank"):
+            cluster.run(kernel)
+        check_works(cluster)
+
+
+def test_stale_messages_of_a_failed_run_are_not_received_later(cluster):
+    def kernel(device):
+        for peer in range(device.size):
+            device.isend(np.full(5000, 99.0), peer)
+        device.state["work"] = device.all_reduce(np.ones(10), async_op=True) if device.rank else None
+        raise ValueError("broken")
+
+    for _ in range(3):
+        with pytest.raises(DeviceFailedError):
+            cluster.run(kernel)
+        check_works(cluster)
+
+
+def test_failures_in_a_row_leave_a_working_cluster(cluster):
+    def kernel(device, failing, length):
+        for step in range(length):
+            device.all_reduce(np.ones(50))
+            if step == length - 1 and device.rank == failing:
+                raise ValueError(f"step {step}")
+            device.sendrecv(np.ones(3), (device.rank + 1) % 3, (device.rank - 1) % 3)
+
+    for attempt in range(12):
+        with pytest.raises(DeviceFailedError, match=f"step {attempt % 5}") as caught:
+            cluster.run(kernel, attempt % 3, attempt % 5 + 1)
+        assert caught.value.ranks == (attempt % 3,)
+    check_works(cluster)
+
+
+# -- a process dies ----------------------------------------------------------------------------------------------------
+
+
+def _quietly():
+    faulthandler.disable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def by_sigkill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def by_exit():
+    os._exit(3)
+
+
+def by_exit_0():
+    os._exit(0)
+
+
+def by_sigsegv():
+    _quietly()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def by_abort():
+    _quietly()
+    os.abort()
+
+
+DEATHS = {by_sigkill: "SIGKILL", by_exit: 3, by_exit_0: 0, by_sigsegv: "SIGSEGV", by_abort: "SIGABRT"}
+
+
+@pytest.mark.parametrize("peer", [in_a_collective, in_recv, in_send, in_pure_python], ids=lambda peer: peer.__name__)
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: death.__name__)
+def test_the_death_of_a_process_is_told_and_it_is_replaced(processes, death, peer):
+    def kernel(device):
+        device.barrier()
+        if device.rank == 0:
+            death()
+        peer(device)
+
+    pids = processes.pids()
+    with pytest.raises(DeviceFailedError, match=r"the process of rank 0 \(pid \d+\)") as caught:
+        processes.run(kernel)
+    error, how = caught.value, DEATHS[death]
+    assert error.ranks == (0,)
+    assert error.__cause__ is None
+    assert error.signal == (how if isinstance(how, str) else None)
+    assert error.exitcode == (how if isinstance(how, int) else None)
+    assert str(how) in str(error)
+    assert f"pid {pids[0]}" in str(error)
+    assert eventually(lambda: not psutil.pid_exists(pids[0]))
+    if "shared" in repr(processes):
+        check_works(processes, (None, 1, 2))
+        assert processes.pids()[1:] == pids[1:]
+    else:  # the lock of a queue may have died with its holder: all of them are replaced
+        check_works(processes, (None, None, None))
+
+
+def test_several_deaths_at_once_are_told_together(processes):
+    def kernel(device):
+        device.barrier()
+        if device.rank != 1:
+            os._exit(4)
+        device.barrier()
+
+    with pytest.raises(DeviceFailedError, match="exit code 4") as caught:
+        processes.run(kernel)
+    assert set(caught.value.ranks) <= {0, 2}
+    check_works(processes, tuple(processes.run(lambda device: device.state.get("mark"))))
+
+
+def test_a_device_that_dies_between_runs_is_told_by_the_next_and_replaced(processes):
+    os.kill(processes.pids()[2], signal.SIGKILL)
+    with pytest.raises(DeviceFailedError, match="rank 2 .* SIGKILL") as caught:
+        processes.run(lambda device: device.barrier())
+    assert caught.value.ranks == (2,)
+    assert check_works(processes, (0, 1, None) if "shared" in repr(processes) else (None,) * 3) is None
+
+
+def test_outputs_of_a_device_outlive_its_death(processes):
+    large = 1 << 17
+    before = processes.run(lambda device: np.full(large, device.rank + 1.0)).outputs
+    for _ in range(3):
+        with pytest.raises(DeviceFailedError):
+            processes.run(lambda device: os._exit(1) if device.rank == 1 else device.barrier())
+        after = processes.run(lambda device: np.full(large, -1.0)).outputs
+        assert_array_equal(after, np.full((3, large), -1.0))
+        assert_array_equal(before, [np.full(large, rank + 1.0) for rank in range(3)])
+
+
+def test_a_device_that_is_only_stopped_is_waited_for():
+    with VirtualCluster(2) as cluster:
+
+        def kernel(device):
+            if device.rank == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return device.all_reduce(1)
+
+        first = psutil.Process(cluster.pids()[0])
+        found = []
+        run = threading.Thread(target=lambda: found.extend(cluster.run(kernel)))
+        run.start()
+        assert eventually(lambda: first.status() == psutil.STATUS_STOPPED)
+        run.join(0.3)  # far longer than the look for deadlocks takes
+        assert run.is_alive()
+        first.resume()
+        run.join()
+        assert found == [2, 2]
+
+
+# -- errors of the cluster's own ---------------------------------------------------------------------------------------
+
+
+def test_calls_that_do_not_match_leave_as_themselves(cluster):
+    def kernel(device):
+        if device.rank == 1:
+            return device.all_reduce(np.ones(4))  # the odd one
+        return device.all_reduce(np.ones(3))
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        cluster.run(kernel)
+    error = caught.value
+    assert error.ranks == (0, 1, 2)
+    assert error.operation is not None
+    assert "all_reduce" in error.operation
+    assert "(3,)" in str(error)
+    assert "(4,)" in str(error)
+    assert line_of(kernel, "the odd one") in str(error)
+    assert line_of(kernel, "the odd one") in error.locations
+    check_works(cluster)
+
+
+def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
+    def kernel(device):
+        if device.rank == 0:
+            for _ in range(3):
+                device.send(np.ones(3), 2, tag=5)  # sent in vain
+        elif device.rank == 2:
+            device.recv(0, tag=5)
+
+    with pytest.raises(UndeliveredMessageError, match=r"rank 0 sent 2 messages to rank 2 \(tag 5\)") as caught:
+        cluster.run(kernel)
+    error = caught.value
+    assert error.ranks == (0, 2)
+    assert error.operation == "send"
+    assert error.locations == (line_of(kernel, "in vain"),)
+    assert line_of(kernel, "in vain") in str(error)
+    check_works(cluster)
+
+
+@pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
+    def kernel(device):
+        if device.rank == 1:
+            peer(device)
+        return device.rank if device.rank == 0 else device.recv(1)
+
+    with VirtualCluster(3, backend=kind[0], transport=kind[1], deadline_seconds=0.2) as cluster:
+        marked(cluster)
+        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.2; not finished: ranks 1, 2") as caught:
+            cluster.run(kernel)
+        assert isinstance(caught.value, TimeoutError)
+        assert caught.value.ranks == (1, 2)
+        check_works(cluster)
+
+
+def test_an_exception_from_a_signal_handler_ends_the_run(processes):
+    class TooLongError(Exception):
+        pass
+
+    def raise_too_long(*_):
+        raise TooLongError
+
+    def kernel(device):
+        while True:
+            pass
+
+    before = signal.signal(signal.SIGUSR2, raise_too_long)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR2))
+    try:
+        timer.start()
+        with pytest.raises(TooLongError):
+            processes.run(kernel)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
+    check_works(processes)
+
+
+# -- Ctrl-C and kill -9 ------------------------------------------------------------------------------------------------
+
+BUSY = """
+import os, sys
+from vcluster import VirtualCluster
+cluster = VirtualCluster(3, backend={backend!r}, transport={transport!r})
+print("pids", *cluster.pids(), flush=True)
+
+def busy(device):
+    device.barrier()
+    if device.rank == 0:
+        print("running")
+    while device.rank < 2:
+        sum(range(100))
+    device.recv(0)
+
+"""
+HANDLED = BUSY + """
+try:
+    cluster.run(busy)
+except KeyboardInterrupt:
+    print("stopped", cluster.run(lambda device: device.all_reduce(1)).outputs == [3, 3, 3])
+"""
+UNHANDLED = BUSY + "cluster.run(busy)"
+
+
+@contextmanager
+def script(text, **values):
+    """A script in a process group of its own, once it has said that it is running; and its devices' pids."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", text.format(**values)], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )
+    try:
+        pids = []
+        for line in process.stdout:
+            if line.startswith("pids"):
+                pids = [int(word) for word in line.split()[1:]]
+            if "running" in line:
+                break
+        yield process, [child.pid for child in psutil.Process(process.pid).children(recursive=True)] or pids
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
+    with script(HANDLED, backend=kind[0], transport=kind[1]) as (process, pids):
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (out, err, process.returncode) == ("stopped True\n", "", 0)
+        assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid != process.pid))
+
+
+def test_ctrl_c_ends_a_script_with_its_own_traceback_only():
+    with script(UNHANDLED, backend="process", transport="shared_memory") as (process, pids):
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert out == ""
+        assert err.count("Traceback") == 1
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert process.returncode == -signal.SIGINT
+        assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+OFTEN = """
+import os, signal, sys, threading
+import numpy as np
+from vcluster import VirtualCluster
+
+def kernel(device, x):
+    print("a line", file=device and sys.stderr if False else sys.stdout)
+    return device.all_reduce(x)
+
+x = np.arange(20_000.0)
+silent = open(os.devnull, "w")
+with VirtualCluster(2, backend={backend!r}) as cluster:
+    for attempt in range(25):
+        timer = threading.Timer(attempt * 0.0007, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            while True:
+                sys.stdout = silent
+                run = cluster.run(kernel, x)
+                assert (run[0] == 2 * x).all() and (run[1] == 2 * x).all()
+        except KeyboardInterrupt:
+            pass
+        sys.stdout = sys.__stdout__
+        timer.join()
+        assert cluster.run(lambda device: device.all_reduce(1)).outputs == [2, 2]
+print("running")
+"""
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
+    with script(OFTEN, backend=backend) as (process, _):
+        _, err = process.communicate(timeout=30)
+        assert (err, process.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_no_process_outlives_a_killed_host(start_method):
+    text = UNHANDLED.replace("transport={transport!r}", f"start_method={start_method!r}")
+    with script(text, backend="process") as (process, pids):
+        assert len(pids) >= 3
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5.0)
+
+
+# -- nothing is left ---------------------------------------------------------------------------------------------------
+
+
+def belongings():
+    """Processes below this one, its threads and descriptors, and what has a name in shared memory."""
+    shm = Path("/dev/shm")  # noqa: S108
+    me = psutil.Process()
+    return {
+        "processes": len(me.children(recursive=True)),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "descriptors": me.num_fds(),
+        "shared memory": sorted(path.name for path in shm.iterdir()) if shm.is_dir() else [],
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_twenty_clusters_leave_nothing_behind(kind, request):
+    def once(i):
+        with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
+            cluster.run(lambda device, x: device.all_reduce(x), np.ones(1 << 15))
+            cluster.channel(0).send(1)
+            cluster.run(lambda device: device.rank or device.channel(-1).recv())
+            if i % 4 == 1:
+                with pytest.raises(DeviceFailedError):
+                    cluster.run(lambda device: 1 / device.rank)
+            if i % 4 == 2 and kind[0] == "process":
+                with pytest.raises(DeviceFailedError):
+                    cluster.run(lambda device: device.rank or os._exit(1))
+
+    once(2)
+    before = belongings()
+    for i in range(20 if kind[1] == "shared_memory" else 6):
+        once(i)
+    assert eventually(lambda: belongings() == before), (before, belongings())
+
+
+def shared_nbytes():
+    """What the clusters of this process take of shared memory."""
+    total = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if "vcluster" in os.readlink(link):
+                total += link.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def held_nbytes(cluster):
+    own = [psutil.Process(pid).memory_full_info().uss for pid in {*cluster.pids(), os.getpid()}]
+    return shared_nbytes() + sum(own)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", KINDS[:3], ids="-".join)
+def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
+    x = np.ones(1 << 17)  # 1 MiB
+
+    def kernel(device, x):
+        device.send(x, 1 - device.rank)
+        return x + device.recv(1 - device.rank), device.all_reduce(x)
+
+    with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
+        for _ in range(20):
+            cluster.run(kernel, x)
+        before = held_nbytes(cluster)
+        for _ in range(200 if kind[1] == "shared_memory" else 60):
+            cluster.run(kernel, x)
+        assert held_nbytes(cluster) - before < 24 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_and_descriptors_are_flat_over_failures_and_kills():
+    x = np.ones(1 << 17)
+
+    def kernel(device, x, attempt):
+        device.state["kept"] = device.all_reduce(x)
+        device.isend(x, 1 - device.rank)
+        if device.rank == attempt % 2:
+            if attempt % 3:
+                os._exit(1)
+            raise ValueError
+        device.barrier()
+
+    def fail(attempt):
+        with pytest.raises(DeviceFailedError):
+            cluster.run(kernel, x, attempt)
+        run = cluster.run(lambda device, x: device.all_reduce(x), x)
+        assert_array_equal(run[1], 2 * x)
+
+    with VirtualCluster(2) as cluster:
+        for attempt in range(12):
+            fail(attempt)
+        before, descriptors = shared_nbytes(), belongings()["descriptors"]
+        for attempt in range(30):
+            fail(attempt)
+        assert shared_nbytes() - before < 12 << 20
+        assert belongings()["descriptors"] == descriptors
