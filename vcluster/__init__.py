@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         DeviceFailedError,
         OperationCancelled,
         UndeliveredMessageError,
+        UnusedResultWarning,
     )
     from vcluster.run import Run
 
@@ -55,7 +56,7 @@ _MODULES = {
     "device": ("VirtualDevice",),
     "errors": (
         "ChannelClosedError", "ClusterError", "ClusterTimeoutError", "CollectiveMismatchError", "DeadlockError",
-        "DeviceFailedError", "OperationCancelled", "UndeliveredMessageError",
+        "DeviceFailedError", "OperationCancelled", "UndeliveredMessageError", "UnusedResultWarning",
     ),
     "run": ("Run",),
 }
@@ -65,8 +66,8 @@ __all__ = [
     "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
     "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "Event", "Explanation", "Mesh",
     "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
-    "Run", "Schedule", "ShardedOperation", "Status", "Trace", "UndeliveredMessageError", "VirtualChannel",
-    "VirtualCluster", "VirtualDevice", "explain",
+    "Run", "Schedule", "ShardedOperation", "Status", "Trace", "UndeliveredMessageError", "UnusedResultWarning",
+    "VirtualChannel", "VirtualCluster", "VirtualDevice", "explain",
 ]
 
 

@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Self
@@ -20,7 +21,7 @@ from vcluster.channel import VirtualChannel
 from vcluster.control import Layout
 from vcluster.crew import Crew, Died, ProcessCrew, ThreadCrew
 from vcluster.endpoint import Endpoint
-from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError
+from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError, UnusedResultWarning
 from vcluster.interrupts import DeferredInterrupt
 from vcluster.mailbox import hand_over, release
 from vcluster.memory import Arena
@@ -236,6 +237,7 @@ class _Body:
         self._environments: dict[int, Environment] = {}
         self._asked: BaseException | None = None
         self._channels: dict[int, VirtualChannel] = {}
+        self._warned: set[str] = set()
         try:
             self._start_devices(range(mesh.size))
         except BaseException:
@@ -299,10 +301,25 @@ class _Body:
                 if self.closed:
                     error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
                 self._heal(replies)
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error, broken_off  # no cycle with its own traceback, which would keep the caller's variables
             done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             outputs = [self.endpoint.mailbox(rank).adopt(reply.place) for rank, reply in enumerate(done)]
+            self._warn({line: name for reply in done for line, name in reply.dropped.items()})
             return Run(self._mesh, program, outputs, [reply.record for reply in done])
+
+    def _warn(self, dropped: dict[str, str]) -> None:
+        """Once for each line: who comes from a library that writes in place forgets that results are returned."""
+        for line, name in dropped.items():
+            if line not in self._warned:
+                self._warned.add(line)
+                filename, _, number = line.rpartition(":")
+                warnings.warn_explicit(
+                    f"the result of {name} is not used; it is returned, not written into the argument "
+                    f"(with out=x it is)", UnusedResultWarning, filename, int(number),
+                )
 
     def break_off(self, error: BaseException) -> None:
         """From another thread: end the run under way with this error."""
@@ -361,7 +378,7 @@ class _Body:
                     elif self._deadline_seconds is not None and now - started > self._deadline_seconds:
                         broken_off = self._too_late(pending)
                 except BaseException as error:  # Ctrl-C, a time limit's signal, an output that cannot be written to
-                    if self.closed or broken_off is not None and isinstance(error, Exception):
+                    if self.closed or (broken_off is not None and isinstance(error, Exception)):
                         self.finalizer()
                         raise
                     broken_off = error

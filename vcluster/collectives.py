@@ -23,9 +23,9 @@ from vcluster.calls import Call, Traffic, traffic
 from vcluster.direct import run_direct
 from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
-from vcluster.places import here
-from vcluster.stepwise import run_stepwise
+from vcluster.places import call_site
 from vcluster.status import Lane
+from vcluster.stepwise import run_stepwise
 from vcluster.tasks import Wait
 from vcluster.tracing import Recorder
 from vcluster.values import (
@@ -46,6 +46,8 @@ Steps = Generator[Wait, None, Any]
 MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+RESULT_FOR_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_scatter", "scatter", "permute")
+"""Who calls one of these wants its result."""
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 KNOWN_CALLS = 1024
 """Calls that a device remembers to have checked."""
@@ -56,13 +58,15 @@ OUTSIDE_ALLOWED = ("broadcast", "permute")
 class Plan:
     """A checked call, kept for when the same is called again with another array."""
 
-    __slots__ = ("call", "lane", "reduction", "traffic", "what")
+    __slots__ = ("call", "lane", "reduction", "result_counts", "traffic", "what")
 
     def __init__(self, call: Call, reduction: Reduction | None, *, what: object = None) -> None:
         self.call = call
         self.what = what or call
         """What its ``str`` says is told of it while it is under way."""
         self.reduction = reduction
+        self.result_counts = call.kind in RESULT_FOR_ALL or (call.kind == "broadcast" and not call.gives)
+        """Whether who throws the result away has most likely forgotten it."""
         self.lane: Lane = ("group", group_key(call.ranks))
         self.traffic: Traffic | None = None
         """What this rank sends and receives if everybody calls the very same."""
@@ -76,6 +80,8 @@ class Collectives:
         self.endpoint = endpoint
         self.recorder = recorder
         self.unwaited: dict[int, Pending] = {}
+        self.dropped: dict[str, str] = {}
+        """Lines that throw away the result of a collective, and which."""
         self._mesh = mesh
         self._rank = rank
         self._by_messages = by_messages
@@ -103,13 +109,14 @@ class Collectives:
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each means.  ``then`` is applied to the result."""
         key = None
-        if (type(x) is np.ndarray or kind == "barrier") and groups is None and pairs is None and split_sizes is None and not callable(op):
+        plain = groups is None and pairs is None and split_sizes is None and not callable(op)
+        if plain and (type(x) is np.ndarray or kind == "barrier"):
             looks = (x.dtype, x.shape) if type(x) is np.ndarray else None
             key = kind, axes, looks, algorithm, dim, concat_dim, root, op
             known = self._known.get(key)
             if known is not None and out is None and (looks is None or x.flags.c_contiguous):
-                array: Any = x if known.reduction is None else x.astype(known.reduction.dtype, copy=False)
-                return self._drive(known, partial(self._one, known, x, array, out), name or kind, then, async_op)
+                same: Any = x if known.reduction is None else x.astype(known.reduction.dtype, copy=False)
+                return self._drive(known, partial(self._one, known, x, same, out), name or kind, then, async_op)
         root, dim, concat_dim = _integer("root", root), _integer("dim", dim), _integer("dim", concat_dim)
         members, axis_names, factors = self._members(kind, axes, groups)
         if members is None:
@@ -135,16 +142,20 @@ class Collectives:
             if len(self._known) >= KNOWN_CALLS:
                 self._known.clear()
             self._known[key] = plan
-        return self._drive(plan, partial(self._one, plan, x, array, out), name or kind, then, async_op)
+        return self._drive(plan, partial(self._one, plan, x, array, out), name or kind, then, async_op, out is not None)
 
     def _drive(
-        self, plan: Plan, steps: MakeSteps, name: str, then: Callable[[Any], Any] | None, async_op: bool
+        self, plan: Plan, steps: MakeSteps, name: str, then: Callable[[Any], Any] | None, async_op: bool,
+        has_out: bool = False,
     ) -> Any:
         """Run the steps of a call, recorded as one event."""
         recorder, tasks, call = self.recorder, self.endpoint.tasks, plan.call
         start = recorder.enter()
         work = recorder.next_work() if async_op else None
-        event = recorder.add_collective(name, call.axes, call.ranks, call.algorithm or "direct", work, here(2))
+        site = call_site(2)
+        if site.drops_result and not has_out and plan.result_counts:
+            self.dropped.setdefault(site.location, name)
+        event = recorder.add_collective(name, call.axes, call.ranks, call.algorithm or "direct", work, site.location)
 
         def whole() -> Steps:
             result, told = yield from steps(event)

@@ -202,7 +202,8 @@ class ThreadCrew:
         ranks = []
         for spec in specs:
             commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            worker = Worker(spec, self._arena, _QueueLink(spec.rank, commands, self._replies), spins=20, own_process=False)
+            link = _QueueLink(spec.rank, commands, self._replies)
+            worker = Worker(spec, self._arena, link, spins=20, own_process=False)
             thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
             self._workers[spec.rank], self._commands[spec.rank] = worker, commands
             self._threads[spec.rank] = thread

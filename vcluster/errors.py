@@ -69,6 +69,10 @@ class OperationCancelled(BaseException):
     """
 
 
+class UnusedResultWarning(UserWarning):
+    """A collective is called for its result, and the result is thrown away."""
+
+
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0, 1 and 3``; -1 is the host."""
     numbers = [str(rank) for rank in ranks if rank >= 0]

@@ -141,7 +141,8 @@ class Mailbox:
                     if last:
                         self._check_open(lane)
                     yield Wait(
-                        lambda: self.has_message(key) or self._nothing_more_comes(lane), lambda: self._needs_message(key)
+                        lambda: self.has_message(key) or self._nothing_more_comes(lane),
+                        lambda: self._needs_message(key),
                     )
                 continue
             envelope = arrived.popleft()

@@ -99,7 +99,8 @@ def tell(stuck: Sequence[Stuck], finished: Collection[int]) -> str:
         gone = [peer for peer in stick.waits_for if peer in finished]
         calls = stick.text.split("(")[0]
         if gone:
-            head = f"deadlock: {ranks_in_words(gone)} returned without calling {calls}, for which rank {stick.rank} waits"
+            who = ranks_in_words(gone)
+            head = f"deadlock: {who} returned without calling {calls}, for which rank {stick.rank} waits"
         else:
             head = f"deadlock: rank {stick.rank} waits for {ranks_in_words(stick.waits_for)}"
     lines = [

@@ -51,11 +51,15 @@ class RunCommand(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The output lies at ``place``; ``counts`` are messages (sent to, received from) each peer so far."""
+    """The output lies at ``place``; ``counts`` are messages (sent to, received from) each peer so far.
+
+    ``dropped`` are lines that throw away the result of a collective, and which.
+    """
 
     place: int
     record: bytes
     counts: dict[int, tuple[int, int]]
+    dropped: dict[str, str]
 
 
 class Failed(NamedTuple):
@@ -162,7 +166,7 @@ class Worker:
             encoded = encode(output, f"the result of rank {device.rank}")
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
             recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
-            return Done(place, self._record(), self._counts())
+            return Done(place, self._record(), self._counts(), device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
             if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it

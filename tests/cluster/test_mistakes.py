@@ -2,12 +2,13 @@
 
 import os
 import signal
+import threading
 
 import numpy as np
 import psutil
 import pytest
 
-from vcluster import CollectiveMismatchError, DeadlockError, Mesh, VirtualCluster
+from vcluster import CollectiveMismatchError, DeadlockError, Mesh, UnusedResultWarning, VirtualCluster
 
 LINE = f"{__file__}:"
 
@@ -172,8 +173,6 @@ def test_a_stopped_and_continued_process_is_no_error():
 
     with VirtualCluster(3) as cluster:
         pid = cluster.pids()[1]
-        import threading
-
         def wake():
             process = psutil.Process(pid)
             while process.status() != psutil.STATUS_STOPPED:
@@ -205,3 +204,20 @@ def test_polling_done_counts_as_running():
     with VirtualCluster(2) as cluster:
         run = cluster.run(kernel)
         assert run[0] == run[1]
+
+
+def test_a_result_that_is_thrown_away_is_warned_of_once_with_its_line():
+    def kernel(device):
+        x = np.ones(3)
+        for _ in range(2):
+            device.all_reduce(x)
+        device.all_reduce(x, out=x)
+        device.barrier()
+        return device.all_reduce(x)
+
+    with VirtualCluster(2, backend="thread") as cluster:
+        with pytest.warns(UnusedResultWarning, match="the result of all_reduce is not used") as caught:
+            cluster.run(kernel)
+        assert len(caught) == 1
+        assert (caught[0].filename, caught[0].lineno) == (__file__, kernel.__code__.co_firstlineno + 3)
+        cluster.run(kernel)  # the suite makes an error of every warning
