@@ -190,6 +190,18 @@ class VirtualCluster:
         finally:
             self._running.release()
 
+    def forget(self) -> None:
+        """Let the next run find what it would in a new cluster, at no cost: empty ``device.state``, empty channels, and
+        the seeds of a first run.  (What a kernel changed in its process stays: modules, the current directory.)
+        """
+        body = self._open()
+        if not self._running.acquire(blocking=False):
+            raise ClusterError("a run is under way on this cluster; it forgets between runs")
+        try:
+            body.forget()
+        finally:
+            self._running.release()
+
     def restart(self) -> None:
         """Fresh devices in place of the present ones, with empty state; also opens a closed cluster again."""
         self.close()
@@ -237,6 +249,8 @@ class _Body:
         self._environments: dict[int, Environment] = {}
         self._asked: BaseException | None = None
         self._channels: dict[int, VirtualChannel] = {}
+        self._told_generation = 0
+        self.show_printed: Callable[[int, Printed], object] = _print
         self._warned: set[str] = set()
         try:
             self._start_devices(range(mesh.size))
@@ -296,8 +310,14 @@ class _Body:
                 replies, broken_off = self._collect(command, interrupt)
             finally:
                 release(self.arena, common)
+            self._told_generation = self._generation
             error = broken_off or error_of(replies)
             if error is not None:
+                if isinstance(error, ClusterError) and not self.closed:
+                    error.outputs = {
+                        rank: self.endpoint.mailbox(rank).adopt(reply.place)
+                        for rank, reply in sorted(replies.items()) if isinstance(reply, Done)
+                    }
                 if self.closed:
                     error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
                 self._heal(replies)
@@ -363,7 +383,7 @@ class _Body:
                     for rank, message in messages:
                         if isinstance(message, Printed):
                             if broken_off is None:
-                                _print(rank, message)
+                                self.show_printed(rank, message)
                             continue
                         pending.discard(rank)
                         replies[rank] = message
@@ -420,11 +440,7 @@ class _Body:
         if self.closed:
             return
         dead = sorted(rank for rank, reply in replies.items() if isinstance(reply, Died))
-        self._gone = tuple(dead)
-        self._generation += 1
-        self._channels.clear()
-        self.endpoint.forget_traffic(dead)
-        self.layout.forget_traffic(self.arena)
+        self._empty_channels(tuple(dead))
         self.endpoint.signals.resume()
         if not dead:
             return
@@ -441,6 +457,18 @@ class _Body:
             self._start_devices(dead)
         except Exception:
             self.finalizer()
+
+    def forget(self) -> None:
+        """Between runs: start from empty channels, and count runs from the first, which starts from empty state."""
+        self._number = 0
+        self._empty_channels(() if self._told_generation == self._generation else self._gone)
+
+    def _empty_channels(self, gone: tuple[int, ...]) -> None:
+        self._gone = gone
+        self._generation += 1
+        self._channels.clear()
+        self.endpoint.forget_traffic(gone)
+        self.layout.forget_traffic(self.arena)
 
     def _bury_heap(self, rank: int) -> None:
         """Use the region of a dead device again, from its start if nobody holds anything of it."""

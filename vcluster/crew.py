@@ -301,8 +301,8 @@ class _ByThread:
     """A stream that is another one for some threads."""
 
     def __init__(self, usual: Any, by_thread: dict[int | None, Any]) -> None:
-        self._usual = usual
+        self.usual = usual
         self._by_thread = by_thread
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._by_thread.get(threading.get_ident(), self._usual), name)
+        return getattr(self._by_thread.get(threading.get_ident(), self.usual), name)

@@ -7,6 +7,10 @@ Everything here is about the cluster itself, and says which ranks, in which oper
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vcluster.failures import Failure
 
 
 class ClusterError(RuntimeError):
@@ -23,6 +27,8 @@ class ClusterError(RuntimeError):
         self.ranks = tuple(ranks)
         self.operation = operation
         self.locations = tuple(locations)
+        self.outputs: dict[int, Any] = {}
+        """What the ranks that had finished when a run failed returned."""
 
 
 class DeviceFailedError(ClusterError):
@@ -38,6 +44,8 @@ class DeviceFailedError(ClusterError):
     ) -> None:
         super().__init__(message, ranks=ranks, operation=operation, locations=locations)
         self.exceptions = dict(exceptions or {})
+        self.failures: dict[int, Failure] = {}
+        """Those exceptions as they crossed, with the lines they came through."""
         self.exitcode = exitcode
         self.signal = signal
 

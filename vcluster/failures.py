@@ -32,6 +32,10 @@ class Frame:
     column: int | None
     end_column: int | None
     function: str
+    first_line: int = 0
+    """Where the function begins."""
+    hidden: bool = False
+    """Does it say ``__tracebackhide__``, as helpers of tests do?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,10 @@ def _frames(tb: TracebackType | None) -> list[Frame]:
         code, line = tb.tb_frame.f_code, tb.tb_lineno
         spans = itertools.islice(code.co_positions(), tb.tb_lasti // 2, None) if tb.tb_lasti >= 0 else iter(())
         _, end_line, column, end_column = next(spans, (None, None, None, None))
-        frames.append(Frame(code.co_filename, line, end_line, column, end_column, code.co_name))
+        hidden = "__tracebackhide__" in code.co_varnames and bool(tb.tb_frame.f_locals.get("__tracebackhide__"))
+        frames.append(Frame(
+            code.co_filename, line, end_line, column, end_column, code.co_name, code.co_firstlineno, hidden
+        ))
         tb = tb.tb_next
     return [frame for frame in frames if not is_ours(frame.filename)] or frames
 

@@ -82,6 +82,13 @@ class ForkServer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._preload: tuple[str, ...] = ()
+
+    def start(self, *, preload: Sequence[str] = ()) -> None:
+        """Begin to start it, if there is none, and return at once; children will find ``preload`` loaded too."""
+        with self._lock:
+            self._preload = tuple(dict.fromkeys((*self._preload, *preload)))
+            self._running()
 
     @property
     def pid(self) -> int | None:
@@ -134,7 +141,9 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            self._process = start_python(f"from vcluster.forkserver import serve; serve({number})", [number])
+            self._process = start_python(
+                f"from vcluster.forkserver import serve; serve({number}, {self._preload!r})", [number]
+            )
         self._socket = ours
         return ours
 
@@ -183,10 +192,10 @@ class _Child:
         os.close(self.life)
 
 
-def serve(number: int) -> NoReturn:
-    """Run the server on the socket with this descriptor; ends with the host, and takes its children along."""
+def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
+    """Run the server on the socket with this descriptor, ``preload`` and `PRELOAD` loaded; ends with the host, and takes its children along."""
     ignore_interrupt()
-    for name in PRELOAD:
+    for name in (*PRELOAD, *preload):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes").run_received

@@ -90,6 +90,7 @@ def _failure(failed: Mapping[int, Failed]) -> ClusterError:
     head = f"{ranks_in_words(list(failed))} raised {kind}" if len(texts) == 1 else f"rank {first} raised {kind}"
     error = DeviceFailedError(f"{head}\n\n{told}", ranks=list(failed), locations=locations, exceptions=exceptions)
     error.__cause__ = cause
+    error.failures = {rank: reply.failure for rank, reply in failed.items()}
     return error
 
 

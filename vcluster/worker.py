@@ -157,6 +157,8 @@ class Worker:
             self._generation = command.generation
             self.endpoint.forget_traffic(command.gone)
             device.forget_traffic()
+        if command.number == 1:
+            device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         self.endpoint.signals.told_cancelled = False
         recorder.start()

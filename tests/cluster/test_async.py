@@ -406,6 +406,7 @@ def statistics(device):
     peer = device.channel(1 - device.rank)
     device.all_reduce(np.ones(100), algorithm="ring")
     before = peer.statistics()
+    device.barrier()
     if device.rank == 0:
         peer.send(np.ones(5))
         peer.send(np.ones((2, 3), np.int8), tag=1)

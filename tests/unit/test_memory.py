@@ -1,0 +1,134 @@
+"""Arenas, heaps, and values written into blocks."""
+
+import gc
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vcluster.control import Layout
+from vcluster.memory import CACHED_BYTES_LIMIT, LINE, PAGE, Arena, Heap
+from vcluster.payload import HEADER_BYTES, decode, encode, encode_message
+
+REGION = 1 << 32
+
+
+@pytest.fixture
+def heap():
+    arena = Arena(PAGE + REGION)
+    yield Heap(arena, PAGE, REGION)
+    arena.close_descriptor()
+
+
+def test_blocks_do_not_overlap_and_are_aligned(heap):
+    blocks = [(heap.allocate(n), n) for n in (1, 63, 64, 65, 1000, 4096, 4097, 100_000, 1 << 20)]
+    for offset, nbytes in blocks:
+        assert offset % (PAGE if nbytes >= PAGE else LINE) == 0
+    ends = sorted((offset, offset + nbytes) for offset, nbytes in blocks)
+    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+
+
+def test_a_block_is_used_again_when_its_last_array_has_gone(heap):
+    first = heap.empty((100, 100), np.dtype(np.float64))
+    place = heap.arena.offset_of(first)
+    view = first[3:].T
+    del first
+    assert heap.arena.offset_of(heap.empty((100, 100), np.dtype(np.float64))) != place
+    del view
+    gc.collect()
+    assert heap.arena.offset_of(heap.empty((100, 100), np.dtype(np.float64))) == place
+
+
+def test_a_lent_block_is_used_again_when_it_is_released(heap):
+    released = memoryview(bytearray(8)).cast("q")
+    place = heap.allocate(5000)
+    heap.lend(place, released)
+    assert heap.allocate(5000) != place
+    released[0] = 1
+    assert heap.allocate(5000) == place
+
+
+def test_a_region_that_is_full_says_how_large_it_is():
+    arena = Arena(4 * PAGE)
+    with pytest.raises(MemoryError, match="999999 bytes"):
+        Heap(arena, PAGE, 3 * PAGE).allocate(999_999)
+    arena.close_descriptor()
+
+
+def test_what_is_cached_beyond_the_limit_goes_back_to_the_system(heap):
+    large = heap.empty((CACHED_BYTES_LIMIT + (1 << 20),), np.dtype(np.uint8))
+    large[:] = 1
+    del large
+    again = heap.empty((CACHED_BYTES_LIMIT + (1 << 20),), np.dtype(np.uint8))
+    assert not again.any()  # fresh pages: the old ones were given back
+
+
+def test_where_an_array_lies(heap):
+    array = heap.empty((7, 3), np.dtype(np.int32))
+    place = heap.arena.offset_of(array)
+    array[...] = np.arange(21).reshape(7, 3)
+    np.testing.assert_array_equal(heap.arena.array(place, (7, 3), np.int32), array)
+    assert heap.arena.offset_of(np.zeros(3)) is None
+    assert heap.empty((0, 5), np.dtype(np.int8)).shape == (0, 5)
+
+
+def test_parts_of_the_layout_do_not_overlap():
+    layout = Layout(3, 16 * PAGE)
+    places = [
+        (0, 2 * LINE),
+        *((layout.wake_word(e), 4 * LINE) for e in range(4)),
+        *((layout.status(r), 8 * PAGE) for r in range(3)),
+        *((layout.held_word(a, b), 8) for a in range(4) for b in range(4)),
+        *((layout.directory(e), 16 * 4096) for e in range(4)),
+        *((layout.ring(a, b), PAGE) for a in range(4) for b in range(4)),
+        *((layout.region(e), 16 * PAGE) for e in range(4)),
+    ]
+    places.sort()
+    assert all(a + n <= b for (a, n), (b, _) in zip(places, places[1:], strict=False))
+    assert places[-1][0] + places[-1][1] <= layout.nbytes
+
+
+def through_memory(encoded):
+    block = np.zeros(encoded.block_nbytes, np.uint8)
+    encoded.write(block)
+    return decode(block)
+
+
+DTYPES = st.sampled_from(["?", "i1", "<i4", "<i8", "<u2", "<f2", "<f4", "<f8", "<c16", ">f8"])
+
+
+@settings(max_examples=60)
+@given(DTYPES, st.lists(st.integers(0, 4), max_size=4), st.booleans())
+def test_any_array_arrives_as_it_was_sent(dtype, shape, fortran):
+    array = np.arange(int(np.prod(shape, dtype=int))).reshape(shape).astype(dtype)
+    array = np.asfortranarray(array) if fortran else array
+    for sent in (array, array.T, {"a": [array, (array.T, 3)]}):
+        encoded = encode_message(sent)
+        arrived = through_memory(encoded)
+        np.testing.assert_equal(arrived, sent)
+    assert encode_message(array).nbytes == array.nbytes
+    assert through_memory(encode_message(array)).dtype == array.dtype
+
+
+def test_an_array_in_a_block_lies_there():
+    block = np.zeros(encode_message(np.arange(5.0)).block_nbytes, np.uint8)
+    encode_message(np.arange(5.0)).write(block)
+    arrived = decode(block)
+    arrived[2] = 99.0
+    assert decode(block)[2] == 99.0
+    assert not block[:HEADER_BYTES].any()
+
+
+def test_functions_travel_with_the_arrays_they_close_over():
+    weights = np.arange(10_000.0).reshape(100, 100)[:, ::2]
+    encoded = encode(lambda x: weights @ x, "a function")
+    assert encoded.nbytes == weights.nbytes
+    np.testing.assert_array_equal(through_memory(encoded)(np.ones(50)), weights.sum(1))
+
+
+def test_arrays_that_hold_no_numbers_are_refused_by_name():
+    for wrong in (np.array(["a"]), np.array([object()]), np.zeros(2, [("a", "i4")])):
+        with pytest.raises(TypeError, match=re.escape(str(wrong.dtype))):
+            encode_message([np.ones(1), wrong])

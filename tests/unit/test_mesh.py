@@ -1,0 +1,92 @@
+"""Ranks, coordinates and groups."""
+
+import pickle
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelism.mesh import Mesh, MeshIndex
+from parallelism.splitting import split_sizes, starts
+
+MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda extents: Mesh(**dict(zip("abcd", extents, strict=False))))
+
+
+def test_ranks_are_row_major():
+    mesh = Mesh(dp=2, tp=3)
+    assert [mesh.rank(dp=d, tp=t) for d, t in product(range(2), range(3))] == list(range(6))
+    assert list(mesh) == [MeshIndex(dp=d, tp=t) for d, t in product(range(2), range(3))]
+    assert len(mesh) == mesh.size == 6
+
+
+@given(MESHES)
+def test_rank_and_index_are_inverse(mesh):
+    assert [mesh.rank(mesh.index(rank)) for rank in range(mesh.size)] == list(range(mesh.size))
+
+
+@given(MESHES, st.data())
+def test_groups_cut_the_ranks_as_numpy_transposes_them(mesh, data):
+    axes = tuple(data.draw(st.permutations(mesh.axes)))[: data.draw(st.integers(1, len(mesh.axes)))]
+    grid = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
+    others = [axis for axis in mesh.axes if axis not in axes]
+    order = [mesh.axes.index(axis) for axis in (*others, *axes)]
+    rows = grid.transpose(order).reshape(-1, int(np.prod([mesh.shape[axis] for axis in axes])))
+    assert mesh.groups(axes) == tuple(sorted((tuple(map(int, row)) for row in rows), key=lambda row: row[0]))
+    for rank in range(mesh.size):
+        assert mesh.group(rank, axes) in mesh.groups(axes)
+        assert rank in mesh.group(rank, axes)
+
+
+def test_a_group_along_all_axes_is_everybody_in_the_order_that_was_asked():
+    mesh = Mesh(dp=2, tp=2)
+    assert mesh.groups() == ((0, 1, 2, 3),)
+    assert mesh.groups(("tp", "dp")) == ((0, 2, 1, 3),)
+    assert mesh.groups(()) == ((0,), (1,), (2,), (3,))
+
+
+def test_it_is_a_value():
+    mesh = Mesh(dp=2, tp=4)
+    assert mesh == Mesh(dp=2, tp=4) != Mesh(tp=4, dp=2)
+    assert hash(mesh) == hash(Mesh(dp=2, tp=4))
+    assert pickle.loads(pickle.dumps(mesh)) == mesh  # noqa: S301
+    assert eval(repr(mesh), {"Mesh": Mesh}) == mesh
+    assert eval(repr(mesh.index(5)), {"MeshIndex": MeshIndex}) == mesh.index(5)
+    assert "4" in mesh._repr_html_()
+    with pytest.raises(TypeError):
+        mesh.shape["dp"] = 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        (lambda m: Mesh(), ValueError, "at least one axis"),
+        (lambda m: Mesh(dp=0), ValueError, "'dp' must be at least 1, got 0"),
+        (lambda m: Mesh(dp=2.0), TypeError, "'dp' must be an integer, got 2.0"),
+        (lambda m: Mesh(dp=True), TypeError, "got True"),
+        (lambda m: m.groups("pp"), ValueError, "no axis 'pp'; its axes are 'dp', 'tp'"),
+        (lambda m: m.groups(("dp", "dp")), ValueError, "named twice"),
+        (lambda m: m.groups(3), TypeError, "not iterable"),
+        (lambda m: m.groups((3,)), TypeError, "got 3"),
+        (lambda m: m.index(6), ValueError, "ranks 0 to 5, got 6"),
+        (lambda m: m.index(-1), ValueError, "ranks 0 to 5, got -1"),
+        (lambda m: m.rank(dp=1), ValueError, "needs a coordinate for axis 'tp'; got 'dp'"),
+        (lambda m: m.rank(dp=2, tp=0), ValueError, "coordinates 0 to 1, got 2"),
+        (lambda m: m.rank(dp=0, tp=0, pp=0), ValueError, "no axis 'pp'"),
+        (lambda m: m.index(0)["pp"], ValueError, "no axis 'pp'"),
+    ],
+)
+def test_what_is_wrong_is_told_with_both_values(wrong, error, told):
+    with pytest.raises(error, match=told):
+        wrong(Mesh(dp=2, tp=3))
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_an_extent_is_split_axis_by_axis_as_array_split_does(extent, factors):
+    pieces = [np.arange(extent)]
+    for factor in factors:
+        pieces = [part for piece in pieces for part in np.array_split(piece, factor)]
+    sizes = split_sizes(extent, tuple(factors))
+    assert sizes == tuple(map(len, pieces))
+    assert starts(sizes) == (0, *map(int, np.cumsum(sizes)))
