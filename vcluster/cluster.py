@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Self
 
 from parallelism.mesh import Mesh
@@ -56,6 +57,9 @@ _OPTIONS = (
     "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
     "deadline_seconds",
 )
+
+
+ShowOutput = Callable[[int, str, str], object]
 
 
 class VirtualCluster:
@@ -118,12 +122,21 @@ class VirtualCluster:
         self._running = threading.Lock()
         self._runner: int | None = None
         self._body: _Body | None = None
+        self.around_run: Callable[[Endpoint, Any], AbstractContextManager[Any]] | None = None
+        """A context around each run that gives what is to run in the program's place; see `vcluster.faults`."""
+        self.show_output: ShowOutput = show_with_rank
+        """What is done with the lines that devices print: called with the rank, ``stdout`` or ``stderr``, the lines."""
         self._start()
 
     @property
     def size(self) -> int:
         """The number of devices."""
         return self.mesh.size
+
+    @property
+    def backend(self) -> str:
+        """``"process"`` or ``"thread"``."""
+        return self._backend
 
     @property
     def closed(self) -> bool:
@@ -157,8 +170,12 @@ class VirtualCluster:
         if not self._running.acquire(blocking=False):
             raise ClusterError("a run is under way on this cluster; it runs one program at a time")
         self._runner = threading.get_ident()
+        body.show_output = self.show_output
         try:
-            return body.run(program, args, kwargs)
+            if self.around_run is None:
+                return body.run(program, args, kwargs)
+            with self.around_run(body.endpoint, program) as shipped:
+                return body.run(program, args, kwargs, shipped)
         finally:
             self._runner = None
             self._running.release()
@@ -213,7 +230,7 @@ class VirtualCluster:
             self._deadline_seconds
         )
         self._body.finalizer = weakref.finalize(
-            self, _close, self._body.crew, self._body.arena, self._body.layout, os.getpid()
+            self, _close, self._body.crew, self._body.arena, self._body.layout, self._body.endpoints, os.getpid()
         )
 
     def _open(self) -> _Body:
@@ -242,6 +259,8 @@ class _Body:
         self.arena = Arena(self.layout.nbytes)
         self.crew: Crew = ProcessCrew(self.arena, start_method) if self._processes else ThreadCrew(self.arena)
         self._queued = transport == "queue"
+        self.endpoints: list[Endpoint] = []
+        """The host's: one, and under the ``queue`` transport a new one when devices have died."""
         self._number = 0
         self._generation = 0
         self._gone: tuple[int, ...] = ()
@@ -250,12 +269,12 @@ class _Body:
         self._asked: BaseException | None = None
         self._channels: dict[int, VirtualChannel] = {}
         self._told_generation = 0
-        self.show_printed: Callable[[int, Printed], object] = _print
+        self.show_output: ShowOutput = show_with_rank
         self._warned: set[str] = set()
         try:
             self._start_devices(range(mesh.size))
         except BaseException:
-            _close(self.crew, self.arena, self.layout, os.getpid())
+            _close(self.crew, self.arena, self.layout, self.endpoints, os.getpid())
             raise
 
     def _start_devices(self, ranks: Iterable[int]) -> None:
@@ -270,6 +289,10 @@ class _Body:
             mine = queues[self.layout.host] if self._queued else None
             self.endpoint = Endpoint(self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=mine)
             self._owner = _HostOwner(self.endpoint)
+            for replaced in self.endpoints:
+                replaced.let_go()
+                self.layout.forget_traffic(self.arena)  # it has closed its channels
+            self.endpoints[:] = [self.endpoint]
 
     @property
     def closed(self) -> bool:
@@ -281,7 +304,8 @@ class _Body:
             found = self._channels[rank] = VirtualChannel(self._owner, rank)
         return found
 
-    def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+    def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
+        """``shipped`` is what the devices run in the place of ``program``, if that is something else."""
         size = self._mesh.size
         if isinstance(program, Operation):
             args = _by_rank(program.inputs(self._mesh, *args), size, program)
@@ -289,7 +313,7 @@ class _Body:
             raise TypeError(f"run() takes a function of a device, or an Operation, got {type(program).__name__}")
         common_args, common_kwargs, own = deal(args, kwargs, size)
 
-        encoded = encode((program, common_args, common_kwargs), "the program and its arguments")
+        encoded = encode((shipped or program, common_args, common_kwargs), "the program and its arguments")
         mine = [
             encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
             for rank in range(size if own else 0)
@@ -383,7 +407,7 @@ class _Body:
                     for rank, message in messages:
                         if isinstance(message, Printed):
                             if broken_off is None:
-                                self.show_printed(rank, message)
+                                self.show_output(rank, message.stream, message.text)
                             continue
                         pending.discard(rank)
                         replies[rank] = message
@@ -461,6 +485,7 @@ class _Body:
     def forget(self) -> None:
         """Between runs: start from empty channels, and count runs from the first, which starts from empty state."""
         self._number = 0
+        self._warned.clear()
         self._empty_channels(() if self._told_generation == self._generation else self._gone)
 
     def _empty_channels(self, gone: tuple[int, ...]) -> None:
@@ -489,12 +514,14 @@ class _HostOwner:
         self.unwaited: dict[int, Pending] = {}
 
 
-def _close(crew: Crew, arena: Arena, layout: Layout, pid: int) -> None:
+def _close(crew: Crew, arena: Arena, layout: Layout, endpoints: list[Endpoint], pid: int) -> None:
     """End the devices, and give back all memory but what results still lie in."""
     if os.getpid() != pid:  # a forked copy of the host has none of this
         return
     with DeferredInterrupt():
         crew.close()
+        for endpoint in endpoints:
+            endpoint.let_go()
         for owner in range(layout.endpoints):
             if not arena.words(layout.held_word(layout.host, owner))[0]:
                 arena.clear(layout.region(owner), layout.region_nbytes)
@@ -549,6 +576,7 @@ def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]]]
     ]
 
 
-def _print(rank: int, message: Printed) -> None:
-    stream = sys.stdout if message.stream == "stdout" else sys.stderr
-    print("".join(f"[rank {rank}] {line}\n" for line in message.text[:-1].split("\n")), end="", file=stream, flush=True)
+def show_with_rank(rank: int, stream: str, text: str) -> None:
+    """Print lines that a device printed, to the host's ``stdout`` or ``stderr``, with the rank in front."""
+    file = sys.stdout if stream == "stdout" else sys.stderr
+    print("".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n")), end="", file=file, flush=True)

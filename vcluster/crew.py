@@ -250,6 +250,9 @@ class ThreadCrew:
         for thread in self._threads.values():
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        for rank, worker in self._workers.items():
+            if not self._threads[rank].is_alive():
+                worker.endpoint.let_go()
         self._threads.clear()
         self._workers.clear()
         self._commands.clear()

@@ -66,6 +66,21 @@ class Endpoint:
         for mailbox in self.mailboxes.values():
             mailbox.take_in()
 
+    def let_go(self) -> None:
+        """At the end: close the channels, leave no thread of a queue and no cycle that keeps the mapping."""
+        self.tasks.drop_all()
+        for peer in range(self.layout.endpoints):
+            self.mailbox(peer).close()
+        self.mailboxes.clear()
+        self.signals.before_sleep = self.signals.after_sleep = None
+        for ways in (self.queues or {}).values():
+            for way in ways:
+                if hasattr(way, "join_thread"):  # of multiprocessing
+                    way._ignore_epipe = True  # nobody reads any more what it still holds
+                    way.close()
+                    way.join_thread()
+        self.queues = None
+
     def forget_traffic(self, gone: Collection[int] = ()) -> None:
         """Start from empty channels, after the control area was cleared; ``gone`` are endpoints that died."""
         self.tasks.drop_all()

@@ -193,7 +193,10 @@ class _Child:
 
 
 def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
-    """Run the server on the socket with this descriptor, ``preload`` and `PRELOAD` loaded; ends with the host, and takes its children along."""
+    """Run the server on the socket with this descriptor; ends with the host, and takes its children along.
+
+    ``preload`` are modules to load besides `PRELOAD`.
+    """
     ignore_interrupt()
     for name in (*PRELOAD, *preload):
         with contextlib.suppress(ImportError):

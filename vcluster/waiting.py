@@ -11,6 +11,7 @@ two steps each needs a full fence, or both could miss the other.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import sys
@@ -126,6 +127,7 @@ class Signals:
                 self.after_sleep()
 
 
+@functools.cache
 def _futex() -> tuple[Callable[[int, int, float], None], Callable[[int], None]]:
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.argtypes = [

@@ -23,7 +23,7 @@ from numpy.testing import assert_array_equal
 import vcluster.cluster
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
-from vcluster import ClusterError, DeviceFailedError, PerDevice, VirtualCluster
+from vcluster import ChannelClosedError, ClusterError, DeviceFailedError, PerDevice, VirtualCluster
 
 ROOT = Path(vcluster.cluster.__file__).parents[1]
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory")]
@@ -94,6 +94,16 @@ def test_a_closed_cluster_says_so_and_can_be_closed_again(backend):
     for use in (lambda: cluster.run(lambda device: 1), lambda: cluster.channel(0), cluster.pids):
         with pytest.raises(ClusterError, match=r"cluster of Mesh\(dp=2\) is closed; cluster\.restart\(\)"):
             use()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_channel_of_a_closed_cluster_is_closed(kind):
+    with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
+        channel = cluster.channel(1)
+    with pytest.raises(ChannelClosedError, match="the host"):
+        channel.recv()
+    with pytest.raises(ChannelClosedError, match="the host"):
+        channel.send(1)
 
 
 def test_an_error_inside_the_with_block_closes_too():

@@ -1,0 +1,133 @@
+"""In a device: the body of a test that runs on every one of them.
+
+A failure is raised, which releases the other devices at once.  A skip or an xfail is what this rank has to say, and is
+returned: whether the others agree is for the host to see.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import SkipTest
+
+from parallelism.mesh import Mesh
+from vcluster.failures import Failure, describe_exception
+
+_this_thread = threading.local()
+"""``device``: the one whose test runs in this thread."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the body of a test ended on one rank, if it did not fail."""
+
+    kind: str
+    """``passed``, ``skipped`` or ``xfailed``."""
+    failure: Failure | None = None
+    """What was raised to say so."""
+    returned: str | None = None
+    """The type of what it returned, if that was not None."""
+
+    def __str__(self) -> str:
+        return self.kind if self.failure is None else f"{self.kind} ({self.failure.text})"
+
+
+class DeviceToCome:
+    """What the fixture ``device`` is on the host: it stands for the device on which the test's body will run.
+
+    Whatever it is part of, it is a device once it has arrived on one.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.size = mesh.size
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        device = getattr(_this_thread, "device", None)
+        if device is None:
+            raise AttributeError(
+                f"device.{name} is there only in the body of the test, which runs on each device; fixtures run once, on "
+                f"the host, and know device.mesh and device.size"
+            )
+        return getattr(device, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeviceToCome, (self.mesh,)
+
+    def __repr__(self) -> str:
+        return f"<the device of {self.mesh!r} on which the test will run>"
+
+
+class HostSide:
+    """What a device can reach of the host if it is a thread of it.  In another process it arrives empty."""
+
+    def __init__(self, **shared: Any) -> None:
+        self.raised: dict[int, BaseException] = {}
+        """By rank: the exceptions themselves, with the frames they came through."""
+        self.shared = shared
+        """Fixtures that cannot be copied."""
+        _host_sides[id(self)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _host_side, (os.getpid(), id(self))
+
+
+_host_sides: weakref.WeakValueDictionary[int, HostSide] = weakref.WeakValueDictionary()
+
+
+def _host_side(pid: int, number: int) -> HostSide | None:
+    return _host_sides.get(number) if pid == os.getpid() else None
+
+
+class OwnMonkeyPatch:
+    """Stands for the fixture ``monkeypatch``: each device patches its own process, and takes it back at the end."""
+
+
+def run_body(
+    device: Any, test: Callable[..., Any], host: HostSide | None, /, **arguments: Any
+) -> Outcome:
+    """Call a test with its fixtures and parameters; a `DeviceToCome` among them is this device."""
+    _this_thread.device = device
+    undo: Callable[[], object] | None = None
+    own: Mapping[str, Any] = {}
+    if any(isinstance(value, OwnMonkeyPatch) for value in arguments.values()):
+        if host is not None:
+            own = host.shared
+        else:
+            patch = importlib.import_module("_pytest.monkeypatch").MonkeyPatch()
+            own, undo = {"monkeypatch": patch}, patch.undo
+    given = {
+        name: device if isinstance(value, DeviceToCome)
+        else own["monkeypatch"] if isinstance(value, OwnMonkeyPatch)
+        else value
+        for name, value in arguments.items()
+    }
+    try:
+        value = test(**given)
+        return Outcome("passed", returned=None if value is None else type(value).__name__)
+    except BaseException as error:
+        if (kind := _kind(error)) is not None:
+            return Outcome(kind, describe_exception(error))
+        if host is not None:
+            host.raised[device.rank] = error
+        raise
+    finally:
+        if undo is not None:
+            undo()
+        del _this_thread.device, given
+
+
+def _kind(error: BaseException) -> str | None:
+    if isinstance(error, SkipTest):
+        return "skipped"
+    outcomes = importlib.import_module("_pytest.outcomes")
+    if isinstance(error, outcomes.Skipped):
+        return "skipped"
+    return "xfailed" if isinstance(error, outcomes.XFailed) else None

@@ -1,0 +1,88 @@
+"""``assert a == b`` in a device tells the values, as it does on the host.
+
+pytest rewrites the asserts of a test module when the host imports it, and the rewritten code is what travels.  What is
+missing in a device is the rest of pytest: its plugins and its configuration.  Of those, what an explanation asks for is
+noted on the host (`Settings`) and answered from these notes.
+
+This leans on parts of pytest that are not public.  Where they have changed, an assert tells a little less.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+INI_NAMES = ("truncation_limit_lines", "truncation_limit_chars", "assertion_text_diff_style")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the session wants asserts explained."""
+
+    verbosity: int
+    ini: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, config: Any) -> Settings:
+        """Those of a pytest configuration."""
+        verbosity = config.get_verbosity("assertions") if hasattr(config, "get_verbosity") else config.option.verbose
+        ini = []
+        for name in INI_NAMES:
+            with suppress(ValueError, KeyError):  # this pytest does not know it
+                ini.append((name, config.getini(name)))
+        return cls(verbosity, tuple(ini))
+
+
+class _Config:
+    """Stands for pytest's configuration."""
+
+    VERBOSITY_ASSERTIONS = "assertions"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.option = SimpleNamespace(verbose=settings.verbosity)
+        self.pluginmanager = SimpleNamespace(has_plugin=lambda name: False)
+
+    def get_verbosity(self, kind: str | None = None) -> int:
+        return self._settings.verbosity
+
+    def getini(self, name: str) -> Any:
+        return dict(self._settings.ini).get(name)
+
+    def getoption(self, name: str, default: Any = None) -> Any:
+        return self._settings.verbosity if name == "verbose" else default
+
+    def get_terminal_writer(self) -> Any:
+        return SimpleNamespace(_highlight=lambda source, lexer="python": source)
+
+
+def explain_assertions(device: object, settings: Settings) -> None:
+    """In a device's process: from now on explain failing asserts; refuse ``breakpoint()``, which has nobody to ask."""
+    sys.breakpointhook = _no_debugger
+    assertion = importlib.import_module("_pytest.assertion")
+    util, truncate = assertion.util, assertion.truncate
+    config: Any = _Config(settings)
+
+    def compare(op: str, left: object, right: object) -> str | None:
+        try:
+            lines = assertion.pytest_assertrepr_compare(config, op, left, right)
+            if lines and not hasattr(truncate, "materialize_with_truncation"):  # where that is not part of it
+                lines = truncate.truncate_if_required(lines, SimpleNamespace(config=config))
+        except Exception:  # a pytest that asks for more: the assert still fails, and tells both sides
+            return None
+        if not lines:
+            return None
+        return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+
+    util._reprcompare = compare
+    util._config = config
+
+
+def _no_debugger(*args: object, **kwargs: object) -> None:
+    raise RuntimeError(
+        "breakpoint() in a device's process has no terminal; run again with --vcluster-backend=thread, where it does"
+    )

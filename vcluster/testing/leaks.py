@@ -1,0 +1,88 @@
+"""What a test has left behind: threads, processes, messages that nobody received."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from vcluster.cluster import VirtualCluster
+from vcluster.processes import running_processes
+
+PATIENCE_SECONDS = 0.25
+"""A thread or process that is just ending is given so long."""
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+class Snapshot:
+    """The threads and devices that there were on the host before a test."""
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._pids = set(running_processes())
+
+    def leftovers(self, cluster: VirtualCluster | None, warm: set[int]) -> list[str]:
+        """What there is now and was not then, in words; ``warm`` are the processes that are meant to stay."""
+        found = [f"{told} on the host" for told in _threads_but(self._threads)]
+        devices = {pid: name for pid, name in running_processes().items() if pid not in self._pids | warm}
+        if devices:
+            told = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(devices.items()))
+            found.append(f"the devices of a cluster that was not closed: {told}")
+        if cluster is not None and not cluster.closed:
+            found += [f"{text} (cluster.channel({rank}))" for rank, text in cluster.undelivered()]
+            for rank, texts in enumerate(cluster.run(device_leftovers)):
+                found += [f"{text} on rank {rank}" for text in texts]
+        return found
+
+
+def device_leftovers(device: Any) -> list[str]:
+    """The threads and child processes of a device's process.  Nothing on the thread backend: the host sees them."""
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        return []
+    found = _threads_but({main})
+    for pid in _children():
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:  # it has ended
+            continue
+        found.append(f"the process {name} (pid {pid})")
+    return found
+
+
+def _threads_but(before: set[threading.Thread]) -> list[str]:
+    found = []
+    for thread in threading.enumerate():
+        if thread in before or _is_of_library(thread) or thread.name.startswith("vcluster-"):
+            continue
+        thread.join(PATIENCE_SECONDS)
+        if thread.is_alive():
+            found.append(f"the thread {thread.name!r}")
+    return found
+
+
+def _is_of_library(thread: threading.Thread) -> bool:
+    """Does it belong to an installed package, or to a queue, and so is there for good?"""
+    run = getattr(thread, "_target", None) or type(thread).run
+    filename = getattr(getattr(getattr(run, "__func__", run), "__code__", None), "co_filename", "")
+    return any(part in filename for part in _LIBRARIES) or filename.endswith(os.path.join("multiprocessing", "queues.py"))
+
+
+def _children() -> list[int]:
+    """The child processes of this one that still run (where the system tells)."""
+    pids: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids += map(int, task.read_text().split())
+        except OSError:  # a thread that has ended
+            continue
+    return [pid for pid in pids if not _is_dead(pid)]
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

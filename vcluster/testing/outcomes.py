@@ -1,0 +1,95 @@
+"""How the ranks of a test ended, made into the one outcome that pytest knows for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+from parallelism.mesh import Mesh
+from vcluster.errors import ClusterError, DeviceFailedError, ranks_in_words
+from vcluster.failures import Failure
+from vcluster.testing.body import HostSide, Outcome
+from vcluster.testing.tracebacks import attach_tracebacks, frame_at, traceback_of
+
+
+class RanksDisagree(AssertionError):
+    """One rank skipped a test that another one passed."""
+
+
+def agreed(outcomes: Sequence[Outcome]) -> Outcome:
+    """What all ranks say.  Raises `RanksDisagree` if they say different things."""
+    if len({outcome.kind for outcome in outcomes}) > 1:
+        raise RanksDisagree(f"the ranks disagree on how the test ended: {_told(dict(enumerate(outcomes)))}")
+    return outcomes[0]
+
+
+def said_by(outcome: Outcome) -> BaseException:
+    """The skip or xfail that a rank raised, at the rank's line."""
+    assert outcome.failure is not None
+    error = outcome.failure.exception()
+    attach_tracebacks(error, outcome.failure)
+    return error
+
+
+def failure_of(
+    error: ClusterError, mesh: Mesh, test: CodeType, host: HostSide
+) -> tuple[BaseException, list[tuple[str, str]]]:
+    """The exception to raise for a failed test, and titled sections for what else there is to tell.
+
+    The exception is the first failing rank's own, from its own lines, with notes that name the rank and those that
+    failed at the same line.  Failures elsewhere are the sections.  An error that is the cluster's (a deadlock, a death)
+    comes from the line of the first rank it names, or from the test's.
+    """
+    sections: list[tuple[str, str]] = []
+    if isinstance(error, DeviceFailedError) and error.failures:
+        first, *others = sorted(error.failures)
+        failure = error.failures[first]
+        raised = host.raised.get(first)
+        if raised is None:
+            raised = error.exceptions[first]
+            attach_tracebacks(raised, failure)
+        raised.add_note(f"on rank {first} of {mesh!r}")
+        folded: dict[str, list[int]] = {}
+        for rank in others:
+            other = error.failures[rank]
+            if _place(other) != _place(failure):
+                folded.setdefault(other.format().rstrip(), []).append(rank)
+        for text, ranks in folded.items():
+            sections.append((f"failure of {ranks_in_words(ranks)}", text))
+        apart = {rank for ranks in folded.values() for rank in ranks}
+        _note_same(raised, failure, {rank: error.failures[rank] for rank in others if rank not in apart})
+    else:
+        raised = error
+        known = [place for place in error.locations if place != "?"]
+        location = known[0] if known else f"{test.co_filename}:{test.co_firstlineno}"
+        raised.__traceback__ = traceback_of([frame_at(location, test)])
+        raised.__cause__, raised.__suppress_context__ = None, True
+    left = {rank: outcome for rank, outcome in error.outputs.items() if outcome.kind != "passed"}
+    if left:
+        raised.add_note(f"while {_told(left)}")
+    return raised, sections
+
+
+def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Failure]) -> None:
+    """Name the ranks that failed at the same line: those with the same words together."""
+    by_text: dict[str, list[int]] = {}
+    for rank, other in others.items():
+        by_text.setdefault(other.text, []).append(rank)
+    for text, ranks in by_text.items():
+        if text == failure.text:
+            raised.add_note(f"the same on {ranks_in_words(ranks)}")
+        else:
+            first_line = (text.splitlines() or [failure.type_name])[0]
+            raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {first_line}")
+
+
+def _place(failure: Failure) -> Any:
+    return failure.type_name, failure.location
+
+
+def _told(outcomes: Mapping[int, Outcome]) -> str:
+    by_text: dict[str, list[int]] = {}
+    for rank, outcome in outcomes.items():
+        by_text.setdefault(str(outcome), []).append(rank)
+    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in by_text.items())

@@ -1,0 +1,65 @@
+"""Clusters that stay open from test to test, so that only the first test on a mesh pays for its processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vcluster.cluster import VirtualCluster
+from vcluster.testing.explanations import Settings, explain_assertions
+from vcluster.testing.meshes import Wanted
+
+MOST_DEVICES = 64
+"""When more would be open, the clusters used longest ago are closed."""
+
+
+class WarmClusters:
+    """The clusters of a session, by mesh and options."""
+
+    def __init__(self, backend: str, settings: Settings) -> None:
+        """``backend``: of those that do not ask for one; ``settings``: how asserts are explained."""
+        self._backend = backend
+        self._settings = settings
+        self._open: dict[Any, VirtualCluster] = {}
+        self._spoiled: set[Any] = set()
+        self._owner = os.getpid()
+
+    def get(self, wanted: Wanted) -> VirtualCluster:
+        """A cluster as a new one would be: empty state, empty channels, the seeds of a first run."""
+        options = {"backend": self._backend, **dict(wanted.options)}
+        key = (wanted.mesh, *sorted(options.items()))
+        cluster = self._open.pop(key, None)
+        if cluster is not None and (cluster.closed or key in self._spoiled):
+            cluster.close()
+            cluster = None
+        self._spoiled.discard(key)
+        if cluster is None:
+            self._make_room(wanted.mesh.size)
+            cluster = VirtualCluster(wanted.mesh, **options)
+            if options["backend"] == "process":
+                cluster.run(explain_assertions, self._settings)
+        self._open[key] = cluster
+        cluster.forget()
+        return cluster
+
+    def spoil(self, cluster: VirtualCluster) -> None:
+        """Something failed on it: the next test gets a fresh one."""
+        self._spoiled.update(key for key, other in self._open.items() if other is cluster)
+
+    def __contains__(self, cluster: VirtualCluster) -> bool:
+        return any(cluster is other for other in self._open.values())
+
+    def pids(self) -> set[int]:
+        """The processes of all that are open."""
+        return {pid for cluster in self._open.values() if not cluster.closed for pid in cluster.pids()}
+
+    def close(self) -> None:
+        """Close them all; not in a forked copy of the process that owns them."""
+        if os.getpid() == self._owner:
+            for cluster in self._open.values():
+                cluster.close()
+        self._open.clear()
+
+    def _make_room(self, size: int) -> None:
+        while self._open and sum(cluster.size for cluster in self._open.values()) + size > MOST_DEVICES:
+            self._open.pop(next(iter(self._open))).close()
