@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from parallelism import trace_chrome, trace_files, trace_summary
-
 __all__ = ["HOST", "KINDS", "Event", "RankTotals", "Trace"]
 
 HOST = -1
@@ -331,6 +329,8 @@ class Trace(Sequence[Event]):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the whole trace as JSON; `load` gives an equal one.  ``ValueError`` for an event that is malformed."""
+        from parallelism import trace_files
+
         trace_files.save(path, self, Event, KINDS)
 
     @classmethod
@@ -340,6 +340,8 @@ class Trace(Sequence[Event]):
         ``ValueError`` that names the file, and the event and the field where it is one of them, for whatever is
         not such a trace; ``OSError`` if it cannot be read.  Nothing in the file is executed.
         """
+        from parallelism import trace_files
+
         events, header = trace_files.load(path, Event, KINDS)
         try:
             return cls(events, **header)
@@ -348,12 +350,18 @@ class Trace(Sequence[Event]):
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
         """Writes JSON for Perfetto or ``chrome://tracing``: a process per device, virtual time in microseconds."""
+        from parallelism import trace_chrome
+
         trace_chrome.save_chrome(path, self)
 
     def summary(self) -> str:
         """Time, traffic and work by rank, and the collectives, as text of at most 80 columns."""
+        from parallelism import trace_summary
+
         return trace_summary.as_text(self)
 
     def _repr_html_(self) -> str:
+        from parallelism import trace_summary
+
         return trace_summary.as_html(self)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from parallelism.kernels import SGD, Adam
+from pipeline_parallelism.checkpoint import Checkpoint, CheckpointError
 from pipeline_parallelism.mlp import MLP
-from pipeline_parallelism.steps import Training
+from pipeline_parallelism.steps import MixedStepsError, Training
 
-__all__ = ["MLP", "SGD", "Adam", "Training"]
+__all__ = ["MLP", "SGD", "Adam", "Checkpoint", "CheckpointError", "MixedStepsError", "Training"]

@@ -18,9 +18,18 @@ import numpy.typing as npt
 
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
 from parallelism.pipelining import Pipeline
+from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.execution import split_rows
 from pipeline_parallelism.stage import Array, Layer, add_layers, layers_backward, layers_forward
-from pipeline_parallelism.steps import PredictStep, ResetStep, Training, TrainStep, update_layers
+from pipeline_parallelism.steps import (
+    CheckpointStep,
+    PredictStep,
+    ResetStep,
+    RestoreStep,
+    Training,
+    TrainStep,
+    update_layers,
+)
 
 _PLAIN_SGD = SGD(0.1)
 
@@ -118,6 +127,18 @@ class MLP:
         """The outputs of the last layer with the parameters that are in the devices: ``cluster.run(step, x)``."""
         return PredictStep(self)
 
+    def checkpoint_step(self) -> CheckpointStep:
+        """The training as it stands in the devices, as a `Checkpoint`: ``cluster.run(step).result.save(path)``."""
+        return CheckpointStep(self)
+
+    def restore_step(self) -> RestoreStep:
+        """Puts a `Checkpoint` into the devices: ``cluster.run(step, Checkpoint.load(path))``.
+
+        The next step goes on from it with the same bits, if its optimizer is the same; on a pipeline of any length.
+        ``ValueError`` for a checkpoint of other layer sizes or another dtype.
+        """
+        return RestoreStep(self)
+
     def reset_step(self) -> ResetStep:
         """Frees what the model has in the devices, so that the next step begins anew: ``cluster.run(step)``."""
         return ResetStep(self)
@@ -134,11 +155,11 @@ class MLP:
         targets: npt.ArrayLike,
         optimizer: Optimizer = _PLAIN_SGD,
         *,
-        previous: Training | None = None,
+        previous: Training | Checkpoint | None = None,
         microbatches: int = 1,
         replicas: int = 1,
     ) -> Training:
-        """The same step in this process, without a pipeline; ``previous`` is the step to go on from.
+        """The same step in this process, without a pipeline; ``previous`` is the step, or checkpoint, to go on from.
 
         ``microbatches`` and ``replicas`` only set the order of the sums.
         """
@@ -159,7 +180,7 @@ class MLP:
         )
         state = None if previous is None else previous.optimizer_state
         updated, state = update_layers(optimizer, parameters, gradients, state)
-        return Training(loss, updated, gradients, state)
+        return Training(loss, updated, gradients, state, 1 if previous is None else previous.step + 1)
 
     # ------------------------------------------------------------------------------------------- the data
 

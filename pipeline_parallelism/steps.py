@@ -1,7 +1,13 @@
-"""What a pipelined perceptron does on a cluster: `TrainStep` and `PredictStep`, operations for `run`."""
+"""What a pipelined perceptron does on a cluster: operations for `run`.
+
+`TrainStep` and `PredictStep` work with what lies in the devices; `CheckpointStep`, `RestoreStep` and `ResetStep` get it,
+put it there and free it.  A step that is broken off, or a device that is replaced, can leave the stages at different
+steps of the training: each counts its own, and the host compares what they tell before it believes a result.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,6 +19,7 @@ import numpy.typing as npt
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, PipelinedOperation
+from pipeline_parallelism.checkpoint import Checkpoint, join_states, split_state
 from pipeline_parallelism.execution import pipeline_axes, run_actions, split_rows
 from pipeline_parallelism.stage import Array, DenseStage, Finish, Layer
 
@@ -28,12 +35,36 @@ class Training:
 
     ``parameters`` and ``gradients`` have a ``(weights, bias)`` for each layer; they are None if the step was
     told not to return them.  ``optimizer_state`` is there after a step in one process: devices keep theirs.
+    ``step`` says how many steps there were, this one included.
     """
 
     loss: float
     parameters: list[Layer] | None
     gradients: list[Layer] | None
     optimizer_state: Any = None
+    step: int = 0
+
+
+class MixedStepsError(RuntimeError):
+    """The stages of a model are at different steps, so that together they are no model any more.
+
+    So it is after a step that failed when some of the devices had done their update, and when a device was replaced:
+    its stage begins anew.  ``steps`` has the count of each rank.
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        ranks: dict[int, list[str]] = {}
+        for rank, step in enumerate(steps):
+            ranks.setdefault(step, []).append(str(rank))
+        told = "; ".join(f"after {step} on rank {', '.join(ranks[step])}" for step in sorted(ranks))
+        super().__init__(
+            f"the devices hold the model at different steps: {told}. A step was broken off, or a device replaced; "
+            f"go on from a checkpoint (run restore_step()) or begin anew (run reset_step())"
+        )
+        self.steps = tuple(steps)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.steps,)
 
 
 def update_layers(
@@ -49,7 +80,8 @@ class _Resident:
     """What stays in a device from step to step, by stage."""
 
     layers: dict[int, list[Layer]]
-    optimizer: str = ""
+    step: int = 0
+    optimizer: Optimizer | None = None
     optimizer_states: dict[int, Any] = field(default_factory=dict)
 
 
@@ -131,14 +163,13 @@ class TrainStep(_Step):
             for i, d in places
         ]
 
-    def __call__(self, device: Device, *inputs: Any) -> dict[str, Any] | None:
+    def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         x, targets, rows, batch_rows = inputs
         _, replicas_axis = pipeline_axes(self.pipeline, device.mesh)
         position, replica = self._places(device.mesh)[device.rank]
         resident = self._resident(device, position)
-        if resident.optimizer != (kind := type(self.optimizer).__name__):
-            # Another rule cannot go on with the state of this one.
-            resident.optimizer, resident.optimizer_states = kind, {}
+        # Another rule cannot go on with the state of this one.
+        states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
         expected = [] if targets is None else self._split(targets)
         losses: dict[int, float] = {}
 
@@ -147,7 +178,7 @@ class TrainStep(_Step):
             return grad
 
         nbytes = _nbytes(resident.layers)
-        held = {"parameters": nbytes, "gradients": nbytes, "optimizer": _nbytes(resident.optimizer_states)}
+        held = {"parameters": nbytes, "gradients": nbytes, "optimizer": _nbytes(states)}
         for category, size in held.items():
             device.hold(category, size)
         stages = self._run(device, resident, x, rows, finish, training=True)
@@ -158,31 +189,37 @@ class TrainStep(_Step):
             loss = None if loss is None else float(device.all_reduce(np.float64(loss), replicas_axis))
         with device.compute("update", nbytes=3 * nbytes):  # reads parameters and gradients, writes parameters
             updates = {
-                stage: update_layers(self.optimizer, layers, gradients[stage], resident.optimizer_states.get(stage))
+                stage: update_layers(self.optimizer, layers, gradients[stage], states.get(stage))
                 for stage, layers in resident.layers.items()
             }
         resident.layers = {stage: layers for stage, (layers, _) in updates.items()}
         resident.optimizer_states = {stage: state for stage, (_, state) in updates.items()}
+        resident.optimizer, resident.step = self.optimizer, resident.step + 1
         for category, size in held.items():
             device.hold(category, -size)
         if replica:
-            return None  # the others have the same bits
+            return {"step": resident.step}  # the others have the same bits
         return {
+            "step": resident.step,
             "loss": loss,
             "parameters": resident.layers if "parameters" in self.returns else {},
             "gradients": gradients if "gradients" in self.returns else {},
         }
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Training:
-        """Loss, parameters and gradients of the whole model, in the order of its layers."""
-        told = [output for output in outputs if output is not None]
+        """Loss, parameters and gradients of the whole model, in the order of its layers.
+
+        `MixedStepsError` if the stages were not at the same step.
+        """
+        step = _common_step([output["step"] for output in outputs])
+        told = [output for output in outputs if "loss" in output]
         loss = next(output["loss"] for output in told if output["loss"] is not None)
         joined: dict[str, list[Layer] | None] = dict.fromkeys(("parameters", "gradients"))
         for name in joined:
             if name in self.returns:
                 by_stage = {stage: layers for output in told for stage, layers in output[name].items()}
                 joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]]
-        return Training(loss, joined["parameters"], joined["gradients"])
+        return Training(loss, joined["parameters"], joined["gradients"], step=step)
 
 
 class PredictStep(_Step):
@@ -200,17 +237,77 @@ class PredictStep(_Step):
         first = self.pipeline.schedule.placement[0]
         return [(xs[d] if i == first else None, len(xs[d])) for i, d in places]
 
-    def __call__(self, device: Device, *inputs: Any) -> Array | None:
+    def __call__(self, device: Device, *inputs: Any) -> tuple[int, Array | None]:
         x, rows = inputs
         position, _ = self._places(device.mesh)[device.rank]
+        resident = self._resident(device, position)
         outputs: dict[int, Array] = {}
-        self._run(device, self._resident(device, position), x, rows, outputs.__setitem__, training=False)
-        return np.concatenate([outputs[k] for k in sorted(outputs)]) if outputs else None
+        self._run(device, resident, x, rows, outputs.__setitem__, training=False)
+        return resident.step, np.concatenate([outputs[k] for k in sorted(outputs)]) if outputs else None
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
-        """The outputs of the whole batch, joined over the replicas."""
-        by_replica = {d: y for (_, d), y in zip(self._places(mesh), outputs, strict=True) if y is not None}
+        """The outputs of the whole batch, joined over the replicas; `MixedStepsError` as in `TrainStep`."""
+        _common_step([step for step, _ in outputs])
+        by_replica = {d: y for (_, d), (_, y) in zip(self._places(mesh), outputs, strict=True) if y is not None}
         return np.concatenate([by_replica[d] for d in sorted(by_replica)])
+
+
+class CheckpointStep(_Step):
+    """Gets the training as it stands in the devices; see `MLP.checkpoint_step`.  No communication between devices."""
+
+    def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
+        position, replica = self._places(device.mesh)[device.rank]
+        resident = self._resident(device, position)
+        if replica:
+            return {"step": resident.step}
+        return {
+            "step": resident.step, "layers": resident.layers, "optimizer": resident.optimizer,
+            "states": resident.optimizer_states,
+        }
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Checkpoint:
+        """The `Checkpoint` of the whole model; `MixedStepsError` as in `TrainStep`."""
+        step = _common_step([output["step"] for output in outputs])
+        told = [output for output in outputs if "layers" in output]
+        layers = {stage: part for output in told for stage, part in output["layers"].items()}
+        states = {stage: part for output in told for stage, part in output["states"].items()}
+        stages = range(self.pipeline.stages)
+        return Checkpoint(
+            step, [layer for stage in stages for layer in layers[stage]], told[0]["optimizer"],
+            join_states([states.get(stage) for stage in stages]),
+        )
+
+
+class RestoreStep(_Step):
+    """Puts a `Checkpoint` into the devices, in the place of what they have; see `MLP.restore_step`."""
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """To each rank the layers and the optimizer's state of its stages.  ``ValueError`` if the model is another."""
+        places = self._places(mesh)
+        if len(args) != 1 or not isinstance(args[0], Checkpoint):
+            raise TypeError(f"restoring takes a Checkpoint, got {', '.join(type(a).__name__ for a in args) or 'nothing'}")
+        checkpoint: Checkpoint = args[0]
+        sizes, wanted = checkpoint.layer_sizes, self.mlp.layer_sizes
+        if sizes != wanted:
+            raise ValueError(f"the model has layer_sizes={wanted}, and the checkpoint {sizes}")
+        dtype = checkpoint.parameters[0][0].dtype
+        if dtype != self.mlp.dtype:
+            raise ValueError(f"the model has dtype {self.mlp.dtype}, and the checkpoint {dtype}")
+        layers_of = [self.mlp.layers_of(stage) for stage in range(self.pipeline.stages)]
+        states = split_state(checkpoint.optimizer_state, [2 * len(layers) for layers in layers_of])
+        parts = [([checkpoint.parameters[i] for i in layers], state) for layers, state in zip(layers_of, states, strict=True)]
+        by_position = [
+            {stage: parts[stage] for stage, holder in enumerate(self.pipeline.schedule.placement) if holder == position}
+            for position in range(self.pipeline.ranks)
+        ]
+        return [(checkpoint.step, checkpoint.optimizer, by_position[position]) for position, _ in places]
+
+    def __call__(self, device: Device, *inputs: Any) -> None:
+        step, optimizer, parts = copy.deepcopy(inputs)  # they lie in memory of the host's
+        device.state[self._key] = _Resident(
+            {stage: layers for stage, (layers, _) in parts.items()}, step, optimizer,
+            {stage: state for stage, (_, state) in parts.items()},
+        )
 
 
 class ResetStep(_Step):
@@ -218,6 +315,12 @@ class ResetStep(_Step):
 
     def __call__(self, device: Device, *inputs: Any) -> None:
         device.state.pop(self._key, None)
+
+
+def _common_step(steps: Sequence[int]) -> int:
+    if len(set(steps)) > 1:
+        raise MixedStepsError(steps)
+    return steps[0]
 
 
 def _reduced(device: Device, gradients: dict[int, list[Layer]], axis: str) -> dict[int, list[Layer]]:

@@ -187,6 +187,13 @@ class VirtualCluster:
             raise ValueError(f"{self.mesh!r} has ranks 0 to {self.size - 1}, got {rank}")
         return self._open().channel(rank)
 
+    def undelivered(self) -> dict[int, str]:
+        """The ranks whose channels with the host hold messages that nobody has received, and how many each way.
+
+        (Messages between devices must have been received when a run ends.)
+        """
+        return self._open().undelivered()
+
     def pids(self) -> list[int]:
         """The process of each device, by rank."""
         return self._open().crew.pids()
@@ -304,6 +311,14 @@ class _Body:
             found = self._channels[rank] = VirtualChannel(self._owner, rank)
         return found
 
+    def undelivered(self) -> dict[int, str]:
+        found = {}
+        for rank, box in sorted(self.endpoint.mailboxes.items()):
+            counts = {"from it to the host": box.waiting, "from the host to it": box.not_taken}
+            if any(counts.values()):
+                found[rank] = ", ".join(f"{count} {way}" for way, count in counts.items() if count)
+        return found
+
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
         """``shipped`` is what the devices run in the place of ``program``, if that is something else."""
         size = self._mesh.size
@@ -416,8 +431,7 @@ class _Body:
                             self.endpoint.signals.cancel()
                     now = time.monotonic()
                     if failed_at is not None:
-                        self._hurry(pending, now - failed_at)
-                        if self.closed:
+                        if not self._hurry(pending, now - failed_at):
                             return replies, broken_off
                     elif self._deadline_seconds is not None and now - started > self._deadline_seconds:
                         broken_off = self._too_late(pending)
@@ -442,15 +456,17 @@ class _Body:
             locations=[s.location for s in stuck],
         )
 
-    def _hurry(self, pending: set[int], seconds: float) -> None:
+    def _hurry(self, pending: set[int], seconds: float) -> bool:
+        """Interrupt or kill who still computes; False if that cannot be done, and the cluster is closed."""
         if seconds < INTERRUPT_AFTER_SECONDS:
-            return
+            return True
         for rank in sorted(pending):
             if seconds < KILL_AFTER_SECONDS:
                 self.crew.interrupt(rank)
             elif not self.crew.kill(rank):
                 self.finalizer()  # a thread
-                return
+                return False
+        return True
 
     def _too_late(self, pending: set[int]) -> ClusterTimeoutError:
         ranks = sorted(pending)

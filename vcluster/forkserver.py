@@ -30,8 +30,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-PRELOAD = ("numpy", "numpy.random", "cloudpickle", "vcluster.processes", "vcluster.worker")
+PRELOAD = ("numpy", "cloudpickle", "vcluster.processes", "vcluster.worker")
 """Modules that a device finds loaded.  One that is missing is left out."""
+
+LOAD_WHEN_IDLE = ("numpy.random",)
+"""Modules that are loaded when the first devices have been started, and that later ones find loaded."""
+
+IDLE_MILLISECONDS = 50
 
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
@@ -198,13 +203,11 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     ``preload`` are modules to load besides `PRELOAD`.
     """
     ignore_interrupt()
-    for name in (*PRELOAD, *preload):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    _preload((*PRELOAD, *preload))
     run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes").run_received
-    gc.collect()
     gc.freeze()  # so that no child's collector writes to, and so copies, the pages all share
 
+    later = LOAD_WHEN_IDLE
     children: dict[int, _Child] = {}
     host = socket.socket(fileno=number)
     wake_r, wake_w = os.pipe()
@@ -217,7 +220,12 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     poll.register(wake_r, select.POLLIN)
     try:
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(IDLE_MILLISECONDS if later and children else None)}
+            if not ready:
+                _preload(later)
+                later = ()
+                gc.collect()
+                gc.freeze()
             if wake_r in ready:
                 os.read(wake_r, 4096)
                 _reap(children)
@@ -251,6 +259,12 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         os._exit(0)
+
+
+def _preload(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _reap(children: dict[int, _Child]) -> None:

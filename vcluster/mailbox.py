@@ -181,7 +181,7 @@ class Mailbox:
         while True:
             try:
                 epoch, offset, header, block = self._queues[1].get_nowait()
-            except queue.Empty:
+            except (queue.Empty, ValueError):  # nothing there, or closed with the cluster
                 return
             if epoch != self._epoch[0]:  # of a run that failed
                 continue
@@ -239,6 +239,13 @@ class Mailbox:
         """Messages that have arrived and were not received."""
         self.take_in()
         return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
+
+    @property
+    def not_taken(self) -> int:
+        """Messages that were sent and that the other end has not received."""
+        for key in self._untaken:
+            self._has_room(key, 1)
+        return sum(len(sent) for (lane, _), sent in self._untaken.items() if lane == 0)
 
     def _needs_message(self, key: tuple[int, int]) -> list[Need]:
         lane, tag = key

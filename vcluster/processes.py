@@ -80,6 +80,11 @@ def start_fork_server(*, preload: Sequence[str] = ()) -> None:
         _server.start(preload=preload)
 
 
+def running_processes() -> dict[int, str]:
+    """The processes that were started here and have not ended: their names by process id."""
+    return {popen.pid: started.name for started, popen in list(_started.items()) if popen.poll() is None}
+
+
 def stop_fork_server() -> None:
     """End the fork server, and all that it started; it comes back when a process is next started."""
     _server.stop()

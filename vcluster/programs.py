@@ -8,6 +8,7 @@ leave through ``buffer_callback`` (PEP 574), wherever in the program they hang.
 
 from __future__ import annotations
 
+import builtins
 import fnmatch
 import functools
 import importlib
@@ -57,6 +58,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
         if isinstance(obj, BaseException) and _skips_init(kind):
             return _rebuild_exception, (kind, obj.args), obj.__dict__ or None
+        if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, obj.__name__):
+            outcomes = sys.modules.get("_pytest.outcomes")  # of pytest.skip and fail: they say that they are built in
+            if getattr(outcomes, obj.__name__, None) is obj:
+                return getattr, (outcomes, obj.__name__)
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
             if isinstance(obj, types.FunctionType):
                 return self._dynamic_function_reduce(obj)

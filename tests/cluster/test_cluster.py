@@ -64,9 +64,8 @@ def gone(pids):
 def python(*arguments, **options):
     """Run an interpreter that finds our packages; its output, when it ends well."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=40, check=False, **options
-    )
+    options = {"capture_output": True, "text": True, "timeout": 40, "check": False, **options}
+    done = subprocess.run([sys.executable, *arguments], env=environment, **options)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -107,9 +106,10 @@ def test_a_channel_of_a_closed_cluster_is_closed(kind):
 
 
 def test_an_error_inside_the_with_block_closes_too():
-    with pytest.raises(ZeroDivisionError), VirtualCluster(2) as cluster:
-        pids = cluster.pids()
-        raise ZeroDivisionError
+    cluster = VirtualCluster(2)
+    pids = cluster.pids()
+    with pytest.raises(ZeroDivisionError), cluster:
+        cluster.run(lambda device: 1)[1 // 0]
     assert cluster.closed
     assert gone(pids)
 
@@ -556,7 +556,7 @@ def test_a_result_that_cannot_be_pickled_is_named(cluster):
 
 
 def test_a_run_inside_a_kernel_is_refused(cluster):
-    with pytest.raises(TypeError, match="closure variable 'cluster' of .*a cluster stays with its host"):
+    with pytest.raises(TypeError, match=r"closure variable 'cluster' of .*a cluster stays with its host"):
         cluster.run(lambda device: cluster.run(lambda device: 1))
 
     def nested(device):
@@ -768,7 +768,7 @@ def test_a_program_is_typed_into_an_interpreter(tmp_path):
 
 
 def test_threads_of_a_cluster_that_was_not_closed_do_not_hold_up_the_end(tmp_path):
-    script = "from vcluster import VirtualCluster\nc = VirtualCluster(2, backend='thread')\nprint(c.run(lambda d: 1)[0])"
+    script = "from vcluster import VirtualCluster as C\nc = C(2, backend='thread')\nprint(c.run(lambda d: 1)[0])"
     assert python("-c", script, cwd=tmp_path).stdout == "1\n"
 
 

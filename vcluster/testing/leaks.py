@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,10 @@ class Snapshot:
             told = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(devices.items()))
             found.append(f"the devices of a cluster that was not closed: {told}")
         if cluster is not None and not cluster.closed:
-            found += [f"{text} (cluster.channel({rank}))" for rank, text in cluster.undelivered()]
+            found += [
+                f"messages in the channel of the host and rank {rank} that nobody received: {counts}"
+                for rank, counts in cluster.undelivered().items()
+            ]
             for rank, texts in enumerate(cluster.run(device_leftovers)):
                 found += [f"{text} on rank {rank}" for text in texts]
         return found
@@ -43,19 +48,16 @@ def device_leftovers(device: Any) -> list[str]:
     if threading.current_thread() is not main:
         return []
     found = _threads_but({main})
-    for pid in _children():
-        try:
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-        except OSError:  # it has ended
-            continue
-        found.append(f"the process {name} (pid {pid})")
-    return found
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (children := _children()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found + [f"the process {name} (pid {pid})" for pid, name in children.items()]
 
 
 def _threads_but(before: set[threading.Thread]) -> list[str]:
     found = []
     for thread in threading.enumerate():
-        if thread in before or _is_of_library(thread) or thread.name.startswith("vcluster-"):
+        if thread in before or isinstance(thread, threading._DummyThread) or _is_for_good(thread):
             continue
         thread.join(PATIENCE_SECONDS)
         if thread.is_alive():
@@ -63,26 +65,27 @@ def _threads_but(before: set[threading.Thread]) -> list[str]:
     return found
 
 
-def _is_of_library(thread: threading.Thread) -> bool:
-    """Does it belong to an installed package, or to a queue, and so is there for good?"""
+def _is_for_good(thread: threading.Thread) -> bool:
+    """Does it belong to an installed package, to a queue or to a device, and so is meant to stay?"""
+    if thread.name.startswith("vcluster-"):
+        return True
     run = getattr(thread, "_target", None) or type(thread).run
     filename = getattr(getattr(getattr(run, "__func__", run), "__code__", None), "co_filename", "")
     return any(part in filename for part in _LIBRARIES) or filename.endswith(os.path.join("multiprocessing", "queues.py"))
 
 
-def _children() -> list[int]:
-    """The child processes of this one that still run (where the system tells)."""
+def _children() -> dict[int, str]:
+    """The names of the child processes of this one that still run (where the system tells)."""
     pids: list[int] = []
     for task in Path("/proc/self/task").glob("*/children"):
         try:
             pids += map(int, task.read_text().split())
         except OSError:  # a thread that has ended
             continue
-    return [pid for pid in pids if not _is_dead(pid)]
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    found = {}
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            if rest.split()[0] != "Z":
+                found[pid] = name
+    return found

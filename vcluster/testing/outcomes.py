@@ -17,10 +17,14 @@ class RanksDisagree(AssertionError):
     """One rank skipped a test that another one passed."""
 
 
+
+
 def agreed(outcomes: Sequence[Outcome]) -> Outcome:
     """What all ranks say.  Raises `RanksDisagree` if they say different things."""
     if len({outcome.kind for outcome in outcomes}) > 1:
-        raise RanksDisagree(f"the ranks disagree on how the test ended: {_told(dict(enumerate(outcomes)))}")
+        error = RanksDisagree(f"the ranks disagree on how the test ended: {_told(dict(enumerate(outcomes)))}")
+        raising = next(outcome.failure for outcome in outcomes if outcome.failure is not None)
+        raise error.with_traceback(traceback_of(raising.frames))
     return outcomes[0]
 
 

@@ -1,0 +1,258 @@
+"""Checkpoints: a training as it stands after a step, as a value and as one file.
+
+It speaks of layers, not of stages or devices, so a training goes on from it on a pipeline of any length, or in one
+process.  The file is written whole or not at all, and believed only if its checksum is right:
+
+    vcluster checkpoint, version 1
+    sha256 of what follows, in hexadecimal
+    {"step": 12, "dtype": "<f8", "layer_sizes": [64, 128, 10], "optimizer": {"name": "SGD", ...}, ...}
+    weights and bias of each layer; then, in the same order, each of the optimizer's moments: bytes of C order
+
+A checksum is no signature: a file may come from anywhere, so its words are checked one by one, and nothing in it is
+ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import reprlib
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from parallelism.kernels import SGD, Adam, AdamState, Optimizer
+from pipeline_parallelism.stage import Array, Layer
+
+FORMAT = b"vcluster checkpoint, version "
+VERSION = b"1"
+LARGEST_INTEGER = 2**53 - 1
+
+_OPTIMIZERS: dict[str, type[SGD | Adam]] = {"SGD": SGD, "Adam": Adam}
+_DTYPES = {np.dtype(kind).newbyteorder("<").str for kind in (np.half, np.single, np.double, np.longdouble)}
+_KEYS = {"step", "dtype", "layer_sizes", "optimizer", "moments", "updates"}
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint, or no longer one; the text is one line that begins with the file's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A training after ``step`` steps: what ``mlp.checkpoint_step()`` gives and ``mlp.restore_step()`` takes.
+
+    ``parameters`` has a ``(weights, bias)`` for each layer.  ``optimizer`` is the one of the last step, None before the
+    first; ``optimizer_state`` what it goes on with, for all arrays of the model in the order of the layers.
+    """
+
+    step: int
+    parameters: list[Layer]
+    optimizer: Optimizer | None = None
+    optimizer_state: Any = None
+
+    @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """The extents at the layers' ends; ``ValueError`` if the layers do not fit each other."""
+        return _sizes(self.parameters)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the file: afterwards ``path`` holds all of it, or, if that fails, what it held before.
+
+        ``ValueError`` for what a file cannot hold: an optimizer other than SGD and Adam, arrays of several dtypes.
+        """
+        content = _encode(self)
+        target = Path(path)
+        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            with beside.open("xb") as file:
+                file.write(b"%s%s\n%s\n" % (FORMAT, VERSION, hashlib.sha256(content).hexdigest().encode()))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+        _sync_directory(target.parent)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Checkpoint:
+        """The checkpoint in a file.  `CheckpointError` if it is damaged or something else; ``OSError`` as usual."""
+        return _decode(path, Path(path).read_bytes())
+
+
+# -- the parts of an optimizer's state ---------------------------------------------------------------------------------
+
+
+def join_states(states: Sequence[Any]) -> Any:
+    """The state for all arrays from the states for some of them each: lists are joined, what else there is agrees."""
+    first = states[0]
+    if isinstance(first, list):
+        return [array for state in states for array in state]
+    if isinstance(first, tuple):
+        return _like(first, [join_states(part) for part in zip(*states, strict=True)])
+    if any(state != first for state in states):
+        raise ValueError(f"the parts of an optimizer's state should agree in what is no array, got {list(states)!r}")
+    return first
+
+
+def split_state(state: Any, counts: Sequence[int]) -> list[Any]:
+    """The states for the first ``counts[0]`` arrays, the next ``counts[1]``, and so on: undoes `join_states`."""
+    if isinstance(state, list):
+        ends = np.cumsum(counts)
+        return [state[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    if isinstance(state, tuple):
+        parts = zip(*(split_state(part, counts) for part in state), strict=True)
+        return [_like(state, part) for part in parts]
+    return [state] * len(counts)
+
+
+def _like(state: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def _encode(checkpoint: Checkpoint) -> bytes:
+    optimizer, state = checkpoint.optimizer, checkpoint.optimizer_state
+    if optimizer is not None and type(optimizer) not in _OPTIMIZERS.values():
+        raise ValueError(f"a checkpoint file knows the optimizers {', '.join(_OPTIMIZERS)}, got {optimizer!r}")
+    moments, updates = _moments(state)
+    if (len(moments), type(optimizer)) not in ((0, type(optimizer)), (1, SGD), (2, Adam)):
+        raise ValueError(f"{optimizer!r} has no state of {len(moments)} moments")
+    sizes = checkpoint.layer_sizes
+    arrays = [array for layer in checkpoint.parameters for array in layer]
+    dtype = arrays[0].dtype.newbyteorder("<")
+    if dtype.str not in _DTYPES:
+        raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype}")
+    for moment in moments:
+        if [array.shape for array in moment] != [array.shape for array in arrays]:
+            raise ValueError("a moment of the optimizer's state should have the shapes of the parameters, and has not")
+    everything = [*arrays, *(array for moment in moments for array in moment)]
+    if other := next((array.dtype for array in everything if array.dtype.newbyteorder("<") != dtype), None):
+        raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype} and {other}")
+    header = {
+        "step": int(checkpoint.step), "dtype": dtype.str, "layer_sizes": sizes,
+        "optimizer": optimizer and {"name": type(optimizer).__name__, **asdict(optimizer)},  # type: ignore[call-overload]
+        "moments": len(moments), "updates": updates,
+    }
+    return b"".join([json.dumps(header).encode(), b"\n", *(array.astype(dtype).tobytes() for array in everything)])
+
+
+def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
+    first, _, rest = data.partition(b"\n")
+    if not first.startswith(FORMAT):
+        _refuse(path, f"expected a file that begins with {FORMAT.decode()!r}", first[:40])
+    if first != FORMAT + VERSION:
+        _refuse(path, f"expected version {VERSION.decode()}", first.removeprefix(FORMAT)[:40])
+    checksum, _, content = rest.partition(b"\n")
+    if checksum != (found := hashlib.sha256(content).hexdigest().encode()):
+        _refuse(path, f"it is damaged: its checksum should be {checksum[:64]!r}", found)
+    text, _, body = content.partition(b"\n")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected a line of JSON, got none: {error}") from None
+    if type(header) is not dict or header.keys() != _KEYS:
+        _refuse(path, f"expected an object of {', '.join(sorted(_KEYS))}", header)
+    for key in ("step", "moments", "updates"):
+        if not _is_whole(header[key], 0):
+            _refuse(path, f"expected {key} to be an integer of 0 or more", header[key])
+    sizes = header["layer_sizes"]
+    if type(sizes) is not list or len(sizes) < 2 or not all(_is_whole(size, 1) for size in sizes):
+        _refuse(path, "expected layer_sizes to be two or more integers of at least 1", sizes)
+    if type(header["dtype"]) is not str or header["dtype"] not in _DTYPES:
+        _refuse(path, f"expected dtype to be one of {', '.join(sorted(_DTYPES))}", header["dtype"])
+    optimizer = _optimizer(path, header["optimizer"])
+    if (header["moments"], type(optimizer)) not in ((0, type(optimizer)), (1, SGD), (2, Adam)):
+        _refuse(path, f"expected as many moments as {optimizer!r} has", header["moments"])
+
+    dtype = np.dtype(header["dtype"])
+    shapes = [shape for pair in pairwise(sizes) for shape in (pair, pair[1:])] * (1 + header["moments"])
+    expected = dtype.itemsize * sum(map(math.prod, shapes))
+    if len(body) != expected:
+        _refuse(path, f"expected {expected} bytes of arrays", len(body))
+    arrays, place = [], 0
+    for shape in shapes:
+        array = np.frombuffer(body, dtype, math.prod(shape), place).reshape(shape)
+        arrays.append(array.astype(dtype.newbyteorder("=")))
+        place += array.nbytes
+    count = 2 * (len(sizes) - 1)
+    parameters, *moments = (arrays[start : start + count] for start in range(0, len(arrays), count))
+    state: Any = None
+    if moments:
+        state = moments[0] if type(optimizer) is SGD else AdamState(header["updates"], *moments)
+    return Checkpoint(header["step"], list(zip(parameters[::2], parameters[1::2], strict=True)), optimizer, state)
+
+
+def _optimizer(path: str | PathLike[str], told: Any) -> Optimizer | None:
+    if told is None:
+        return None
+    if type(told) is not dict or type(told.get("name")) is not str or told["name"] not in _OPTIMIZERS:
+        _refuse(path, f"expected optimizer to name one of {', '.join(_OPTIMIZERS)}", told)
+    kind = _OPTIMIZERS[told["name"]]
+    names = {field.name for field in fields(kind)}
+    numbers = {key: value for key, value in told.items() if key != "name"}
+    if numbers.keys() != names:
+        _refuse(path, f"expected the optimizer {told['name']} with {', '.join(sorted(names))}", told)
+    for name, value in numbers.items():
+        if type(value) not in (int, float) or not -LARGEST_INTEGER <= value <= LARGEST_INTEGER:
+            _refuse(path, f"expected the optimizer's {name} to be a number", value)
+    try:
+        return kind(**numbers)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _refuse(path: str | PathLike[str], expected: str, got: Any) -> NoReturn:
+    raise CheckpointError(f"{path}: {expected}, got {reprlib.repr(got)}")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value <= LARGEST_INTEGER
+
+
+def _moments(state: Any) -> tuple[list[list[Array]], int]:
+    """The lists of arrays in an optimizer's state, and its count of updates."""
+    if state is None:
+        return [], 0
+    if isinstance(state, AdamState):
+        return [state.means, state.squares], state.updates
+    if isinstance(state, list):
+        return [state], 0
+    raise ValueError(f"a checkpoint file holds the states of {', '.join(_OPTIMIZERS)}, got a {type(state).__name__}")
+
+
+def _sizes(parameters: Sequence[Layer]) -> tuple[int, ...]:
+    if not parameters:
+        raise ValueError("a checkpoint needs the parameters of one layer or more, got none")
+    sizes = [parameters[0][0].shape[0]]
+    for i, (weights, bias) in enumerate(parameters):
+        if weights.ndim != 2 or weights.shape[0] != sizes[-1] or bias.shape != weights.shape[1:]:
+            raise ValueError(
+                f"layer {i} should have weights ({sizes[-1]}, outputs) and bias (outputs,), "
+                f"got {weights.shape} and {bias.shape}"
+            )
+        sizes.append(weights.shape[1])
+    return tuple(map(int, sizes))
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the new name last, too."""
+    with suppress(OSError):  # where a directory cannot be opened there is no need
+        fd = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,414 @@
+"""The pytest plugin: tests on virtual devices.
+
+    @pytest.mark.mesh(tp=4)
+    def test_on_the_cluster(virtual_cluster): ...       # the test is the host's; the devices are warm
+
+    @pytest.mark.spmd(dp=2, tp=2)
+    def test_in_every_device(device): ...               # the body runs on each device
+
+It is registered with the package, so it is loaded in every session of who has vcluster installed: NumPy and the runtime
+are loaded when the first test asks for a cluster.  `vcluster.testing` is what stands behind it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from vcluster.cluster import VirtualCluster
+    from vcluster.testing.body import DeviceToCome, HostSide
+    from vcluster.testing.meshes import Wanted
+    from vcluster.testing.output import RankOutput
+    from vcluster.testing.warm import WarmClusters
+
+FIXTURES = ("virtual_cluster", "device", "virtual_device")
+MARKS = ("mesh", "spmd")
+
+OF_THE_HOST = {
+    "capsys": "what a rank prints is in the report, in a section of its own",
+    "capfd": "what a rank prints is in the report, in a section of its own",
+    "caplog": "what is logged in a device stays there",
+    "recwarn": "use `with pytest.warns(...)` in the body",
+    "request": "what it knows can be a fixture of its own",
+}
+"""Fixtures that are bound to the process that runs pytest, and what to do instead."""
+
+BACKEND_HINT = "run again with --vcluster-backend=thread"
+
+
+class Session:
+    """What the plugin keeps for a session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._warm: WarmClusters | None = None
+        self._output: RankOutput | None = None
+        self._server_asked = False
+
+    def start_server(self) -> None:
+        """Tests are coming: let the process that devices are forked from start meanwhile, with pytest loaded."""
+        if not self._server_asked and not self._config.option.collectonly and self.backend == "process":
+            self._server_asked = True
+            from vcluster.processes import start_fork_server
+
+            with suppress(OSError, RuntimeError):  # the first test will tell
+                start_fork_server(preload=("pytest", "_pytest.assertion", "vcluster.testing.body"))
+
+    @property
+    def backend(self) -> str:
+        return str(self._config.getoption("--vcluster-backend"))
+
+    @property
+    def warm(self) -> WarmClusters:
+        if self._warm is None:
+            from vcluster.testing.explanations import Settings
+            from vcluster.testing.warm import WarmClusters
+
+            self._warm = WarmClusters(self.backend, Settings.of(self._config))
+        return self._warm
+
+    @property
+    def output(self) -> RankOutput:
+        if self._output is None:
+            from vcluster.testing.output import RankOutput
+
+            self._output = RankOutput(captured=self._config.getoption("capture") in ("fd", "sys"))
+        return self._output
+
+    def close(self) -> None:
+        if self._warm is not None:
+            self._warm.close()
+
+
+_SESSION = pytest.StashKey[Session]()
+_CLUSTER = pytest.StashKey["VirtualCluster"]()
+_SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
+_IN_PROCESS = pytest.StashKey[bool]()
+"""Whether what failed did so in a process of its own."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("vcluster").addoption(
+        "--vcluster-backend", choices=("process", "thread"), default="process",
+        help="what the devices of tests are: processes (default), or threads, for a debugger and for coverage",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SESSION] = Session(config)
+    config.addinivalue_line(
+        "markers", "mesh(tp=4): the devices of `virtual_cluster`: axes by name, a number, or a Mesh, and options of "
+        "VirtualCluster; several marks make several tests",
+    )
+    config.addinivalue_line(
+        "markers", "spmd(dp=2, tp=2): run the body of the test on each device of that mesh, as the fixture `device`",
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    session = config.stash.get(_SESSION, None)
+    if session is not None:
+        session.close()
+
+
+# -- collection --------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each mesh."""
+    spmd = metafunc.definition.get_closest_marker("spmd") is not None
+    if not spmd and not set(FIXTURES).intersection(metafunc.fixturenames):
+        return
+    metafunc.config.stash[_SESSION].start_server()
+    if spmd:
+        _make_ours(metafunc, ("device", "virtual_device"))
+        if "virtual_cluster" not in metafunc.fixturenames:
+            metafunc.fixturenames.insert(0, "virtual_cluster")
+    if _parametrizes(metafunc.definition, "virtual_cluster", "mesh"):
+        return
+    found = _wanted_by_marks(metafunc.definition)
+    if found:
+        metafunc.parametrize("virtual_cluster", found, indirect=True, ids=map(str, found), scope="function")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The body of an `spmd` test needs the cluster, whether or not it asks for anything."""
+    if isinstance(item, pytest.Function) and item.get_closest_marker("spmd"):
+        if "virtual_cluster" not in item.fixturenames:
+            item.fixturenames.insert(0, "virtual_cluster")
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """A mesh as a parameter reads like that of a mark."""
+    from parallelism.mesh import Mesh
+    from vcluster.testing.meshes import Wanted
+
+    return str(Wanted(val)) if isinstance(val, Mesh) else None
+
+
+def _make_ours(metafunc: pytest.Metafunc, names: tuple[str, ...]) -> None:
+    """Let fixtures of these names be the plugin's, whatever a conftest has under them (a torch device, say)."""
+    defined = getattr(metafunc, "_arg2fixturedefs", {})  # in a pytest that has it elsewhere, the body gets ours anyway
+    for name in names:
+        ours = [found for found in defined.get(name, ()) if found.func.__module__ == __name__]
+        if ours:
+            defined[name] = ours
+            if "virtual_cluster" not in metafunc.fixturenames:
+                metafunc.fixturenames.append("virtual_cluster")
+
+
+def _parametrizes(node: pytest.Item, *names: str) -> bool:
+    for mark in node.iter_markers("parametrize"):
+        given = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if set(names).intersection(given.replace(" ", "").split(",") if isinstance(given, str) else given):
+            return True
+    return False
+
+
+def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
+    """The clusters that the marks nearest to the test name: its own, or else its class's, or else its module's."""
+    from vcluster.testing.meshes import wanted
+
+    by_node: dict[Any, list[pytest.Mark]] = {}
+    for at, mark in node.iter_markers_with_node():
+        if mark.name in MARKS and (mark.args or mark.kwargs):
+            by_node.setdefault(at, []).append(mark)
+    nearest = next(iter(by_node.values()), [])
+    found = []
+    for mark in reversed(nearest):  # as they read, top to bottom
+        try:
+            found.append(wanted(mark.args, mark.kwargs))
+        except (TypeError, ValueError) as error:
+            pytest.fail(f"@pytest.mark.{mark.name} of {node.nodeid}: {error}", pytrace=False)
+    return found
+
+
+# -- fixtures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]:
+    """A warm `VirtualCluster` of the mesh that ``@pytest.mark.mesh`` names, with empty state and channels."""
+    session = request.config.stash[_SESSION]
+    item: pytest.Item = request.node
+    cluster = session.warm.get(_wanted(request, item))
+    session.output.begin()
+    cluster.show_output = session.output.show
+    item.stash[_CLUSTER] = cluster
+    yield cluster
+    del item.stash[_CLUSTER]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, virtual_cluster: VirtualCluster) -> DeviceToCome:
+    """In the body of an ``spmd`` test: the `VirtualDevice` it runs on."""
+    return _device(request, virtual_cluster)
+
+
+@pytest.fixture
+def virtual_device(request: pytest.FixtureRequest, virtual_cluster: VirtualCluster) -> DeviceToCome:
+    """The same as ``device``."""
+    return _device(request, virtual_cluster)
+
+
+def _device(request: pytest.FixtureRequest, cluster: VirtualCluster) -> DeviceToCome:
+    from vcluster.testing.body import DeviceToCome
+
+    if request.node.get_closest_marker("spmd") is None:
+        pytest.fail(
+            f"the fixture {request.fixturename!r} is a device in a test whose body runs on each of them: "
+            f"@pytest.mark.spmd(tp=2).  A test of the host's takes virtual_cluster, and calls run()", pytrace=False,
+        )
+    return DeviceToCome(cluster.mesh)
+
+
+def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
+    from vcluster.testing.meshes import Wanted, as_mesh
+
+    asked = getattr(request, "param", None)
+    if asked is None and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        asked = item.callspec.params.get("mesh")
+    if isinstance(asked, Wanted):
+        return asked
+    try:
+        if asked is not None:
+            return Wanted(as_mesh(asked))
+    except (TypeError, ValueError) as error:
+        pytest.fail(f"the mesh of {item.nodeid}: {error}", pytrace=False)
+    found = _wanted_by_marks(item)
+    if not found:
+        name = "spmd" if item.get_closest_marker("spmd") else "mesh"
+        pytest.fail(f"which devices?  @pytest.mark.{name}(tp=4) on the test (or its class, or module) says", pytrace=False)
+    return found[0]
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """The body of an `spmd` test runs on the devices."""
+    if pyfuncitem.get_closest_marker("spmd") is None:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    test: Callable[..., Any] = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
+        pytest.fail("the body of an spmd test is a plain function; this one is async", pytrace=False)
+    hypothesis = getattr(test, "hypothesis", None)
+    if hypothesis is None:
+        _run_on_devices(pyfuncitem, test, given)
+        return True
+    # hypothesis draws the examples here; each is run on the devices
+    inner = hypothesis.inner_test
+    hypothesis.inner_test = partial(_run_example, pyfuncitem, inner)
+    try:
+        test(**given)
+    finally:
+        hypothesis.inner_test = inner
+    return True
+
+
+def _run_example(item: pytest.Function, test: Callable[..., Any], *args: Any, **given: Any) -> None:
+    __tracebackhide__ = True
+    item.stash[_CLUSTER].forget()
+    _run_on_devices(item, partial(test, *args) if args else test, given)
+
+
+def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    __tracebackhide__ = True
+    from vcluster.errors import ClusterError
+    from vcluster.testing.body import HostSide, run_body
+    from vcluster.testing.outcomes import agreed, failure_of, said_by
+
+    cluster = item.stash[_CLUSTER]
+    host = HostSide(**{name: value for name, value in given.items() if isinstance(value, pytest.MonkeyPatch)})
+    arguments = _arguments(cluster, given)
+    try:
+        outcomes = cluster.run(run_body, test, host, **arguments).outputs
+    except ClusterError as error:
+        item.stash[_IN_PROCESS] = not host.raised
+        code = inspect.unwrap(getattr(test, "func", test)).__code__
+        raised, item.stash[_SECTIONS] = failure_of(error, cluster.mesh, code, host)
+    except TypeError:
+        _name_what_cannot_be_sent(item, test, arguments)
+        raise
+    else:
+        outcome = agreed(outcomes)
+        if outcome.returned is not None:
+            text = f"Test functions should return None, but {item.nodeid} returned {outcome.returned}"
+            warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
+        if outcome.kind == "passed":
+            return
+        raised = said_by(outcome)
+    host.raised.clear()
+    try:
+        raise raised
+    finally:
+        del raised  # no cycle with its own traceback
+
+
+def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fixtures and parameters as they go to the devices."""
+    from vcluster.testing.body import DeviceToCome, OwnMonkeyPatch
+
+    arguments: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("device", "virtual_device"):
+            arguments[name] = DeviceToCome(cluster.mesh)
+        elif value is cluster:
+            pytest.fail("virtual_cluster is the host's; in an spmd test the body has the fixture device", pytrace=False)
+        elif isinstance(value, pytest.MonkeyPatch):
+            arguments[name] = OwnMonkeyPatch()
+        elif name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
+            pytest.fail(
+                f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
+                f"others: {OF_THE_HOST[name]}", pytrace=False,
+            )
+        else:
+            arguments[name] = value
+    return arguments
+
+
+def _name_what_cannot_be_sent(item: pytest.Function, test: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """If a part of the test cannot be pickled, fail and name it; return if it was something else."""
+    from vcluster.programs import dump
+
+    subjects = [("the test", test), *((f"the fixture or parameter {name!r}", value) for name, value in arguments.items())]
+    for subject, value in subjects:
+        try:
+            dump(value, subject, lambda buffer: None)
+        except TypeError as error:
+            pytest.fail(str(error), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """What a test leaves behind is a failure of that test."""
+    cluster = item.stash.get(_CLUSTER, None)
+    if cluster is None:
+        return (yield)
+    from vcluster.testing.leaks import Snapshot
+
+    before = Snapshot()
+    result = yield
+    session = item.config.stash[_SESSION]
+    leftovers = before.leftovers(cluster, session.warm.pids())
+    if leftovers:
+        told = "".join(f"\n  {text}" for text in leftovers)
+        pytest.fail(f"the test passed, and left behind:{told}", pytrace=False)
+    return result
+
+
+# -- reporting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    session = item.config.stash.get(_SESSION, None)
+    if session is None or session._output is None:
+        return (yield)
+    for title, text in session.output.take():
+        item.add_report_section(call.when, title, text)
+    _leave_out_our_lines(item, call)
+    report = yield
+    cluster = item.stash.get(_CLUSTER, None)
+    if report.failed and cluster is not None:
+        session.warm.spoil(cluster)
+    if call.when == "call":
+        report.sections += item.stash.get(_SECTIONS, [])
+    return report
+
+
+def _leave_out_our_lines(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """A traceback is of the user's lines, on the host as in a device."""
+    if call.excinfo is None or item.config.getoption("fulltrace"):
+        return
+    from vcluster.places import is_ours
+
+    kept = call.excinfo.traceback.filter(lambda entry: not is_ours(str(entry.path)))
+    if kept:
+        call.excinfo.traceback = kept
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_exception_interact(
+    node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport | pytest.TestReport
+) -> None:
+    """``--pdb`` cannot look into another process; say where it can."""
+    if node.config.getoption("usepdb") and node.stash.get(_IN_PROCESS, False):
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(
+                f"\nvcluster: this failed in a device's process, whose variables pdb cannot see; {BACKEND_HINT}, where "
+                f"it can", yellow=True,
+            )

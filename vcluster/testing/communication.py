@@ -1,0 +1,160 @@
+"""Assert what was communicated: how many operations, how many bytes.
+
+    run = cluster.run(kernel, x)
+    assert_communication(run.trace, all_reduce=2, bytes_received=48)
+    assert_communication(run.trace.filter(rank=0, axes="tp"), all_reduce=1, others=0)
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parallelism.trace import Event, Trace
+
+TOTALS = ("bytes_received", "bytes_sent", "messages")
+OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
+    "all_scatter", "permute", "barrier", "all_gather_object", "broadcast_object", "reshard", "send", "recv",
+)
+"""Names of events.  (``shift`` is a permute, ``sendrecv`` a send and a recv.)"""
+
+MOST_LINES = 40
+
+Expected = int | Sequence[int] | Mapping[int, int]
+
+
+def assert_communication(trace: Trace, *, others: int | None = None, **expected: Expected) -> None:
+    """Fail, with a table of what was expected and what came, unless the trace has just these operations and bytes.
+
+    ``expected``
+        names of operations with how often each took place (``all_reduce=2``: once for each group that took part, as
+        ``trace.count`` counts), or ``bytes_received``, ``bytes_sent``, ``messages``: between devices, all ranks
+        together.  In place of a number, a sequence of numbers by rank, or a dict of some ranks' numbers.
+    ``others``
+        how many operations of all other names there may be; None: any number.
+
+    Raises ``AssertionError``; ``ValueError`` for a name that is neither an operation nor one of those totals.
+    """
+    __tracebackhide__ = True
+    occurring = {event.name for event in trace if event.parent is None}
+    for name in expected:
+        if name not in TOTALS and name not in OPERATIONS and name not in occurring:
+            known = (*TOTALS, *OPERATIONS, "others")
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; those are {', '.join(known)}"
+            raise ValueError(f"no operation and no total of a trace is called {name!r}{hint}")
+    rows: list[tuple[str, str, str, bool]] = []
+    for name, wanted in expected.items():
+        rows += _rows(trace, name, wanted)
+    if others is not None:
+        extra = Counter({name: trace.count(name) for name in _communicating(trace) - expected.keys()})
+        got = extra.total()
+        told = f"{got}: {', '.join(f'{count} {name}' for name, count in sorted(extra.items()))}" if extra else "0"
+        rows.append(("others", str(others), told, got == others))
+    if not all(fits for *_, fits in rows):
+        raise AssertionError(f"{_table(rows)}\n\nwhat took place:\n{_operations(trace)}")
+
+
+def _rows(trace: Trace, name: str, wanted: Expected) -> list[tuple[str, str, str, bool]]:
+    if not isinstance(wanted, Sequence | Mapping):
+        got = _got(trace, name, None)
+        told = str(got)
+        if name in TOTALS and got != wanted and len(trace.ranks) > 1:
+            told += f": {_by_rank({rank: _got(trace, name, rank) for rank in trace.ranks})}"
+        return [(name, str(wanted), told, got == wanted)]
+    by_rank = dict(wanted) if isinstance(wanted, Mapping) else dict(enumerate(wanted))
+    if isinstance(wanted, Sequence) and len(by_rank) != trace.size:
+        raise ValueError(f"{name} has a number for each of {len(by_rank)} ranks, the trace is of {trace.size}")
+    rows = []
+    for rank, number in by_rank.items():
+        got = _got(trace, name, rank)
+        rows.append((f"{name}, rank {rank}", str(number), str(got), got == number))
+    return rows
+
+
+def _got(trace: Trace, name: str, rank: int | None) -> int:
+    if name in TOTALS:
+        total: int = getattr(trace, name)(rank)
+        return total
+    return trace.count(name, rank)
+
+
+def _by_rank(numbers: Mapping[int, int]) -> str:
+    if len(set(numbers.values())) == 1:
+        return f"{next(iter(numbers.values()))} on every rank"
+    return ", ".join(f"{number} on rank {rank}" for rank, number in numbers.items())
+
+
+def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
+    lines = [("", "expected", "got", True), *rows]
+    names, middles = (max(len(line[i]) for line in lines) for i in (0, 1))
+    return "\n".join(
+        [
+            "the communication is not what was expected",
+            *(
+                f"{'' if fits else '>':2}{name:<{names}}  {wanted:>{middles}}  {got}".rstrip()
+                for name, wanted, got, fits in lines
+            ),
+        ]
+    )
+
+
+def _communicating(trace: Trace) -> set[str]:
+    return {event.name for event in trace if _is_communication(event)}
+
+
+def _is_communication(event: Event) -> bool:
+    """Between devices, and an operation of its own."""
+    return event.parent is None and (
+        event.kind == "collective" or (event.kind in ("send", "recv") and event.peer is not None and event.peer >= 0)
+    )
+
+
+def _operations(trace: Trace) -> str:
+    """A line for each operation of each line of code, ranks that did the same together, in order of their first."""
+    found: dict[tuple[str, str, int], dict[int, int]] = {}
+    for event in trace:
+        if _is_communication(event):
+            where = event.location or "?"
+            over = f" over {', '.join(event.axes)}" if event.axes else f" in {list(event.group)}" if event.group else ""
+            if event.peer is not None:
+                over = f" {'to' if event.kind == 'send' else 'from'} rank {event.peer}"
+            nbytes = event.bytes_received if event.kind != "send" else event.bytes_sent
+            counts = found.setdefault((f"{event.name}{over}", _short(where), nbytes), {})
+            counts[event.rank] = counts.get(event.rank, 0) + 1
+    if not found:
+        return "  nothing"
+    rows = []
+    for (what, where, nbytes), counts in found.items():
+        ranks = _rank_range(sorted(counts))
+        times = sorted(set(counts.values()))
+        often = f"{times[0]} x " if len(times) == 1 else f"{times[0]} to {times[-1]} x "
+        way = "sent" if what.startswith("send") else "received"
+        rows.append((ranks, f"{often}{what}", f"{way} {nbytes} B each", where))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
+        for row in rows[:MOST_LINES]
+    ]
+    return "\n".join([*lines, *([f"  ... and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else [])])
+
+
+def _rank_range(ranks: Sequence[int]) -> str:
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _short(location: str) -> str:
+    """``file:line``, seen from the current directory if the file lies below it."""
+    filename, colon, line = location.rpartition(":")
+    try:
+        near = os.path.relpath(filename)
+    except (ValueError, OSError):
+        near = filename
+    return f"{near if not near.startswith(os.pardir) else filename}{colon}{line}"
