@@ -1,8 +1,8 @@
 """What a pipelined perceptron does on a cluster: operations for `run`.
 
-`TrainStep` and `PredictStep` work with what lies in the devices; `CheckpointStep`, `RestoreStep` and `ResetStep` get it,
-put it there and free it.  A step that is broken off, or a device that is replaced, can leave the stages at different
-steps of the training: each counts its own, and the host compares what they tell before it believes a result.
+`TrainStep` and `PredictStep` work with what lies in the devices; `CheckpointStep`, `RestoreStep` and `ResetStep` get
+it, put it there and free it.  A step that is broken off, or a device that is replaced, can leave the stages at
+different steps of the training: each counts its own, and the host compares what they tell before it believes a result.
 """
 
 from __future__ import annotations
@@ -285,17 +285,19 @@ class RestoreStep(_Step):
         """To each rank the layers and the optimizer's state of its stages.  ``ValueError`` if the model is another."""
         places = self._places(mesh)
         if len(args) != 1 or not isinstance(args[0], Checkpoint):
-            raise TypeError(f"restoring takes a Checkpoint, got {', '.join(type(a).__name__ for a in args) or 'nothing'}")
+            got = ", ".join(type(arg).__name__ for arg in args)
+            raise TypeError(f"restoring takes a Checkpoint, got {got or 'nothing'}")
         checkpoint: Checkpoint = args[0]
         sizes, wanted = checkpoint.layer_sizes, self.mlp.layer_sizes
         if sizes != wanted:
             raise ValueError(f"the model has layer_sizes={wanted}, and the checkpoint {sizes}")
         dtype = checkpoint.parameters[0][0].dtype
-        if dtype != self.mlp.dtype:
+        if dtype.newbyteorder("=") != np.dtype(self.mlp.dtype).newbyteorder("="):
             raise ValueError(f"the model has dtype {self.mlp.dtype}, and the checkpoint {dtype}")
         layers_of = [self.mlp.layers_of(stage) for stage in range(self.pipeline.stages)]
         states = split_state(checkpoint.optimizer_state, [2 * len(layers) for layers in layers_of])
-        parts = [([checkpoint.parameters[i] for i in layers], state) for layers, state in zip(layers_of, states, strict=True)]
+        layers = [[checkpoint.parameters[i] for i in numbers] for numbers in layers_of]
+        parts = list(zip(layers, states, strict=True))
         by_position = [
             {stage: parts[stage] for stage, holder in enumerate(self.pipeline.schedule.placement) if holder == position}
             for position in range(self.pipeline.ranks)

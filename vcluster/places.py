@@ -73,7 +73,8 @@ def call_site(skip: int = 0) -> CallSite:
         if len(_sites) >= MOST_SITES:  # code that is made anew in every run
             _sites.clear()
         location = f"{found.f_code.co_filename}:{found.f_lineno}"
-        site = _sites[key] = CallSite(location, frame is not None and _drops(found.f_code, found.f_lasti))
+        users = frame is not None and not is_installed(found.f_code.co_filename)
+        site = _sites[key] = CallSite(location, users and _drops(found.f_code, found.f_lasti))
     return site
 
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from vcluster.places import PACKAGES
+
 if TYPE_CHECKING:
     from vcluster.cluster import VirtualCluster
     from vcluster.testing.body import DeviceToCome, HostSide
@@ -94,11 +96,15 @@ _IN_PROCESS = pytest.StashKey[bool]()
 """Whether what failed did so in a process of its own."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.getgroup("vcluster").addoption(
         "--vcluster-backend", choices=("process", "thread"), default="process",
         help="what the devices of tests are: processes (default), or threads, for a debugger and for coverage",
     )
+    # pytest rewrites the asserts of every package that brings a plugin: here that is the whole runtime, and no gain
+    marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)
+    if isinstance(marked, set):
+        marked.difference_update(PACKAGES)
 
 
 def pytest_configure(config: pytest.Config) -> None:

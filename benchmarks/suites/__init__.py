@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.plan import Plan
 from benchmarks.results import Results
-from benchmarks.suites import collectives, messages, peers, run, startup
+from benchmarks.suites import checks, collectives, messages, peers, run, startup
 from benchmarks.systems import Say
 
 
@@ -26,6 +26,7 @@ SUITES = {
     "run": Suite("an empty run, and runs with large arguments and results", run.measure, run.report),
     "collectives": Suite("each collective by size, devices and memory", collectives.measure, collectives.report),
     "messages": Suite("round trips, and a stream, beside multiprocessing.Queue", messages.measure, messages.report),
+    "checks": Suite("what supervision, checks and tracing cost an operation", checks.measure, checks.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""

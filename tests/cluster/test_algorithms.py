@@ -217,12 +217,12 @@ def test_an_op_that_does_not_commute_is_applied_in_group_order(cluster_of, size)
 
 def mixed(device, x):
     """Collectives over several groups, messages, and traffic with the host, in one run."""
-    device.all_reduce(x, "tp")
-    device.all_gather(x, "dp", algorithm="ring")
-    device.broadcast(x, groups=[[5, 0]], root=1)
-    device.reduce_scatter(x, async_op=True).wait()
-    device.all_reduce([x, np.int32(1)])
-    device.sendrecv(x[: device.rank], (device.rank + 1) % 6, (device.rank - 1) % 6)
+    _ = device.all_reduce(x, "tp")
+    _ = device.all_gather(x, "dp", algorithm="ring")
+    _ = device.broadcast(x, groups=[[5, 0]], root=1)
+    _ = device.reduce_scatter(x, async_op=True).wait()
+    _ = device.all_reduce([x, np.int32(1)])
+    _ = device.sendrecv(x[: device.rank], (device.rank + 1) % 6, (device.rank - 1) % 6)
     device.send(x, device.rank)
     device.recv(device.rank)
 
@@ -258,7 +258,7 @@ def test_the_communication_matrix_adds_up_to_the_totals(cluster_of, transport):
 
 def many_sizes(device, xs):
     for x in xs:
-        device.all_reduce(x)
+        _ = device.all_reduce(x)
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])

@@ -39,7 +39,7 @@ def in_order(device, elements):
 @pytest.mark.parametrize("elements", [3, 5000])
 def test_pending_operations_take_effect_in_order(cluster_of, backend, transport, elements):
     run = cluster_of(Mesh(dp=2, tp=2), backend, transport).run(in_order, elements)
-    full = lambda value: np.full(elements, float(value))  # noqa: E731
+    full = lambda value: np.full(elements, float(value))
     for rank, (found, dp, tp, whole) in enumerate(run):
         assert_same(found, [full(10), np.repeat([1.0, 2, 3, 4], elements), full((rank - 1) % 4 + 1), full(4), None])
         assert_same([dp, tp, whole], [full(2 * (rank % 2) + 4), full(4 * (rank // 2) + 3), full(10)])
@@ -285,7 +285,7 @@ def adopted(device, count, elements):
         del y  # a view keeps the block
         part += 0.5
         kept.append(part)
-        device.all_reduce(np.full(elements, i), groups=[[1]])  # other work for the memory
+        _ = device.all_reduce(np.full(elements, i), groups=[[1]])  # other work for the memory
     assert [(part[0], part[-1]) for part in kept] == [(i + 0.5, i + 0.5) for i in range(count)]
     device.send(kept[3], 0)  # from where it lies, on
     kept[3][:] = 99
@@ -404,7 +404,7 @@ def test_what_was_sent_before_a_channel_was_closed_is_received(cluster_of, backe
 def statistics(device):
     """Collectives that go by messages are not in them."""
     peer = device.channel(1 - device.rank)
-    device.all_reduce(np.ones(100), algorithm="ring")
+    _ = device.all_reduce(np.ones(100), algorithm="ring")
     before = peer.statistics()
     device.barrier()
     if device.rank == 0:
@@ -422,7 +422,7 @@ def statistics(device):
     during = peer.statistics()
     if device.rank == 1:
         peer.recv(tag=1)
-    device.all_reduce(np.ones(100))
+    _ = device.all_reduce(np.ones(100))
     return before, during, peer.statistics(), repr(peer)
 
 

@@ -95,8 +95,8 @@ def battery(mesh, *, full=True):
     if not full:
         wheres = wheres[:4] + wheres[-1:]
     make = functools.partial(case, mesh)
-    last = lambda g: g - 1  # noqa: E731
-    some = lambda g: [(p, p + 1) for p in range(0, g - 1, 2)] + [(g - 1, g - 1)] * (g % 2)  # noqa: E731
+    last = lambda g: g - 1
+    some = lambda g: [(p, p + 1) for p in range(0, g - 1, 2)] + [(g - 1, g - 1)] * (g % 2)
     for where in wheres:
         for op, dtype in [("sum", np.int64), ("mean", np.int32), ("max", np.float64)]:
             yield make("all_reduce", (5, 3), where, op=op, dtype=dtype)

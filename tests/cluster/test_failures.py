@@ -313,7 +313,7 @@ def in_sleep(device):
 
 def in_print(device):
     while True:
-        print("x" * 30_000)
+        print("x" * 1_000_000)
 
 
 def in_except_exception(device):
@@ -354,7 +354,8 @@ def test_a_failure_releases_the_others(cluster, peer, capsys):
     assert "Exception ignored" not in capsys.readouterr().err
 
 
-def test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause(processes, impatient):
+@pytest.mark.parametrize("exitcode", [None, 3])
+def test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause(processes, impatient, exitcode):
     def kernel(device):
         if device.rank == 0:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as good as a bare except around everything
@@ -362,13 +363,17 @@ def test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause(processes, im
             while True:
                 sum(range(1000))
         device.recv(0)
+        if exitcode is not None:
+            os._exit(exitcode)
         raise ValueError("broken")
 
-    with pytest.raises(DeviceFailedError, match="rank 1 raised ValueError") as caught:
+    with pytest.raises(DeviceFailedError, match="rank 1") as caught:
         processes.run(kernel)
     assert caught.value.ranks == (1,)
     assert caught.value.signal is None
-    check_works(processes, (None, 1, 2) if "shared" in repr(processes) else (None, None, None))
+    assert caught.value.exitcode == exitcode
+    survivor = None if exitcode else 1
+    check_works(processes, (None, survivor, 2) if "shared" in repr(processes) else (None, None, None))
 
 
 def test_a_thread_that_heeds_nothing_closes_its_cluster(impatient, monkeypatch):

@@ -105,7 +105,8 @@ def test_wrong_words_are_one_line_and_status_2(monkeypatch, capsys, words, said)
 def test_the_list_has_a_line_for_each_suite(capsys):
     assert command.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(SUITES) == ["startup", "run", "collectives", "messages", "peers"]
+    assert [line.split()[0] for line in lines] == list(SUITES)
+    assert list(SUITES) == ["startup", "run", "collectives", "messages", "checks", "peers"]
     assert max(map(len, lines)) <= 80
 
 
@@ -359,6 +360,8 @@ def pretended_results() -> Results:
     for system, seconds in (("vcluster", 0.001), ("queue", 0.04)):
         results.add("messages", system, "round_trip", [seconds], devices=2, nbytes=8, memory="private")
         results.add("messages", system, "stream", [seconds], devices=2, nbytes=4 * MIB, memory="private")
+    for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
+        results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
     return results
 
 
@@ -376,6 +379,11 @@ def test_the_peers_report_divides_our_median_by_theirs():
     assert lines[private + 1].split() == ["/", "mpich", *["0.25"] * 6]
     barrier = next(number for number, line in enumerate(lines) if line.split()[:1] == ["barrier"])
     assert lines[barrier + 1].split() == ["/", "mpich", "0.25"]
+
+
+def test_the_checks_report_says_what_each_costs():
+    lines = SUITES["checks"].report(pretended_results()).splitlines()
+    assert [line.split()[-2:] for line in lines[-2:]] == [["1.0", "us"], ["4.0", "us"]]
 
 
 def test_the_messages_report_says_how_many_times_faster():

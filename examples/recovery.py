@@ -1,0 +1,47 @@
+"""A device is killed in the middle of a training, and the training ends with the same numbers all the same.
+
+Three stages of a perceptron lie on three devices.  Every third step the training is saved to a file; when a device
+dies, its stage is lost with it, and all stages go on from the last file.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from pipeline_parallelism import MLP, Adam, Checkpoint
+from vcluster import DeviceFailedError, Mesh, VirtualCluster, faults
+from parallelism import Pipeline
+
+mlp = MLP(layer_sizes=(4, 16, 16, 2), pipeline=Pipeline(stages=3, microbatches=4), activation="tanh")
+x = np.random.default_rng(0).standard_normal((32, 4))
+targets = np.stack([x[:, 0] * x[:, 1], np.abs(x[:, 2])], axis=1)
+
+
+def train(cluster, steps, path):
+    step, result = mlp.train_step(Adam(0.01)), None
+    cluster.run(mlp.checkpoint_step()).result.save(path)
+    while result is None or result.step < steps:
+        try:
+            result = cluster.run(step, x, targets).result
+        except DeviceFailedError as error:
+            checkpoint = Checkpoint.load(path)
+            print(f"rank {error.ranks[0]} was ended by {error.signal} in step {result.step + 1};",
+                  f"all go on from step {checkpoint.step}")
+            cluster.run(mlp.restore_step(), checkpoint)
+        if result.step % 3 == 0:
+            cluster.run(mlp.checkpoint_step()).result.save(path)
+    return result
+
+
+with tempfile.TemporaryDirectory() as directory, VirtualCluster(Mesh(pp=3)) as cluster:
+    path = Path(directory) / "training.checkpoint"
+    expected = train(cluster, 10, path)
+    print("undisturbed, the loss of step 10 is", round(expected.loss, 6))
+
+    cluster.run(mlp.reset_step())
+    with faults.plant(cluster, faults.Kill(rank=1, operation=6, run=11)):  # in the middle of step 8
+        result = train(cluster, 10, path)
+    print("disturbed, the loss of step 10 is", round(result.loss, 6))
+    same = all(np.array_equal(a, b) for a, b in zip(sum(result.parameters, ()), sum(expected.parameters, ())))
+    print("the parameters are the same to the bit:", same)
