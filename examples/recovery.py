@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from parallelism import Mesh, Pipeline
 from pipeline_parallelism import MLP, Adam, Checkpoint
-from vcluster import DeviceFailedError, Mesh, VirtualCluster, faults
-from parallelism import Pipeline
+from vcluster import DeviceFailedError, VirtualCluster, faults
 
 mlp = MLP(layer_sizes=(4, 16, 16, 2), pipeline=Pipeline(stages=3, microbatches=4), activation="tanh")
 x = np.random.default_rng(0).standard_normal((32, 4))
@@ -19,18 +19,21 @@ targets = np.stack([x[:, 0] * x[:, 1], np.abs(x[:, 2])], axis=1)
 
 
 def train(cluster, steps, path):
-    step, result = mlp.train_step(Adam(0.01)), None
+    step, done = mlp.train_step(Adam(0.01)), 0
     cluster.run(mlp.checkpoint_step()).result.save(path)
-    while result is None or result.step < steps:
+    while done < steps:
         try:
             result = cluster.run(step, x, targets).result
         except DeviceFailedError as error:
             checkpoint = Checkpoint.load(path)
-            print(f"rank {error.ranks[0]} was ended by {error.signal} in step {result.step + 1};",
-                  f"all go on from step {checkpoint.step}")
+            print(f"rank {error.ranks[0]} was ended by {error.signal} in step {done + 1};", end=" ")
+            print(f"all go on from step {checkpoint.step}")
             cluster.run(mlp.restore_step(), checkpoint)
-        if result.step % 3 == 0:
-            cluster.run(mlp.checkpoint_step()).result.save(path)
+            done = checkpoint.step
+        else:
+            done = result.step
+            if done % 3 == 0:
+                cluster.run(mlp.checkpoint_step()).result.save(path)
     return result
 
 
@@ -43,5 +46,6 @@ with tempfile.TemporaryDirectory() as directory, VirtualCluster(Mesh(pp=3)) as c
     with faults.plant(cluster, faults.Kill(rank=1, operation=6, run=11)):  # in the middle of step 8
         result = train(cluster, 10, path)
     print("disturbed, the loss of step 10 is", round(result.loss, 6))
-    same = all(np.array_equal(a, b) for a, b in zip(sum(result.parameters, ()), sum(expected.parameters, ())))
+    layers = zip(result.parameters, expected.parameters, strict=True)
+    same = all(np.array_equal(a, b) for ours, theirs in layers for a, b in zip(ours, theirs, strict=True))
     print("the parameters are the same to the bit:", same)

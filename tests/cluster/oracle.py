@@ -43,7 +43,9 @@ def fold(op, xs):
     return np.asarray(total / len(xs) if op in ("mean", "avg") else total).astype(dtype)
 
 
-def results(method, xs, factors, *, op="sum", root=0, dim=0, split_dim=0, concat_dim=0, split_sizes=None, pairs=(), by=1):
+def results(
+    method, xs, factors, *, op="sum", root=0, dim=0, split_dim=0, concat_dim=0, split_sizes=None, pairs=(), by=1
+):
     """What each member of a group gets, by position, when they call ``method`` with the arrays ``xs``."""
     g = len(xs)
     at_root = [None] * g

@@ -49,7 +49,9 @@ def values(rank, shape, dtype=np.float64, most=11):
     return x + (x * 1j).astype(dtype) if dtype.kind == "c" else x
 
 
-def case(mesh, method, shape, where=None, *, dtype=np.float64, most=11, form="plain", out=None, scalar=False, **options):
+def case(
+    mesh, method, shape, where=None, *, dtype=np.float64, most=11, form="plain", out=None, scalar=False, **options
+):
     """``shape`` and values in ``options`` may be functions of rank or, among the options, of (position, group)."""
     factors: list[int]
     if isinstance(where, list):
@@ -127,8 +129,8 @@ def battery(mesh, *, full=True):
         yield make("all_reduce", (3, 5), op=op, most=3)
         yield make("reduce_scatter", (5, 3), op=op, most=3)
         yield make("reduce", (), op=op, most=3)
-    for method in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
-                   "all_scatter", "shift"):
+    for method in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather",
+                   "scatter", "all_scatter", "shift"):
         yield make(method, (0, 3))
     yield make("all_to_all", (n * (n + 1) // 2, 2), split_sizes=lambda g: [[*range(1, g + 1)]] * g)
     yield make("all_to_all", (n, 2), split_sizes=lambda g: [[g if j == i else 0 for j in range(g)] for i in range(g)])
@@ -263,7 +265,8 @@ def no_numbers(device):
         "time": np.zeros(2, "M8[s]"), "text": "abc", "none": None, "huge": 2**70,
     }.items():
         for method in ("all_reduce", "all_gather", "all_to_all", "broadcast", "gather", "all_scatter", "shift", "send"):
-            if device.rank == 0 and (method != "send" or isinstance(x, np.ndarray)):  # the others call nothing: it is refused before anything is sent
+            # the others call nothing: it is refused before anything is sent
+            if device.rank == 0 and (method != "send" or isinstance(x, np.ndarray)):
                 arguments = (1,) if method == "send" else ()
                 told[name, method] = attempt(lambda m=method, x=x, a=arguments: getattr(device, m)(x, *a))
     return told, device.all_reduce(1)
@@ -376,7 +379,8 @@ def late_refusals(device):
             out = np.empty(5, int) if device.rank == alone else None
             told.append(attempt(lambda x=x, out=out: device.all_gather(x, out=out).tolist()))
             told.append(attempt(lambda x=x, out=out: device.all_to_all(x, out=out).tolist()))
-            told.append(attempt(lambda x=x, out=out, alone=alone: device.broadcast(x, root=1 - alone, out=out).tolist()))
+            other = 1 - alone
+            told.append(attempt(lambda x=x, out=out, other=other: device.broadcast(x, root=other, out=out).tolist()))
     return told, device.all_reduce(1)
 
 
@@ -414,7 +418,8 @@ def trees(device, last):
     found = [
         device.all_reduce(mine), device.all_reduce([values(device.rank, (40, 50)), 2.5], op="max"),
         device.broadcast(mine, root=last), device.broadcast(mine if device.rank == last else None, root=last),
-        device.permute(mine, [(0, last)]), device.all_reduce(()), device.broadcast(()), device.shift((1, [device.rank])),
+        device.permute(mine, [(0, last)]), device.all_reduce(()), device.broadcast(()),
+        device.shift((1, [device.rank])),
         device.all_reduce(mine, algorithm="ring"), device.all_reduce(mine, async_op=True).wait(),
     ]
     assert_same(mine, before, "the input")
@@ -437,7 +442,8 @@ def zeros(leaf):
 
 def total(*leaves):
     dtype = np.int64 if np.asarray(leaves[0]).dtype == bool else None
-    summed = np.asarray(np.sum([np.asarray(leaf) for leaf in leaves], axis=0, dtype=dtype or np.asarray(leaves[0]).dtype))
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    summed = np.asarray(np.sum(arrays, axis=0, dtype=dtype or arrays[0].dtype))
     return summed if isinstance(leaves[0], np.ndarray) else summed[()]
 
 
@@ -446,7 +452,8 @@ def total(*leaves):
 def test_trees_of_arrays_travel_as_one_value(cluster_of, backend, transport, size):
     last = size - 1
     run = cluster_of(Mesh(devices=size), backend, transport).run(trees, last)
-    there = [tree_map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.int64(leaf), tree(r)) for r in range(size)]
+    arrived = lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.int64(leaf)
+    there = [tree_map(arrived, tree(rank)) for rank in range(size)]
     summed = tree_map(total, *map(tree, range(size)))
     highest = [np.max([values(r, (40, 50)) for r in range(size)], axis=0), np.float64(2.5)]
     for rank, found in enumerate(run):
@@ -497,8 +504,8 @@ def scribble(device):
     g, rank = device.size, device.rank
     for elements in (12, 1200, 6000, 60_000):
         for new in (np.empty, device.empty):
-            for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_scatter", "shift",
-                         "scatter", "gather", "reduce"):
+            for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_scatter",
+                         "shift", "scatter", "gather", "reduce"):
                 x = new(elements, np.int64)
                 x[:] = rank
                 found = getattr(device, name)(x)

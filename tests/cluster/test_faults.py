@@ -33,7 +33,7 @@ def pair(request, cluster_of):
     return cluster_of(Mesh(x=2), request.param)
 
 
-# -- ends ---------------------------------------------------------------------------------------------------------------
+# -- ends --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("how", "fields"), [
@@ -101,7 +101,7 @@ def test_only_operations_of_a_name_can_be_counted(pair):
         pair.run(kernel)  # the same one: barrier, isend, recv, barrier, isend, recv
 
 
-# -- messages -----------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_lost_message_is_missed_or_found_at_the_end(pair):
@@ -180,7 +180,7 @@ def test_a_full_channel_shows_who_counted_on_room(pair):
         pair.run(kernel)
 
 
-# -- bits ---------------------------------------------------------------------------------------------------------------
+# -- bits --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["<i8", ">i4", "<f4", "bool", "u1"])
@@ -225,7 +225,7 @@ def test_the_seed_chooses_and_chooses_the_same_again(pair):
     assert len({text for _, text in results.values()}) == 3
 
 
-# -- where they cannot be -------------------------------------------------------------------------------------------------
+# -- where they cannot be ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("fault", "called"), [
@@ -246,8 +246,9 @@ def test_a_fault_that_does_not_fit_its_operation_says_so(pair, fault, called):
 
 def test_a_fault_that_did_not_happen_is_an_error(pair):
     fault = faults.Raise(rank=1, operation=7, exception=ValueError)
-    with pytest.raises(faults.FaultNotReachedError, match=r"rank 1 made 6 operations in run 1"), faults.plant(pair, fault):
-        pair.run(summing)
+    with pytest.raises(faults.FaultNotReachedError, match="rank 1 made 6 operations in run 1"):  # noqa: SIM117
+        with faults.plant(pair, fault):
+            pair.run(summing)
     with faults.plant(pair, fault, must_happen=False) as planted:
         pair.run(summing)
     assert planted.happened == set()
@@ -290,7 +291,7 @@ def test_what_cannot_happen_on_a_cluster_is_refused(pair, cluster_of):
     assert pair.around_run is None
 
 
-# -- around ---------------------------------------------------------------------------------------------------------------
+# -- around ------------------------------------------------------------------------------------------------------------
 
 
 def test_operations_keep_their_arguments_and_results(pair):
@@ -313,10 +314,8 @@ def test_operations_keep_their_arguments_and_results(pair):
 
 
 def test_marks_are_planted_together(pair):
-    marks = [
-        SimpleNamespace(args=(faults.Raise(rank=0, operation=1, exception=KeyError("one")),), kwargs={}),
-        SimpleNamespace(args=(faults.Raise(rank=0, operation=1, run=2, exception=KeyError("two")),), kwargs={"seed": 3}),
-    ]
+    one, two = (faults.Raise(rank=0, operation=1, run=i, exception=KeyError(word)) for i, word in ((1, "one"), (2, "two")))
+    marks = [SimpleNamespace(args=(one,), kwargs={}), SimpleNamespace(args=(two,), kwargs={"seed": 3})]
     with faults.plant_marks(pair, marks):
         for word in ("one", "two"):
             with pytest.raises(DeviceFailedError, match=word):

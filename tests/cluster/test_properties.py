@@ -40,7 +40,8 @@ def programs(draw):
         if method in ("reduce_scatter", "all_gather"):
             options["dim"] = draw(st.integers(-ndim, ndim - 1))
         if method == "all_to_all":
-            options["split_dim"], options["concat_dim"] = draw(st.integers(-ndim, ndim - 1)), draw(st.integers(0, ndim - 1))
+            options["split_dim"] = draw(st.integers(-ndim, ndim - 1))
+            options["concat_dim"] = draw(st.integers(0, ndim - 1))
         if method in ("all_reduce", "reduce_scatter"):
             options["op"] = draw(st.sampled_from(["sum", "max", "min"]))
         if method == "broadcast":
@@ -56,7 +57,7 @@ def programs(draw):
 
 
 def on_global_arrays(mesh, xs, calls):
-    """What every rank has after each call; the program ends before a call whose shapes do not agree, or grow too large."""
+    """What every rank has after each call, up to one whose shapes do not agree, or grow too large."""
     history = []
     for method, options, name, later in calls:
         options = dict(options)

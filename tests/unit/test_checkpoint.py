@@ -72,7 +72,8 @@ def test_training_goes_on_from_a_file_with_the_same_bits(tmp_path):
     mlp, checkpoint = trained(Adam(0.01))
     checkpoint.save(tmp_path / "c")
     x, targets = np.ones((2, 3)), np.ones((2, 2))
-    steps = [mlp.reference_step(x, targets, Adam(0.01), previous=c) for c in (checkpoint, Checkpoint.load(tmp_path / "c"))]
+    both = checkpoint, Checkpoint.load(tmp_path / "c")
+    steps = [mlp.reference_step(x, targets, Adam(0.01), previous=c) for c in both]
     assert [step.step for step in steps] == [3, 3]
     for a, b in zip(*(arrays_in(step.parameters) for step in steps), strict=True):
         assert_array_equal(a, b)
@@ -184,7 +185,7 @@ def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tmp_path):
         (replace(good, optimizer=SGD(0.1)), "has no state of 2 moments"),
         (replace(good, optimizer_state={}), "got a dict"),
         (replace(good, parameters=[]), "one layer or more"),
-        (replace(good, parameters=[last, (weights, bias)]), r"layer 1 should have weights \(2, outputs\).*got \(3, 5\)"),
+        (replace(good, parameters=[last, (weights, bias)]), r"layer 1 should have weights \(2, o.*got \(3, 5\)"),
         (replace(good, parameters=[(weights, bias.astype("f4")), last]), "one floating dtype, got float64 and float32"),
         (replace(good, parameters=[(weights.astype(int), bias), last]), "one floating dtype, got int64"),
         (replace(good, optimizer_state=state._replace(means=state.means[:3])), "shapes of the parameters"),

@@ -1,0 +1,576 @@
+"""The pytest plugin: on tests of this session, and on sessions of its own."""
+
+import inspect
+import os
+import re
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from parallelism import Mesh
+from vcluster import PerDevice, VirtualCluster
+from vcluster.testing import body, explanations, leaks, meshes, outcomes, output, tracebacks, warm  # noqa: F401
+from vcluster.testing.body import DeviceToCome
+from vcluster.testing.meshes import OPTIONS, Wanted
+
+# (All of it is loaded here: what a session of pytester's loads first is forgotten after it.)
+
+pytest_plugins = ["pytester"]
+
+
+# -- in this session: the plugin as anybody uses it --------------------------------------------------------------------
+
+
+@pytest.fixture
+def table():
+    return {"weights": np.arange(6.0).reshape(2, 3)}
+
+
+@pytest.fixture
+def by_rank():
+    return PerDevice("abcd")
+
+
+@pytest.fixture
+def of_the_device(device):
+    """Made on the host; what it refers to is there once it has arrived."""
+    return {"device": device, "size": device.size}
+
+
+@pytest.mark.spmd(dp=2, tp=2)
+@pytest.mark.parametrize("factor", [1, 3])
+def test_the_body_runs_on_every_device_with_its_fixtures_and_parameters(device, table, factor, by_rank, tmp_path):
+    total = device.all_reduce(table["weights"] * factor, "tp")
+    np.testing.assert_array_equal(total, 2.0 * factor * np.arange(6).reshape(2, 3))
+    table["weights"][:] = 0  # its own
+    assert by_rank == "abcd"[device.rank]
+    (tmp_path / str(device.rank)).write_text("here")
+    device.barrier()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.spmd(4)
+def test_the_second_name_and_fixtures_of_the_device_are_the_device(virtual_device, of_the_device):
+    assert of_the_device["device"].rank == virtual_device.rank
+    assert of_the_device["device"].all_reduce(1) == of_the_device["size"] == 4
+
+
+@pytest.mark.spmd(tp=2)
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_each_test_starts_with_nothing_from_the_last(device, turn):
+    assert not device.state
+    assert device.channel(1 - device.rank).statistics().messages_sent == 0
+    assert device.rng.integers(1 << 30) == np.random.default_rng((0, device.rank, 1)).integers(1 << 30)
+    device.state["left"] = turn
+    device.sendrecv(turn, 1 - device.rank, 1 - device.rank)
+
+
+@pytest.mark.mesh(dp=1, tp=2)
+@pytest.mark.mesh(3)
+def test_each_mark_makes_a_test(virtual_cluster):
+    assert virtual_cluster.mesh in (Mesh(dp=1, tp=2), Mesh(devices=3))
+    assert virtual_cluster.run(lambda device: device.all_reduce(1)).outputs == [virtual_cluster.size] * virtual_cluster.size
+
+
+@pytest.mark.spmd(tp=2)
+def test_monkeypatch_patches_each_process_and_takes_it_back(device, monkeypatch):
+    monkeypatch.setenv("VCLUSTER_TEST", str(device.rank))
+    assert os.environ["VCLUSTER_TEST"] == str(device.rank)
+
+
+@pytest.mark.spmd(tp=2)
+def test_nothing_is_left_of_it(device):
+    assert "VCLUSTER_TEST" not in os.environ
+
+
+class TestInAClass:
+    number = 5
+
+    @pytest.mark.spmd(tp=2)
+    def test_methods_run_too(self, device):
+        assert device.all_reduce(self.number) == 10
+
+
+@pytest.mark.mesh(tp=2)
+def test_what_devices_print_can_be_read_with_capsys(virtual_cluster, capsys):
+    virtual_cluster.run(lambda device: print("hello"))
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
+
+
+# -- descriptions ------------------------------------------------------------------------------------------------------
+
+
+def test_the_options_of_a_mark_are_those_of_a_cluster():
+    parameters = inspect.signature(VirtualCluster).parameters.values()
+    assert set(OPTIONS) == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, name",
+    [
+        ((), {"dp": 2, "tp": 4}, "dp2_tp4"),
+        ((4,), {}, "devices4"),
+        ((Mesh(pp=3),), {"transport": "queue", "seed": 7}, "pp3_seed7_queue"),
+    ],
+)
+def test_a_mesh_has_a_readable_name(args, kwargs, name):
+    assert str(meshes.wanted(args, kwargs)) == name
+
+
+@pytest.mark.parametrize("args, kwargs", [((), {}), ((4,), {"tp": 2}), ((2, 2), {})])
+def test_a_mark_names_one_mesh(args, kwargs):
+    with pytest.raises(TypeError, match="one mesh is expected"):
+        meshes.wanted(args, kwargs)
+
+
+def test_the_device_on_the_host_says_where_it_is():
+    device = DeviceToCome(Mesh(tp=2))
+    assert device.size == 2
+    with pytest.raises(AttributeError, match=r"device\.rank is there only in the body of the test"):
+        _ = device.rank
+
+
+def test_a_rebuilt_traceback_has_the_lines_and_names_of_the_first():
+    def fails():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError) as caught:
+        fails()
+    failure = body.describe_exception(caught.value)
+    error = failure.exception()
+    tracebacks.attach_tracebacks(error, failure)
+    told = [(e.path, e.lineno, e.name) for e in pytest.ExceptionInfo.from_exception(error).traceback]
+    assert told == [(e.path, e.lineno, e.name) for e in caught.traceback]
+
+
+# -- sessions of their own ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(pytester):
+    """Runs a test file with the plugin in this process: returns what pytest printed, as a list of lines, and counts."""
+
+    def run(text, *options, conftest=None, subprocess=False):
+        if conftest is not None:
+            pytester.makeconftest(conftest)
+        pytester.makepyfile("import numpy as np\nimport pytest\n" + inspect.cleandoc(text))
+        run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        return run("-p", "no:cacheprovider", "-p", "no:hypothesispytest", *options)
+
+    return run
+
+
+@pytest.fixture(params=["process", "thread"])
+def backend(request):
+    return f"--vcluster-backend={request.param}"
+
+
+def test_ids_name_the_mesh_and_can_be_selected(session):
+    result = session(
+        """
+        @pytest.mark.mesh(dp=2, tp=2)
+        @pytest.mark.mesh(tp=4, backend="thread")
+        def test_marks(virtual_cluster): ...
+
+        @pytest.mark.spmd(pp=2)
+        @pytest.mark.parametrize("x", ["a", "b"])
+        def test_spmd(x): ...
+
+        @pytest.mark.parametrize("virtual_cluster", [dict(tp=3)], indirect=True, ids=["three"])
+        def test_indirect(virtual_cluster): ...
+
+        @pytest.mark.parametrize("mesh", [pytest.Mark] and [__import__("parallelism").Mesh(ep=2)])
+        def test_parameter(virtual_cluster, mesh): ...
+        """,
+        "--collect-only", "-q",
+    )
+    assert result.outlines[:6] == [
+        f"test_ids_name_the_mesh_and_can_be_selected.py::{name}"
+        for name in (
+            "test_marks[dp2_tp2]", "test_marks[tp4_thread]", "test_spmd[pp2-a]", "test_spmd[pp2-b]",
+            "test_indirect[three]", "test_parameter[ep2]",
+        )
+    ]
+
+
+def test_the_nearest_marks_say_which_mesh_and_parameters_may_bring_one(session):
+    session(
+        """
+        from parallelism import Mesh
+        pytestmark = pytest.mark.mesh(tp=3)
+
+        def test_module(virtual_cluster): assert virtual_cluster.mesh == Mesh(tp=3)
+
+        @pytest.mark.mesh(dp=2)
+        class TestClass:
+            def test_class(self, virtual_cluster): assert virtual_cluster.mesh == Mesh(dp=2)
+
+            @pytest.mark.spmd(ep=2)
+            def test_function(self, device): assert device.mesh == Mesh(ep=2)
+
+            @pytest.mark.spmd
+            def test_spmd_takes_the_mesh_of_mesh(self, device): assert device.mesh == Mesh(dp=2)
+
+        @pytest.mark.parametrize("mesh", [Mesh(ep=2), Mesh(dp=1)], ids=str)
+        def test_parameter(virtual_cluster, mesh): assert virtual_cluster.mesh == mesh
+
+        def test_without(): ...
+        """,
+        "--vcluster-backend=thread",
+    ).assert_outcomes(passed=7)
+
+
+def test_device_is_ours_whatever_a_conftest_defines(session):
+    session(
+        """
+        @pytest.mark.spmd(tp=2)
+        def test_ours(device): assert device.all_reduce(1) == 2
+
+        def test_theirs(device): assert device in ("cpu", "gpu")
+        """,
+        "--vcluster-backend=thread",
+        conftest="""
+            import pytest
+            @pytest.fixture(params=["cpu", "gpu"])
+            def device(request): return request.param
+        """,
+    ).assert_outcomes(passed=3)
+
+
+FAILING = """
+@pytest.mark.spmd(tp=3)
+def test_it(device):
+    print("from", device.rank)
+    got = {"rank": device.rank // 2, "same": 1}
+    device.barrier()
+    assert got == {"rank": 7, "same": 1}
+"""
+
+
+def test_a_failing_assert_tells_the_values_the_rank_and_the_others(session, backend):
+    result = session(FAILING, backend)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            '>       assert got == {"rank": 7, "same": 1}',
+            "E       AssertionError: assert {'rank': 0, 'same': 1} == {'rank': 7, 'same': 1}",
+            "E         Differing items:",
+            "E         {'rank': 0} != {'rank': 7}",
+            "E       on rank 0 of Mesh(tp=3)",
+            "*test_a_failing_assert*.py:8: AssertionError",
+            "*Captured stdout of rank 0 call*", "from 0",
+            "*Captured stdout of rank 1 call*", "from 1",
+            "*Captured stdout of rank 2 call*", "from 2",
+            "FAILED *test_it?tp3? - AssertionError: assert*",
+        ]
+    )
+    assert "pytest_plugin.py" not in result.stdout.str() and "cluster.py:" not in result.stdout.str()
+
+
+def test_equal_failures_are_folded_and_others_have_a_section(session):
+    result = session(
+        """
+        @pytest.mark.spmd(4)
+        def test_it(device):
+            seen = device.all_scatter(device.rank)
+            if device.rank == 3:
+                raise KeyError("three")
+            assert sum(seen) == (7 if device.rank < 2 else 8)
+        """
+    )
+    text = result.stdout.str()
+    told = re.findall(r"E +(.*rank.*)", text)
+    # who of them is interrupted first is chance; nobody tells twice, and rank 0 leads unless it was
+    assert told[0].startswith("on rank ")
+    assert text.count("def test_it") >= 1
+    if "failure of rank 3" in text:
+        result.stdout.fnmatch_lines(["*failure of rank 3*", "*KeyError: 'three'"])
+
+
+def test_under_s_lines_come_at_once_with_their_rank(session, backend):
+    result = session(FAILING, backend, "-s")
+    assert {f"[rank {rank}] from {rank}" for rank in range(3)} <= set(result.outlines)
+    assert "Captured" not in result.stdout.str()
+
+
+def test_skips_xfails_and_raises_come_from_the_devices(session, backend):
+    result = session(
+        """
+        import unittest
+
+        class OwnError(Exception):
+            pass
+
+        @pytest.mark.spmd(2)
+        def test_skip(device): pytest.skip("no reason")
+
+        @pytest.mark.spmd(2)
+        def test_unittest_skip(device): raise unittest.SkipTest("the old way")
+
+        @pytest.mark.spmd(2)
+        def test_xfail(device): pytest.xfail("not yet")
+
+        @pytest.mark.xfail(raises=OwnError, strict=True)
+        @pytest.mark.spmd(2)
+        def test_marked(device): raise OwnError("as expected")
+
+        @pytest.mark.spmd(2)
+        def test_fail(device): pytest.fail("in words", pytrace=False)
+
+        @pytest.mark.spmd(2)
+        def test_raises(device):
+            with pytest.raises(ValueError, match="root is a position"):
+                device.broadcast(1, root=5)
+
+        @pytest.mark.mesh(2)
+        def test_host_raises(virtual_cluster):
+            with pytest.raises(RuntimeError) as caught:
+                virtual_cluster.run(lambda device: 1 // device.rank)
+            assert isinstance(caught.value.__cause__, ZeroDivisionError)
+            assert virtual_cluster.run(lambda device: device.rank).outputs == [0, 1]
+        """,
+        backend, "-ra",
+    )
+    result.assert_outcomes(skipped=2, xfailed=2, failed=1, passed=2)
+    result.stdout.fnmatch_lines(["*in words*", "SKIPPED ?1? test_skips*.py:8: no reason", "FAILED *test_fail*in words*"])
+
+
+def test_ranks_that_disagree_are_an_error(session, backend):
+    result = session(
+        """
+        @pytest.mark.spmd(3)
+        def test_skip(device):
+            if device.rank == 1:
+                pytest.skip("odd")
+
+        @pytest.mark.spmd(3)
+        def test_wait(device):
+            if device.rank == 1:
+                pytest.skip("odd")
+            device.barrier()
+        """,
+        backend,
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            '>           pytest.skip("odd")',
+            "E*RanksDisagree: the ranks disagree on how the test ended: ranks 0 and 2 passed, rank 1 skipped (odd)",
+            ">       device.barrier()",
+            "E*DeadlockError: *rank 1 returned without calling barrier*",
+            "E*while rank 1 skipped (odd)",
+        ]
+    )
+
+
+def test_after_a_failure_or_a_death_the_devices_are_new(session):
+    session(
+        """
+        import os, signal
+
+        @pytest.mark.spmd(tp=2)
+        def test_1(device):
+            np.left_behind = True
+            assert device.rank == 7
+
+        @pytest.mark.spmd(tp=2)
+        def test_2(device): assert not hasattr(np, "left_behind")
+
+        @pytest.mark.spmd(tp=2)
+        def test_3(device):
+            if device.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            device.barrier()
+
+        pids = []
+
+        @pytest.mark.mesh(tp=2)
+        @pytest.mark.parametrize("turn", [1, 2])
+        def test_4(virtual_cluster, turn):
+            pids.append(virtual_cluster.pids())
+            assert pids[0] == pids[-1]
+        """
+    ).stdout.fnmatch_lines(
+        [
+            ">*def test_3(device):*",
+            "E*DeviceFailedError: the process of rank 1 (pid *) was ended by SIGKILL*",
+            "FAILED *test_1?tp2? - assert 0 == 7",
+            "FAILED *test_3?tp2?*",
+            "*2 failed, 3 passed*",
+        ]
+    )
+
+
+def test_what_cannot_travel_is_named(session):
+    session(
+        """
+        import threading
+
+        @pytest.fixture
+        def lock(): return {"the": threading.Lock()}
+
+        @pytest.mark.spmd(2)
+        def test_fixture(device, lock): ...
+
+        @pytest.mark.spmd(2)
+        def test_capsys(device, capsys): ...
+
+        @pytest.mark.spmd(2)
+        async def test_async(device): ...
+
+        def test_no_mark(device): ...
+
+        def test_no_mesh(virtual_cluster): ...
+        """
+    ).stdout.fnmatch_lines(
+        [
+            "the fixture 'device' is a device in a test whose body runs on each of them: @pytest.mark.spmd(tp=2)*",
+            "which devices?  @pytest.mark.mesh(tp=4) on the test*",
+            "*of the fixture or parameter 'lock' cannot be sent to another process: _thread.lock*",
+            "the fixture 'capsys' belongs to the process that runs pytest*",
+            "the body of an spmd test is a plain function; this one is async",
+        ]
+    )
+
+
+def test_a_wrong_mark_is_an_error_of_collection(session):
+    session(
+        """
+        @pytest.mark.mesh(tp=0)
+        def test_it(virtual_cluster): ...
+        """
+    ).stdout.fnmatch_lines(["*@pytest.mark.mesh of *test_it*: the size of axis 'tp' must be at least 1, got 0"])
+
+
+LEAKING = """
+import subprocess, sys, threading
+from vcluster import HOST, VirtualCluster
+
+kept = []
+
+@pytest.mark.spmd(2)
+def test_thread(device):
+    threading.Thread(target=threading.Event().wait, name=f"lost-{device.rank}", daemon=True).start()
+
+@pytest.mark.spmd(2)
+def test_process(device):
+    if device.rank == 1:
+        device.state["p"] = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+@pytest.mark.mesh(2)
+def test_messages(virtual_cluster):
+    virtual_cluster.run(lambda device: device.channel(HOST).send(device.rank))
+    virtual_cluster.channel(1).send("never taken")
+    virtual_cluster.channel(0).recv()
+
+@pytest.mark.mesh(2)
+def test_cluster(virtual_cluster):
+    kept.append(VirtualCluster(1))
+
+@pytest.mark.mesh(2)
+def test_nothing(virtual_cluster):
+    virtual_cluster.run(lambda device: device.channel(HOST).send(device.rank))
+    with VirtualCluster(1):
+        assert [virtual_cluster.channel(rank).recv() for rank in (0, 1)] == [0, 1]
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+"""
+
+
+def test_what_a_test_leaves_behind_is_its_failure(session):
+    result = session(LEAKING + "\n\ndef test_close(): kept.pop().close()")
+    result.assert_outcomes(failed=4, passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "the test passed, and left behind:",
+            "  the thread 'lost-0' on rank 0",
+            "  the thread 'lost-1' on rank 1",
+            "  the process * (pid *) on rank 1",
+            "  messages in the channel of the host and rank 1 that nobody received: 1 from it to the host, 1 from the host "
+            "to it",
+            "  the devices of a cluster that was not closed: vcluster-0 (pid *)",
+        ]
+    )
+
+
+def test_a_session_leaves_no_process_or_thread(session):
+    before = set(leaks.running_processes()), threading.active_count()
+    session(FAILING)
+    assert (set(leaks.running_processes()), threading.active_count()) == before
+
+
+def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from hypothesis import given, settings, strategies as st
+
+        @pytest.mark.spmd(tp=2)
+        @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+        @given(n=st.integers(0, 1000))
+        def test_sum(device, n):
+            assert not device.state
+            device.state["n"] = n
+            assert device.all_reduce(n) == 2 * n
+
+        @pytest.mark.spmd(tp=2)
+        @settings(deadline=None, derandomize=True, database=None)
+        @given(n=st.integers(0, 1000))
+        def test_fails(device, n):
+            assert device.all_reduce(n) < 20
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--vcluster-backend=thread")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E*assert*20 < 20*", "E*on rank 0 of Mesh(tp=2)*", "E*n=10,*"])
+
+
+def test_under_xdist_reports_are_the_same(session):
+    pytest.importorskip("xdist")
+    result = session(FAILING + LEAKING[: LEAKING.index("@pytest.mark.spmd(2)\ndef test_process")], "-n", "2", subprocess=True)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines_random(
+        [
+            "E       on rank 0 of Mesh(tp=3)", "E       the same on rank 1*", "*Captured stdout of rank 2 call*",
+            "  the thread 'lost-1' on rank 1",
+        ]
+    )
+
+
+def test_pdb_on_a_process_says_where_there_is_one(session):
+    result = session(FAILING, "--pdb", subprocess=True)
+    result.stdout.fnmatch_lines(["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"])
+
+
+def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester, session):
+    pexpect_free = "import sys, io; sys.stdin = io.StringIO('p got\\nq\\n')"
+    result = session(FAILING, "--pdb", "--vcluster-backend=thread", conftest=pexpect_free, subprocess=True)
+    result.stdout.fnmatch_lines(["*{'rank': 0, 'same': 1}"])
+
+
+def test_breakpoint_in_a_process_says_so(session):
+    session(
+        """
+        @pytest.mark.spmd(1)
+        def test_it(device): breakpoint()
+        """
+    ).stdout.fnmatch_lines(["E*breakpoint() in a device's process has no terminal; run again with*"])
+
+
+def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
+    pytester.makepyfile(
+        """
+        import sys
+        def test_it(pytestconfig):
+            assert pytestconfig.pluginmanager.hasplugin("vcluster")
+            assert "numpy" not in sys.modules and "vcluster.cluster" not in sys.modules
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads and processes of a device are read from /proc")
+def test_wanted_clusters_are_values():
+    assert Wanted(Mesh(tp=2)) == Wanted(Mesh(tp=2)) != Wanted(Mesh(tp=2), (("seed", 1),))
