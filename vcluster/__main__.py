@@ -14,6 +14,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
+  {PROGRAM} doctor            what this machine offers, what gets in the way
   {PROGRAM} --version         which one this is
 
 In Python:
@@ -36,9 +37,15 @@ def main(words: Sequence[str]) -> int:
         except PackageNotFoundError:
             print("vcluster, from sources that are not installed")
         return 0
+    if words[0] == "doctor":
+        if len(words) > 1:
+            raise WrongWords(f"doctor takes no more words, got {words[1]!r}")
+        from vcluster import doctor
+
+        return doctor.show()
     if words[0] == "demo":
         raise WrongWords(f"the demos are {PROGRAM}.demo, with a dot")
-    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], ('--version', '--help', 'demo'))}")
+    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], ('--version', '--help', 'demo', 'doctor'))}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from parallelism.trace import HOST
 from vcluster.errors import CollectiveMismatchError
 from vcluster.mailbox import Envelope
 from vcluster.payload import encode_message
@@ -36,8 +37,8 @@ class ChannelStatistics:
     bytes_received: int
     messages_waiting: int
     """Messages that have arrived here and were not received."""
-    capacity: int
-    """Messages of one tag that may lie there before a sender waits."""
+    capacity: int | None
+    """Messages of one tag that may lie there before a sender waits; None: it never does (host and device)."""
 
 
 class VirtualChannel:
@@ -48,6 +49,8 @@ class VirtualChannel:
         self._owner = owner
         self._rank = owner.endpoint.layout.rank(owner.endpoint.number)
         self._peer = peer
+        between_devices = HOST not in (peer, self._rank)  # host and device do not run at the same time
+        self._capacity = owner.endpoint.capacity if between_devices else None
         self._mailbox = owner.endpoint.mailbox(owner.endpoint.layout.endpoint(peer))
 
     def __repr__(self) -> str:
@@ -57,7 +60,8 @@ class VirtualChannel:
         """Copy ``x`` (an array, a scalar, or tuples, lists and dicts of them) and put it into the channel.
 
         Returns when the copy lies there; waits only while ``channel_capacity`` messages of this tag do (0: until the
-        message is taken).  **Communication**: one message, the bytes of the arrays.
+        message is taken).  Between host and device it does not wait: neither receives while the other runs.
+        **Communication**: one message, the bytes of the arrays.
         Raises ``TypeError`` for arrays that hold no numbers, `ChannelClosedError` if either end is closed.
         """
         recorder = self._owner.recorder
@@ -65,7 +69,7 @@ class VirtualChannel:
         start = recorder.enter()
         try:
             event = self._sent(encoded.nbytes, tag, None)
-            steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._owner.endpoint.capacity)
+            steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._told_as("send", tag))
             recorder.fill(event, **recorder.since(start))
         finally:
@@ -79,7 +83,7 @@ class VirtualChannel:
         try:
             work = recorder.next_work()
             self._sent(encoded.nbytes, tag, work)
-            steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._owner.endpoint.capacity)
+            steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
             return self._issue(("send", self._peer, tag), steps, work, "send")
         finally:
             recorder.leave()
@@ -125,7 +129,7 @@ class VirtualChannel:
         """Counts of this end, since the cluster was started."""
         box = self._mailbox
         return ChannelStatistics(
-            box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._owner.endpoint.capacity
+            box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._capacity
         )
 
     def _issue(self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str) -> Pending:

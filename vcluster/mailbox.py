@@ -11,6 +11,7 @@ shared memory.
 from __future__ import annotations
 
 import queue
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vcluster.control import EPOCH
-from vcluster.errors import ChannelClosedError
+from vcluster.errors import ChannelClosedError, ClusterError
 from vcluster.memory import PAGE
 from vcluster.payload import HEADER_BYTES, Encoded, decode
 from vcluster.status import Lane, Need
@@ -69,6 +70,7 @@ class Mailbox:
         self._arrived: dict[tuple[int, int], deque[Envelope]] = {}
         self._untaken: dict[tuple[int, int], deque[tuple[memoryview, Loan]]] = {}
         self._epoch = arena.words(EPOCH)
+        self._taking_in = threading.Lock()
         self.sent = 0
         self.received = 0
         self.bytes_sent = 0
@@ -105,6 +107,11 @@ class Mailbox:
             out = self._out
             head = out[_HEAD]
             if head - out[_TAIL] >= SLOTS:
+                if endpoint.number == endpoint.layout.host:
+                    raise ClusterError(
+                        f"{SLOTS} messages of the host wait for rank {self._peer}, and no more fit; "
+                        f"run a program that receives them"
+                    )
                 endpoint.arena.words(endpoint.layout.crowded_word(self._peer))[0] = 1
                 endpoint.signals.wake((self._peer,))
                 tail = self._out_place + 8 * _TAIL
@@ -165,6 +172,14 @@ class Mailbox:
         if self._queues:
             self._take_in_from_queue()
             return
+        if not self._taking_in.acquire(blocking=False):  # another thread of the host does
+            return
+        try:
+            self._take_in_from_ring()
+        finally:
+            self._taking_in.release()
+
+    def _take_in_from_ring(self) -> None:
         ring = self._in
         tail, head = ring[_TAIL], ring[_HEAD]
         if tail == head:

@@ -12,11 +12,11 @@ are loaded when the first test asks for a cluster.  `vcluster.testing` is what s
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +25,7 @@ from vcluster.places import PACKAGES
 
 if TYPE_CHECKING:
     from vcluster.cluster import VirtualCluster
-    from vcluster.testing.body import DeviceToCome, HostSide
+    from vcluster.testing.body import DeviceToCome
     from vcluster.testing.meshes import Wanted
     from vcluster.testing.output import RankOutput
     from vcluster.testing.warm import WarmClusters
@@ -150,6 +150,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if isinstance(item, pytest.Function) and item.get_closest_marker("spmd"):
         if "virtual_cluster" not in item.fixturenames:
             item.fixturenames.insert(0, "virtual_cluster")
+        if hasattr(item.obj, "hypothesis"):
+            _allow_fixtures(getattr(item.obj, "__func__", item.obj))
+
+
+def _allow_fixtures(test: Any) -> None:
+    """hypothesis warns that examples share their fixtures; on devices each example has copies of its own."""
+    from hypothesis import HealthCheck, settings
+
+    given: settings = getattr(test, "_hypothesis_internal_use_settings", None) or settings.default
+    quiet = {*given.suppress_health_check, HealthCheck.function_scoped_fixture}
+    test._hypothesis_internal_use_settings = settings(given, suppress_health_check=list(quiet))
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
@@ -167,8 +178,6 @@ def _make_ours(metafunc: pytest.Metafunc, names: tuple[str, ...]) -> None:
         ours = [found for found in defined.get(name, ()) if found.func.__module__ == __name__]
         if ours:
             defined[name] = ours
-            if "virtual_cluster" not in metafunc.fixturenames:
-                metafunc.fixturenames.append("virtual_cluster")
 
 
 def _parametrizes(node: pytest.Item, *names: str) -> bool:
@@ -214,18 +223,18 @@ def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest, virtual_cluster: VirtualCluster) -> DeviceToCome:
+def device(request: pytest.FixtureRequest) -> DeviceToCome:
     """In the body of an ``spmd`` test: the `VirtualDevice` it runs on."""
-    return _device(request, virtual_cluster)
+    return _device(request)
 
 
 @pytest.fixture
-def virtual_device(request: pytest.FixtureRequest, virtual_cluster: VirtualCluster) -> DeviceToCome:
+def virtual_device(request: pytest.FixtureRequest) -> DeviceToCome:
     """The same as ``device``."""
-    return _device(request, virtual_cluster)
+    return _device(request)
 
 
-def _device(request: pytest.FixtureRequest, cluster: VirtualCluster) -> DeviceToCome:
+def _device(request: pytest.FixtureRequest) -> DeviceToCome:
     from vcluster.testing.body import DeviceToCome
 
     if request.node.get_closest_marker("spmd") is None:
@@ -233,6 +242,7 @@ def _device(request: pytest.FixtureRequest, cluster: VirtualCluster) -> DeviceTo
             f"the fixture {request.fixturename!r} is a device in a test whose body runs on each of them: "
             f"@pytest.mark.spmd(tp=2).  A test of the host's takes virtual_cluster, and calls run()", pytrace=False,
         )
+    cluster: VirtualCluster = request.getfixturevalue("virtual_cluster")
     return DeviceToCome(cluster.mesh)
 
 
@@ -274,18 +284,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return True
     # hypothesis draws the examples here; each is run on the devices
     inner = hypothesis.inner_test
-    hypothesis.inner_test = partial(_run_example, pyfuncitem, inner)
+
+    @functools.wraps(inner)
+    def run_example(*args: Any, **drawn: Any) -> None:
+        __tracebackhide__ = True
+        pyfuncitem.stash[_CLUSTER].forget()
+        _run_on_devices(pyfuncitem, functools.partial(inner, *args) if args else inner, drawn)
+
+    hypothesis.inner_test = run_example
     try:
         test(**given)
     finally:
         hypothesis.inner_test = inner
     return True
-
-
-def _run_example(item: pytest.Function, test: Callable[..., Any], *args: Any, **given: Any) -> None:
-    __tracebackhide__ = True
-    item.stash[_CLUSTER].forget()
-    _run_on_devices(item, partial(test, *args) if args else test, given)
 
 
 def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -304,8 +315,9 @@ def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapp
         code = inspect.unwrap(getattr(test, "func", test)).__code__
         raised, item.stash[_SECTIONS] = failure_of(error, cluster.mesh, code, host)
     except TypeError:
-        _name_what_cannot_be_sent(item, test, arguments)
-        raise
+        if (reason := _what_cannot_be_sent(test, arguments)) is None:
+            raise
+        raise pytest.fail.Exception(reason, pytrace=False) from None
     else:
         outcome = agreed(outcomes)
         if outcome.returned is not None:
@@ -343,8 +355,8 @@ def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, A
     return arguments
 
 
-def _name_what_cannot_be_sent(item: pytest.Function, test: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """If a part of the test cannot be pickled, fail and name it; return if it was something else."""
+def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+    """The part of the test that cannot be pickled, in words; None if they all can."""
     from vcluster.programs import dump
 
     subjects = [("the test", test), *((f"the fixture or parameter {name!r}", value) for name, value in arguments.items())]
@@ -352,7 +364,8 @@ def _name_what_cannot_be_sent(item: pytest.Function, test: Callable[..., Any], a
         try:
             dump(value, subject, lambda buffer: None)
         except TypeError as error:
-            pytest.fail(str(error), pytrace=False)
+            return str(error)
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,8 +29,13 @@ class Stuck(NamedTuple):
     """Peers that will never do what it needs."""
 
 
-def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> list[Stuck]:
-    """The devices that can never go on, by rank; ``states`` by rank, all of one moment."""
+def find_stuck(
+    states: Sequence[State], has_changed: Callable[[Need], bool], *, host_may_act: bool = True
+) -> list[Stuck]:
+    """The devices that can never go on, by rank; ``states`` by rank, all of one moment.
+
+    ``host_may_act``: whether the host may send or receive while the run goes on, from another thread.
+    """
     awake = [
         state.state == RUNNING
         or any(has_changed(need) for operation in state.operations for need in operation.needs or ())
@@ -39,7 +44,9 @@ def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> 
     free: set[tuple[int, int]] = set()  # (rank, number of an operation); 0 is what the kernel waits for
 
     def may_act(need: Need) -> bool:
-        if need.peer < 0 or awake[need.peer] or (need.peer, 0) in free:
+        if need.peer < 0:
+            return host_may_act
+        if awake[need.peer] or (need.peer, 0) in free:
             return True
         peer = states[need.peer]
         if need.lane is None:
@@ -71,7 +78,7 @@ def find_stuck(states: Sequence[State], has_changed: Callable[[Need], bool]) -> 
     ]
 
 
-def look(status: Status, size: int) -> list[Stuck]:
+def look(status: Status, size: int, *, host_may_act: bool = True) -> list[Stuck]:
     """The devices that can never go on, from what they publish.
 
     Everything that a stuck device needs is up to others that are stuck, or have finished.  If none of those has moved
@@ -80,7 +87,7 @@ def look(status: Status, size: int) -> list[Stuck]:
     states = [status.read(rank) for rank in range(size)]
     if all(state.state != BLOCKED for state in states):
         return []
-    stuck = find_stuck(states, status.has_changed)
+    stuck = find_stuck(states, status.has_changed, host_may_act=host_may_act)
     still = {stick.rank for stick in stuck} | {rank for rank, state in enumerate(states) if state.state == FINISHED}
     return stuck if all(status.version(rank) == states[rank].version for rank in still) else []
 

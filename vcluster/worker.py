@@ -161,6 +161,7 @@ class Worker:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         self.endpoint.signals.told_cancelled = False
+        device.collectives.dropped.clear()
         recorder.start()
         try:
             output = self._call(command)

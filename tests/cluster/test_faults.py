@@ -314,7 +314,8 @@ def test_operations_keep_their_arguments_and_results(pair):
 
 
 def test_marks_are_planted_together(pair):
-    one, two = (faults.Raise(rank=0, operation=1, run=i, exception=KeyError(word)) for i, word in ((1, "one"), (2, "two")))
+    named = enumerate(("one", "two"), start=1)
+    one, two = (faults.Raise(rank=0, operation=1, run=i, exception=KeyError(word)) for i, word in named)
     marks = [SimpleNamespace(args=(one,), kwargs={}), SimpleNamespace(args=(two,), kwargs={"seed": 3})]
     with faults.plant_marks(pair, marks):
         for word in ("one", "two"):

@@ -1,6 +1,7 @@
 """The mistakes that cost people days: each ends at once, with the ranks, the operation and the line."""
 
 import os
+import re
 import signal
 import threading
 
@@ -8,7 +9,14 @@ import numpy as np
 import psutil
 import pytest
 
-from vcluster import CollectiveMismatchError, DeadlockError, Mesh, UnusedResultWarning, VirtualCluster
+from vcluster import (
+    ClusterError,
+    CollectiveMismatchError,
+    DeadlockError,
+    Mesh,
+    UnusedResultWarning,
+    VirtualCluster,
+)
 
 LINE = f"{__file__}:"
 
@@ -34,15 +42,15 @@ def fails(cluster, error, kernel, *args, match):
 
 MISMATCHES = {
     "shape": (lambda d, odd: d.all_reduce(np.ones(3 if odd else 4)), r"float64\[3\].*", "all_reduce", "shape"),
-    "dtype": (lambda d, odd: d.all_reduce(np.ones(4, np.int32 if odd else np.float32)), r"int32\[4\]", "all_reduce", "dtype"),
+    "dtype": (lambda d, odd: d.all_reduce(np.ones(4, "i4" if odd else "f4")), r"int32\[4\]", "all_reduce", "dtype"),
     "op": (lambda d, odd: d.all_reduce(np.ones(4), op="max" if odd else "sum"), "op='max'", "all_reduce", "op"),
-    "kind": (lambda d, odd: d.broadcast(np.ones(4)) if odd else d.all_reduce(np.ones(4)), "broadcast", None, "what they call"),
-    "barrier": (lambda d, odd: d.barrier() if odd else d.all_reduce(np.ones(4)), "barrier", None, "what they call"),
+    "kind": (lambda d, odd: d.broadcast(np.ones(4)) if odd else d.all_reduce(np.ones(4)), "broadcast", None, "what"),
+    "barrier": (lambda d, odd: d.barrier() if odd else d.all_reduce(np.ones(4)), "barrier", None, "what"),
     "root": (lambda d, odd: d.reduce(np.ones(4), root=int(odd)), "root=1", "reduce", "root"),
     "dim": (lambda d, odd: d.all_gather(np.ones((4, 4)), dim=int(odd)), "dim=1", "all_gather", "dim"),
-    "ndim": (lambda d, odd: d.all_gather(np.ones((4, 4) if odd else 4)), r"\[4, 4\]", "all_gather", "number of dims"),
+    "ndim": (lambda d, odd: d.all_gather(np.ones((4, 4) if odd else 4)), r"\[4, 4\]", "all_gather", "the number"),
     "algorithm": (
-        lambda d, odd: d.all_reduce(np.ones(4), algorithm="ring" if odd else None), "algorithm='ring'", "all_reduce", "algorithm"
+        lambda d, odd: d.all_reduce(np.ones(4), algorithm="ring" if odd else None), "'ring'", "all_reduce", "algorithm"
     ),
     "pairs": (lambda d, odd: d.permute(np.ones(4), [(0, 1)] if odd else [(1, 0)]), r"\(0, 1\)", "permute", "pairs"),
 }
@@ -50,9 +58,10 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_members_that_call_different_things_are_told_what_each_called(cluster, what):
-    call, odd_call, operation, named = MISMATCHES[what]
+    call, odd_text, operation, differs_in = MISMATCHES[what]
     odd = cluster.size - 1
-    error = fails(cluster, CollectiveMismatchError, lambda d: call(d, d.rank == odd), match=named)
+    error = fails(cluster, CollectiveMismatchError, lambda d: call(d, d.rank == odd), match=f"differ in {differs_in}")
+    assert re.search(odd_text, str(error))
     assert odd in error.ranks
     assert cluster.size == 2 or error.ranks == (odd,)
     assert operation is None or error.operation == operation
@@ -221,3 +230,42 @@ def test_a_result_that_is_thrown_away_is_warned_of_once_with_its_line():
         assert len(caught) == 1
         assert (caught[0].filename, caught[0].lineno) == (__file__, kernel.__code__.co_firstlineno + 3)
         cluster.run(kernel)  # the suite makes an error of every warning
+
+
+def test_a_device_that_receives_from_a_host_that_sent_nothing(cluster):
+    def kernel(device):
+        return device.channel(-1).recv() if device.rank == 0 else None
+
+    fails(cluster, DeadlockError, kernel, match="rank 0 waits for the host")
+
+
+def test_any_number_of_messages_to_the_host_lie_there_after_the_run(cluster):
+    def kernel(device):
+        for number in range(1000):
+            device.channel(-1).send(number)
+
+    cluster.run(kernel)
+    for rank in range(cluster.size):
+        assert [cluster.channel(rank).recv() for _ in range(1000)] == list(range(1000))
+
+
+def test_the_host_does_not_wait_for_room_but_says_so(cluster):
+    for number in range(100):
+        cluster.channel(1).send(number)
+
+
+    def receive_all(device):
+        channel = device.channel(-1)
+        return [channel.recv() for _ in range(channel.statistics().messages_waiting)]
+
+    assert cluster.run(receive_all)[1] == list(range(100))
+
+    def send_too_many():
+        for number in range(1000):
+            cluster.channel(0).send(number)
+
+    with pytest.raises(ClusterError, match="run a program that receives them"):
+        send_too_many()
+    received = cluster.run(receive_all)[0]
+    assert received == list(range(len(received)))
+    assert len(received) > 400

@@ -263,7 +263,7 @@ def test_a_failing_assert_tells_the_values_the_rank_and_the_others(session, back
             "*Captured stdout of rank 0 call*", "from 0",
             "*Captured stdout of rank 1 call*", "from 1",
             "*Captured stdout of rank 2 call*", "from 2",
-            "FAILED *test_it?tp3? - AssertionError: assert*",
+            "FAILED *test_it?tp3?*",
         ]
     )
     assert "pytest_plugin.py" not in result.stdout.str() and "cluster.py:" not in result.stdout.str()
@@ -291,7 +291,9 @@ def test_equal_failures_are_folded_and_others_have_a_section(session):
 
 def test_under_s_lines_come_at_once_with_their_rank(session, backend):
     result = session(FAILING, backend, "-s")
-    assert {f"[rank {rank}] from {rank}" for rank in range(3)} <= set(result.outlines)
+    assert sorted(re.findall(r"\[rank \d\] from \d", result.stdout.str())) == [
+        f"[rank {rank}] from {rank}" for rank in range(3)
+    ]
     assert "Captured" not in result.stdout.str()
 
 
@@ -334,7 +336,7 @@ def test_skips_xfails_and_raises_come_from_the_devices(session, backend):
         backend, "-ra",
     )
     result.assert_outcomes(skipped=2, xfailed=2, failed=1, passed=2)
-    result.stdout.fnmatch_lines(["*in words*", "SKIPPED ?1? test_skips*.py:8: no reason", "FAILED *test_fail*in words*"])
+    result.stdout.fnmatch_lines(["in words", "on rank 0 of Mesh(devices=2)*", "SKIPPED ?1? test_skips*.py:9: no reason"])
 
 
 def test_ranks_that_disagree_are_an_error(session, backend):
@@ -524,7 +526,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--vcluster-backend=thread")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E*assert*20 < 20*", "E*on rank 0 of Mesh(tp=2)*", "E*n=10,*"])
+    result.stdout.fnmatch_lines(["E*assert*20* < 20*", "E*on rank 0 of Mesh(tp=2)*", "E*n=10*"])
 
 
 def test_under_xdist_reports_are_the_same(session):
@@ -544,9 +546,10 @@ def test_pdb_on_a_process_says_where_there_is_one(session):
     result.stdout.fnmatch_lines(["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"])
 
 
-def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester, session):
-    pexpect_free = "import sys, io; sys.stdin = io.StringIO('p got\\nq\\n')"
-    result = session(FAILING, "--pdb", "--vcluster-backend=thread", conftest=pexpect_free, subprocess=True)
+def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester):
+    path = pytester.makepyfile("import pytest\n" + FAILING)
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdb", "--vcluster-backend=thread", path)
+    result = pytester.run(*command, stdin=b"p got\nq\n")
     result.stdout.fnmatch_lines(["*{'rank': 0, 'same': 1}"])
 
 

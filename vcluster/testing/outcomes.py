@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -66,12 +67,14 @@ def failure_of(
     else:
         raised = error
         known = [place for place in error.locations if place != "?"]
-        location = known[0] if known else f"{test.co_filename}:{test.co_firstlineno}"
+        location = known[0] if known else f"{test.co_filename}:{_def_line(test)}"
         raised.__traceback__ = traceback_of([frame_at(location, test)])
         raised.__cause__, raised.__suppress_context__ = None, True
     left = {rank: outcome for rank, outcome in error.outputs.items() if outcome.kind != "passed"}
     if left:
         raised.add_note(f"while {_told(left)}")
+    if getattr(raised, "pytrace", True) is False:  # pytest.fail(..., pytrace=False): only the message is shown
+        raised.msg = "\n".join([str(raised), *raised.__notes__])  # type: ignore[attr-defined]
     return raised, sections
 
 
@@ -86,6 +89,13 @@ def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Fai
         else:
             first_line = (text.splitlines() or [failure.type_name])[0]
             raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {first_line}")
+
+
+def _def_line(function: CodeType) -> int:
+    """The line of its ``def``, below what decorates it."""
+    lines = linecache.getlines(function.co_filename)
+    candidates = range(function.co_firstlineno, len(lines) + 1)
+    return next((n for n in candidates if lines[n - 1].lstrip().startswith("def ")), function.co_firstlineno)
 
 
 def _place(failure: Failure) -> Any:

@@ -46,7 +46,7 @@ def _frame_of(frame: Frame) -> FrameType:
         co_name=frame.function, co_qualname=frame.function, co_firstlineno=max(frame.first_line, 1)
     )
     try:
-        exec(code, {"__name__": frame.function}, {"__tracebackhide__": frame.hidden})  # noqa: S102
+        exec(code, {"__name__": frame.function}, {"__tracebackhide__": frame.hidden})
     except ZeroDivisionError as error:
         assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
         return error.__traceback__.tb_next.tb_frame
