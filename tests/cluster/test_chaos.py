@@ -1,7 +1,7 @@
 """Random programs: right ones give no alarm, one planted mistake is always found, a kill at any moment is always told.
 
-The numbers of programs are those that a developer's run can afford; `VCLUSTER_CHAOS=1000 pytest -m slow` runs so many of
-each.
+The numbers of programs are those that a developer's run can afford; `VCLUSTER_CHAOS=1000 pytest -m slow` runs so many
+of each.
 """
 
 import os
@@ -26,7 +26,9 @@ from vcluster import (
 
 MANY = int(os.environ.get("VCLUSTER_CHAOS", "300"))
 MESHES = [Mesh(a=2), Mesh(a=3), Mesh(a=2, b=2), Mesh(a=2, b=3), Mesh(a=2, b=2, c=2)]
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_scatter", "shift", "barrier")
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "all_scatter", "shift", "barrier"
+)
 
 
 @dataclass(frozen=True)
@@ -193,25 +195,22 @@ def planted_mistakes(clusters, seed, count):
 
 def kills(clusters, seed, count):
     rng = random.Random(seed)
-    told = 0
-    while told < count:
+    for _ in range(count):
         mesh = rng.choice(MESHES[:4])
         rank = rng.randrange(mesh.size)
         steps = program(rng, mesh, 40)
         cluster = clusters(mesh)
-        try:
-            cluster.run(run_program, steps, None, (rank, rng.uniform(1e-5, 6e-3)))
-        except DeviceFailedError as error:
-            assert error.ranks == (rank,), error
-            assert error.signal == "SIGALRM"
-            told += 1
-        else:  # it was too late to die in this run, and may die in the next
-            with pytest.raises(DeviceFailedError) as caught:
-                for _ in range(100_000):
-                    cluster.run(lambda device: device.barrier())
-            assert caught.value.ranks == (rank,)
-            told += 1
+        with pytest.raises(DeviceFailedError) as caught:
+            run_until_it_dies(cluster, steps, (rank, rng.uniform(1e-5, 6e-3)))
+        assert caught.value.ranks == (rank,)
+        assert caught.value.signal == "SIGALRM"
         assert not cluster.closed
+
+
+def run_until_it_dies(cluster, steps, die_after):
+    cluster.run(run_program, steps, None, die_after)
+    for _ in range(100_000):  # it was too late to die in that run, and will in one of the next
+        cluster.run(lambda device: device.barrier())
 
 
 def leftovers():

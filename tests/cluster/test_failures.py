@@ -711,7 +711,7 @@ def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (out, err, process.returncode) == ("stopped True\n", "", 0)
-        assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid != process.pid))
+        assert eventually(lambda: not any(map(is_alive, pids)))
 
 
 def test_ctrl_c_ends_a_script_with_its_own_traceback_only():
@@ -722,7 +722,7 @@ def test_ctrl_c_ends_a_script_with_its_own_traceback_only():
         assert err.count("Traceback") == 1
         assert err.rstrip().endswith("KeyboardInterrupt")
         assert process.returncode == -signal.SIGINT
-        assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+        assert eventually(lambda: not any(map(is_alive, pids)))
 
 
 OFTEN = """

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_blocks_do_not_overlap_and_are_aligned(heap):
     for offset, nbytes in blocks:
         assert offset % (PAGE if nbytes >= PAGE else LINE) == 0
     ends = sorted((offset, offset + nbytes) for offset, nbytes in blocks)
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
 def test_a_block_is_used_again_when_its_last_array_has_gone(heap):
@@ -86,7 +87,7 @@ def test_parts_of_the_layout_do_not_overlap():
         *((layout.region(e), 16 * PAGE) for e in range(4)),
     ]
     places.sort()
-    assert all(a + n <= b for (a, n), (b, _) in zip(places, places[1:], strict=False))
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(places))
     assert places[-1][0] + places[-1][1] <= layout.nbytes
 
 

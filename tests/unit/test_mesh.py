@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from parallelism.mesh import Mesh, MeshIndex
 from parallelism.splitting import split_sizes, starts
 
-MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda extents: Mesh(**dict(zip("abcd", extents, strict=False))))
+EXTENTS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+MESHES = EXTENTS.map(lambda extents: Mesh(**dict(zip("abcd", extents, strict=False))))
 
 
 def test_ranks_are_row_major():

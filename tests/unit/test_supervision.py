@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcluster.memory import PAGE, Arena
 from vcluster.control import Layout
+from vcluster.memory import PAGE, Arena
 from vcluster.status import BLOCKED, FINISHED, RUNNING, Need, Operation, State, Status
 from vcluster.supervision import find_stuck, look, tell
 
@@ -94,7 +94,10 @@ def test_room_in_a_ring_is_made_by_any_call_of_the_peer_but_not_after_its_end():
     assert stuck_ranks(full, finished()) == [0]
 
 
-@given(st.lists(st.tuples(st.sampled_from("rfb"), st.lists(st.integers(0, 5), min_size=1, max_size=3)), min_size=2, max_size=6))
+DEVICES = st.tuples(st.sampled_from("rfb"), st.lists(st.integers(0, 5), min_size=1, max_size=3))
+
+
+@given(st.lists(DEVICES, min_size=2, max_size=6))
 def test_with_receives_only_it_is_reachability_of_one_that_runs(devices):
     size = len(devices)
     states, edges = [], {}

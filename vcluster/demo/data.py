@@ -130,7 +130,8 @@ def _dataset(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Dataset:
     targets = np.eye(int(y.max()) + 1)[y.astype(np.int64)] if classes else y.reshape(len(y), -1).astype(np.float64)
     order = np.random.default_rng(seed).permutation(len(x))
     test, train = np.split(order, [len(order) // TEST_SHARE])
-    x = _scaled(x.astype(np.float64), x[train])
+    x = x.astype(np.float64)  # bools cannot be subtracted, and small integers overflow
+    x = _scaled(x, x[train])
     if not classes:
         targets = _scaled(targets, targets[train])
     return Dataset(name, x[train], targets[train], x[test], targets[test], classes)

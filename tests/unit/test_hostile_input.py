@@ -1,0 +1,307 @@
+"""Whatever comes from outside is read, or refused by the one error of its reader; nothing else ever comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import string
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import vcluster
+from parallelism.kernels import SGD, Adam
+from parallelism.pipelining import Pipeline, Schedule
+from parallelism.trace import Event, Trace
+from pipeline_parallelism import MLP, Checkpoint, CheckpointError
+from vcluster import __main__ as top
+from vcluster import doctor
+from vcluster.demo import __main__ as demos
+from vcluster.demo import collectives, data, matmul, mlp
+from vcluster.demo.command_line import serve
+
+within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+
+numbers = st.integers() | st.integers(-2, 9) | st.floats() | st.sampled_from((10**400, -(2**63), 2**53, 1e308))
+words = st.text(max_size=6) | st.sampled_from(("SGD", "Adam", "<f8", "|O", "all_reduce", "\udc80", "__class__"))
+plain = st.recursive(
+    st.none() | st.booleans() | numbers | words,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=4), max_leaves=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_unpickled(monkeypatch):
+    import pickle
+
+    def refuse(*_, **__):
+        raise AssertionError("foreign bytes were unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+
+
+@st.composite
+def damaged(draw, good):
+    """Bytes that began as good ones: cut, with pieces changed, doubled or put in."""
+    content = bytearray(good)
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(content)))
+        end = draw(st.integers(place, min(len(content), place + 40)))
+        kind = draw(st.sampled_from(("flip", "cut", "insert", "remove", "double")))
+        if kind == "flip" and place < len(content):
+            content[place] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "cut":
+            del content[place:]
+        elif kind == "insert":
+            content[place:place] = draw(st.binary(max_size=20))
+        elif kind == "remove":
+            del content[place:end]
+        else:
+            content[end:end] = content[place:end]
+    return bytes(content)
+
+
+@st.composite
+def changed(draw, good):
+    """JSON that began as a good one: some values in it are others, missing or more."""
+    document = json.loads(json.dumps(good))
+    for _ in range(draw(st.integers(1, 3))):
+        here = document
+        while isinstance(here, (dict, list)) and here:
+            key = draw(st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here))))
+            if draw(st.booleans()) or not isinstance(here[key], (dict, list)):
+                break
+            here = here[key]
+        if not isinstance(here, (dict, list)) or not here:
+            continue
+        if draw(st.integers(0, 4)):
+            here[key] = draw(plain)
+        else:
+            del here[key]
+    return document
+
+
+def read(reader, error, path, content):
+    """``content`` is read, or refused by an error of just this type that names the file."""
+    path.write_bytes(content)
+    refused = None
+    try:
+        loaded = reader(path)
+    except ValueError as caught:
+        loaded, refused = None, caught
+    if refused is not None:
+        assert type(refused) is error
+        assert str(path) in str(refused)
+        assert len(str(refused)) < 2000
+    return loaded
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def a_trace():
+    return Trace([
+        Event(0, "compute", "work", 0.0, 0.5, cpu_seconds=0.5, stage=0, microbatch=1, phase="F"),
+        Event(1, "collective", "shift", 0.5, 0.25, bytes_received=8, group=(0, 1), sequence=0, sources=((0, 8),)),
+    ], mesh_shape={"tp": 2})
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    a_trace().save(path)
+    return path.read_bytes()
+
+
+@within_a_test
+@given(st.data())
+def test_traces(tmp_path, trace_file, data):
+    content = data.draw(
+        st.binary(max_size=200) | damaged(trace_file) | plain.map(json.dumps).map(str.encode)
+        | changed(json.loads(trace_file)).map(json.dumps).map(str.encode)
+    )
+    loaded = read(Trace.load, ValueError, tmp_path / "trace", content)
+    if loaded is not None:  # then it is one, to its end
+        loaded.summary()
+        loaded.save(tmp_path / "again")
+        assert Trace.load(tmp_path / "again").events == loaded.events
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[SGD(0.1, momentum=0.5), Adam(0.01)], ids=["SGD", "Adam"])
+def checkpoint_file(request, tmp_path_factory):
+    model = MLP(layer_sizes=(2, 3, 1), pipeline=Pipeline(1, 1))
+    step = model.reference_step(np.ones((2, 2)), np.ones((2, 1)), request.param)
+    path = tmp_path_factory.mktemp("checkpoint") / "c"
+    Checkpoint(1, step.parameters, request.param, step.optimizer_state).save(path)
+    return path.read_bytes()
+
+
+def with_checksum(first, content):
+    return b"\n".join((first, hashlib.sha256(content).hexdigest().encode(), content))
+
+
+@within_a_test
+@given(st.data())
+def test_checkpoints(tmp_path, checkpoint_file, data):
+    first, _, text, arrays = checkpoint_file.split(b"\n", 3)
+    headers = changed(json.loads(text)).map(json.dumps).map(str.encode) | plain.map(json.dumps).map(str.encode)
+    forged = st.builds(lambda header, body: with_checksum(first, header + b"\n" + body), headers,
+                       st.just(arrays) | damaged(arrays) | st.binary(max_size=64))
+    content = data.draw(
+        st.binary(max_size=200) | damaged(checkpoint_file) | forged
+        | damaged(text + b"\n" + arrays).map(lambda content: with_checksum(first, content))
+    )
+    loaded = read(Checkpoint.load, CheckpointError, tmp_path / "c", content)
+    if loaded is not None:
+        assert loaded.step >= 0
+        loaded.save(tmp_path / "again")
+        assert Checkpoint.load(tmp_path / "again").layer_sizes == loaded.layer_sizes
+
+
+# -- data files --------------------------------------------------------------------------------------------------------
+
+
+def an_npz(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def npy_header(text):
+    """An .npy file of this header and eight bytes."""
+    encoded = text.encode("utf-8", "replace") + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(encoded).to_bytes(2, "little") + encoded + bytes(8)
+
+
+def zipped(**members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+headers = st.builds(
+    lambda dtype, shape: f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}}}",
+    st.sampled_from(("<f8", "|O", "<U1", "<M8[s]", "V8", "no", [("a", "<f4")])),
+    plain | st.tuples(st.integers(-2, 2**40)) | st.tuples(st.integers(0, 9), st.integers(0, 2**62)),
+) | st.text(max_size=60)
+small = st.lists(st.integers(0, 6), max_size=3).flatmap(
+    lambda shape: st.sampled_from(("f8", "f4", "i8", "u1", "bool", "c16", "U2", "M8[s]", "f2"))
+    .map(lambda dtype: np.ones(shape, dtype) if dtype != "M8[s]" else np.zeros(shape, dtype)))
+GOOD_DATA = an_npz(x=np.arange(24.0).reshape(8, 3), y=np.arange(8) % 3)
+
+
+@within_a_test
+@given(
+    st.binary(max_size=200) | damaged(GOOD_DATA) | st.builds(an_npz, x=small, y=small)
+    | st.builds(zipped, x=headers.map(npy_header), y=headers.map(npy_header))
+    | st.builds(zipped, x=st.binary(max_size=40), y=st.just(b""))
+    | plain.map(lambda value: an_npz(x=np.array([value, None], dtype=object), y=np.ones(2)))
+)
+def test_data_files(tmp_path, content):
+    loaded = read(data.load_npz, data.DataError, tmp_path / "data.npz", content)
+    if loaded is not None:
+        assert np.isfinite(loaded.x).all()
+        assert np.isfinite(loaded.targets).all()
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+cells = st.from_regex(r"-?[0-9]{0,3}[FBIWSR]?[0-9]{0,3}", fullmatch=True) | st.text(max_size=5) | st.just("0F0")
+rows = st.lists(st.lists(cells, max_size=5).map(",".join), max_size=4).map("\n".join)
+GOOD_SCHEDULE = Pipeline(stages=3, microbatches=3).schedule.to_csv()
+
+
+@within_a_test
+@given(
+    rows | st.text(max_size=60) | st.text(alphabet=string.digits + "FBIW,\n\"\r\x00", max_size=60)
+    | damaged(GOOD_SCHEDULE.encode()).map(lambda content: content.decode("utf-8", "replace"))
+)
+def test_schedules(text):
+    with contextlib.suppress(ValueError):
+        schedule = Schedule.from_csv(text)
+        schedule.validate()
+        str(schedule)
+        assert Schedule.from_csv(schedule.to_csv()).actions == schedule.actions
+
+
+# -- command lines -----------------------------------------------------------------------------------------------------
+
+OPTIONS = (
+    "--pp", "--dp", "--tp", "--mesh", "--schedule", "--microbatches", "--steps", "--hidden", "--learning-rate",
+    "--data", "--trace", "--seed", "--backend", "--devices", "--collective", "--algorithm", "--policy", "--shape",
+    "--help",
+)
+values = st.integers(-3, 10**20).map(str) | st.text(max_size=8) | st.sampled_from((
+    "1f1b", "pp=2,dp=2", "pp=0", "pp=2,pp=2", "tp", "ring", "thread", "nan", "1e999", "1,2,", "-", "--", "=", "\x00",
+    "/", "nowhere/file", "broadcast", "outer", "９",
+))
+joined = st.builds("{}={}".format, st.sampled_from(OPTIONS), values)
+spoken = st.lists(st.sampled_from(OPTIONS) | values | joined, max_size=6)
+FIRST = ("mlp", "collectives", "matmul", "doctor", "demo", "report", "--version", "-h")
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch, tmp_path):
+    """Words that are right are read to their end, and nothing is run."""
+    for module in (mlp, collectives, matmul):
+        monkeypatch.setattr(module, "show", lambda arguments: 0)
+    monkeypatch.setattr(doctor, "show", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("main", [top.main, demos.main], ids=["vcluster", "vcluster.demo"])
+@within_a_test
+@given(first=st.sampled_from(FIRST) | st.text(max_size=6), rest=spoken)
+def test_command_lines(nothing_starts, main, first, rest):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = serve("program", main, [first, *rest])
+        except SystemExit as end:  # --help
+            status = end.code
+    assert status in (0, 2)
+    said = err.getvalue()
+    if status == 2:
+        assert re.match(r"program.*: .+\n\Z", said)
+        assert len(said.splitlines()) == 1
+    else:
+        assert said == ""
+
+
+@within_a_test
+@given(rest=st.lists(st.sampled_from(OPTIONS[:-1]) | values, max_size=6), name=st.sampled_from(("mlp", "matmul")))
+def test_command_lines_are_refused_before_a_device_starts(monkeypatch, tmp_path, rest, name):
+    """The demo itself looks further: at the mesh, the file names, what fits the policy."""
+    monkeypatch.chdir(tmp_path)
+
+    class Started(Exception):
+        pass
+
+    def start(*_, **__):
+        raise Started
+
+    monkeypatch.setattr(vcluster, "VirtualCluster", start)
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        try:
+            status = serve("program", demos.main, [name, *rest])
+        except Started:
+            return
+        except SystemExit as end:
+            status = end.code
+    assert status in (0, 1, 2)
+    assert "Traceback" not in err.getvalue()
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
