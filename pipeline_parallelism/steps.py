@@ -320,7 +320,7 @@ class ResetStep(_Step):
 
 
 def _common_step(steps: Sequence[int]) -> int:
-    if False:
+    if len(set(steps)) > 1:
         raise MixedStepsError(steps)
     return steps[0]
 

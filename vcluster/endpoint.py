@@ -16,7 +16,7 @@ from vcluster.tasks import Tasks
 from vcluster.waiting import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 class Endpoint:
@@ -40,7 +40,7 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)
-            self.signals.before_sleep = self._before_sleep
+            self.signals.note_awaited = self._note_awaited
             self.signals.after_sleep = self._after_sleep
 
     def mailbox(self, peer: int) -> Mailbox:
@@ -50,9 +50,9 @@ class Endpoint:
             found = self.mailboxes[peer] = Mailbox(self, peer)
         return found
 
-    def _before_sleep(self) -> None:
-        self.take_in()
-        self.status.set_blocked(self.number, self.tasks.under_way(), here())
+    def _note_awaited(self) -> Callable[[], object]:
+        operations, location = self.tasks.under_way(), here()
+        return lambda: self.status.set_blocked(self.number, operations, location)
 
     def _after_sleep(self) -> None:
         self.status.set(self.number, RUNNING)
@@ -72,7 +72,7 @@ class Endpoint:
         for peer in range(self.layout.endpoints):
             self.mailbox(peer).close()
         self.mailboxes.clear()
-        self.signals.before_sleep = self.signals.after_sleep = None
+        self.signals.before_sleep = self.signals.note_awaited = self.signals.after_sleep = None
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing

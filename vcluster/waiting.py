@@ -59,7 +59,10 @@ class Signals:
         self.told_cancelled = False
         """Whether this endpoint knows that the run was broken off: what it raises from then on is a consequence."""
         self.before_sleep: Callable[[], object] | None = None
-        """Called before each sleep: to take in messages, lest a ring stay full, and to say what is awaited."""
+        """Called before each sleep: to take in messages, lest a ring stay full."""
+        self.note_awaited: Callable[[], Callable[[], object]] | None = None
+        """Called next, to note what is awaited.  What it returns tells others, and is called only if another look finds
+        nothing to go on with: what came just before was not awaited, though not yet noticed either."""
         self.after_sleep: Callable[[], object] | None = None
         """Called when a wait that came to sleeping is over."""
 
@@ -116,9 +119,12 @@ class Signals:
                 seen = int(self._word[0])
                 if self.before_sleep is not None:
                     self.before_sleep()
+                tell = None if self.note_awaited is None else self.note_awaited()
                 if ready():
                     return
                 self.check()
+                if tell is not None:
+                    tell()
                 self._sleep(self._address, seen, nap)
                 nap = min(2 * nap, LONGEST_NAP_SECONDS)
         finally:

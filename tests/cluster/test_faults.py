@@ -163,6 +163,18 @@ def test_a_message_that_is_held_back_is_late_but_not_lost(pair):
         assert pair.run(kernel)[0] == 3
 
 
+def test_a_collective_lets_go_what_is_held_back(pair):
+    def kernel(device):
+        if device.rank == 1:
+            return passing_on(device, 2)
+        device.send(np.array([0]), 1)
+        device.barrier(groups=[[0], [1]])  # of one rank, so that nobody waits
+        return device.send(np.array([1]), 1)
+
+    with faults.plant(pair, faults.Reorder(rank=0, operation=1)):
+        assert pair.run(kernel)[1] == [0, 1]
+
+
 def test_a_full_channel_shows_who_counted_on_room(pair):
     def kernel(device):
         other = 1 - device.rank
