@@ -18,7 +18,7 @@ import numpy as np
 
 from parallelism.chunks import all_to_all_nbytes, chunk_nbytes
 from parallelism.communication import Algorithm, algorithm
-from vcluster.errors import CollectiveMismatchError, ranks_in_words
+from vcluster.errors import CollectiveMismatchError
 from vcluster.values import ARRAY, SCALAR
 
 Shape = tuple[int, ...]
@@ -120,11 +120,11 @@ def _mismatch(call: Call, calls: Sequence[Call], what: str) -> CollectiveMismatc
     for rank, seen in zip(call.ranks, calls, strict=True):
         callers.setdefault(str(seen), []).append(rank)
     ordered = sorted(callers.items(), key=lambda item: -len(item[1]))
-    told = "; ".join(f"{ranks_in_words(ranks)} called {text}" for text, ranks in ordered)
     tied = len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1])
     odd = [rank for _, ranks in ordered[0 if tied else 1 :] for rank in ranks]
     return CollectiveMismatchError(
-        f"the members of group {list(call.ranks)} differ in {what}: {told}", ranks=sorted(odd), operation=call.kind
+        f"the members of group {list(call.ranks)} differ in {what}", ranks=sorted(odd), operation=call.kind,
+        calls={rank: str(seen) for rank, seen in zip(call.ranks, calls, strict=True)},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import multiprocessing
 import os
 import queue
@@ -187,13 +188,6 @@ class VirtualCluster:
             raise ValueError(f"{self.mesh!r} has ranks 0 to {self.size - 1}, got {rank}")
         return self._open().channel(rank)
 
-    def undelivered(self) -> dict[int, str]:
-        """The ranks whose channels with the host hold messages that nobody has received, and how many each way.
-
-        (Messages between devices must have been received when a run ends.)
-        """
-        return self._open().undelivered()
-
     def pids(self) -> list[int]:
         """The process of each device, by rank."""
         return self._open().crew.pids()
@@ -311,14 +305,6 @@ class _Body:
             found = self._channels[rank] = VirtualChannel(self._owner, rank)
         return found
 
-    def undelivered(self) -> dict[int, str]:
-        found = {}
-        for rank, box in sorted(self.endpoint.mailboxes.items()):
-            counts = {"from it to the host": box.waiting, "from the host to it": box.not_taken}
-            if any(counts.values()):
-                found[rank] = ", ".join(f"{count} {way}" for way, count in counts.items() if count)
-        return found
-
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
         """``shipped`` is what the devices run in the place of ``program``, if that is something else."""
         size = self._mesh.size
@@ -360,6 +346,8 @@ class _Body:
                 if self.closed:
                     error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
                 self._heal(replies)
+                if isinstance(error.__cause__, TypeError):
+                    _note_wrong_arguments(error, program, args, kwargs)
                 try:
                     raise error
                 finally:
@@ -475,10 +463,15 @@ class _Body:
         return True
 
     def _too_late(self, pending: set[int]) -> ClusterTimeoutError:
-        ranks = sorted(pending)
+        states = {rank: self._status.read(rank) for rank in sorted(pending)}
+        lines = [
+            f"  rank {rank} waits in {state.operations[0].text} at {state.location}"
+            if state.operations else f"  rank {rank} computes"
+            for rank, state in states.items()
+        ]
         return ClusterTimeoutError(
-            f"the run took longer than deadline_seconds={self._deadline_seconds}; "
-            f"not finished: ranks {', '.join(map(str, ranks))}", ranks=ranks,
+            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *lines]),
+            ranks=list(states), locations=[state.location for state in states.values() if state.location],
         )
 
     def _heal(self, replies: dict[int, Reply]) -> None:
@@ -569,6 +562,19 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     if isinstance(mesh, bool) or not hasattr(mesh, "__index__"):
         raise TypeError(f"a mesh is a Mesh or a number of devices, got {mesh!r}")
     return Mesh(devices=mesh)
+
+
+def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say so if the program could not even be called."""
+    if isinstance(program, Operation):
+        return
+    try:
+        inspect.signature(program).bind(None, *args, **kwargs)
+    except (TypeError, ValueError) as wrong:
+        code = getattr(program, "__code__", None)
+        where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        name = getattr(program, "__qualname__", type(program).__name__)
+        error.add_note(f"{name}{where} is called with the device first, then what run() was given: {wrong}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

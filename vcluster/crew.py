@@ -195,6 +195,7 @@ class ThreadCrew:
         self._arena = arena
         self._threads: dict[int, threading.Thread] = {}
         self._workers: dict[int, Worker] = {}
+        self._links: dict[int, _QueueLink] = {}
         self._commands: dict[int, queue.SimpleQueue[Any]] = {}
         self._replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
@@ -202,7 +203,7 @@ class ThreadCrew:
         ranks = []
         for spec in specs:
             commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            link = _QueueLink(spec.rank, commands, self._replies)
+            link = self._links[spec.rank] = _QueueLink(spec.rank, commands, self._replies)
             worker = Worker(spec, self._arena, link, spins=20, own_process=False)
             thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
             self._workers[spec.rank], self._commands[spec.rank] = worker, commands
@@ -225,8 +226,8 @@ class ThreadCrew:
         self._replies.put((HOST, None))
 
     def interrupt(self, rank: int) -> None:
-        ident = self._threads[rank].ident
-        self._workers[rank].interrupt(lambda: _raise_in_thread(ident, OperationCancelled))
+        ident, link = self._threads[rank].ident, self._links[rank]
+        self._workers[rank].interrupt(lambda: link.interrupt(ident))
 
     def kill(self, rank: int) -> bool:
         return False
@@ -255,6 +256,7 @@ class ThreadCrew:
                 worker.endpoint.let_go()
         self._threads.clear()
         self._workers.clear()
+        self._links.clear()
         self._commands.clear()
 
     def pids(self) -> list[int]:
@@ -279,25 +281,37 @@ def _serve(worker: Worker) -> None:
     worker.serve()
 
 
-def _raise_in_thread(ident: int | None, kind: type[BaseException] | None) -> None:
-    """Raise an exception in a thread as it runs on; None takes one back that was not yet raised."""
-    exception = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), exception)
-
-
 class _QueueLink:
     def __init__(
         self, rank: int, commands: queue.SimpleQueue[Any], replies: queue.SimpleQueue[tuple[int, Any]]
     ) -> None:
         self._rank = rank
         self._replies = replies
+        self._interrupted = False
         self.receive: Callable[[], Any] = commands.get
 
     def send(self, message: Any) -> None:
         self._replies.put((self._rank, message))
 
+    def interrupt(self, ident: int | None) -> None:
+        """Raise `OperationCancelled` in the device's thread as it runs on."""
+        self._interrupted = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), ctypes.py_object(OperationCancelled))
+
     def settle(self) -> None:
-        _raise_in_thread(threading.get_ident(), None)
+        """Let an interrupt arrive, if there was one: nobody can tell whether it has, so another is sent after it.
+
+        To take it back instead (with a null pointer) would leave a flag of the interpreter's set for good: every thread
+        then looks for exceptions at every step, and in Python 3.11 one that is traced (a debugger, coverage) for ever.
+        """
+        if not self._interrupted:
+            return
+        try:
+            self.interrupt(threading.get_ident())
+            while True:
+                pass
+        except OperationCancelled:
+            self._interrupted = False
 
 
 class _ByThread:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,15 @@ from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
 from vcluster.programs import dump
 from vcluster.tracing import Recorder
+
+
+_USUAL_ELSEWHERE = {
+    "psum": "all_reduce", "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
+    "psumscatter": "reduce_scatter", "reducescatter": "reduce_scatter", "bcast": "broadcast", "ppermute": "permute",
+    "getrank": "rank", "rankid": "rank", "axisindex": "position", "getsize": "size", "worldsize": "size",
+    "numdevices": "size", "isendrecv": "sendrecv", "allgatherobject": "all_gather_object",
+}
+"""Names that people bring along, in lower case and without underscores."""
 
 
 class VirtualDevice:
@@ -66,6 +76,14 @@ class VirtualDevice:
 
     def __repr__(self) -> str:
         return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """A name that is not there, with the nearest that is."""
+        names = [known for known in dir(type(self)) if not known.startswith("_")]
+        usual = _USUAL_ELSEWHERE.get(name.lower().replace("_", ""))
+        near = usual or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
+        hint = f"; did you mean device.{near}?" if near and not name.startswith("_") else ""
+        raise AttributeError(f"a device has no {name!r}{hint}", name=name, obj=self)
 
     def forget_traffic(self) -> None:
         """Start from empty channels and new groups, after a failure.  For the worker."""

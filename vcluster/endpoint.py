@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from vcluster.control import Layout
 from vcluster.mailbox import HOLDER, TAKEN, Mailbox
 from vcluster.memory import Arena, Heap
-from vcluster.places import here
-from vcluster.status import RUNNING, Status
+from vcluster.status import RUNNING, Operation, Status
 from vcluster.tasks import Tasks
 from vcluster.waiting import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
 
 class Endpoint:
@@ -40,7 +39,7 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)
-            self.signals.note_awaited = self._note_awaited
+            self.signals.note_awaited, self.signals.tell_awaited = self._note_awaited, self._tell_awaited
             self.signals.after_sleep = self._after_sleep
 
     def mailbox(self, peer: int) -> Mailbox:
@@ -50,9 +49,11 @@ class Endpoint:
             found = self.mailboxes[peer] = Mailbox(self, peer)
         return found
 
-    def _note_awaited(self) -> Callable[[], object]:
-        operations, location = self.tasks.under_way(), here()
-        return lambda: self.status.set_blocked(self.number, operations, location)
+    def _note_awaited(self) -> list[Operation]:
+        return self.tasks.under_way()
+
+    def _tell_awaited(self, operations: list[Operation]) -> None:
+        self.status.set_blocked(self.number, operations, self.tasks.waits_at())
 
     def _after_sleep(self) -> None:
         self.status.set(self.number, RUNNING)
@@ -72,7 +73,8 @@ class Endpoint:
         for peer in range(self.layout.endpoints):
             self.mailbox(peer).close()
         self.mailboxes.clear()
-        self.signals.before_sleep = self.signals.note_awaited = self.signals.after_sleep = None
+        self.signals.before_sleep = self.signals.after_sleep = None
+        self.signals.note_awaited = self.signals.tell_awaited = None
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing

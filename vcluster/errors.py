@@ -55,7 +55,17 @@ class DeadlockError(ClusterError):
 
 
 class CollectiveMismatchError(ClusterError):
-    """The members of a group called different collectives, or with arguments that must agree and do not."""
+    """The members of a group called different collectives, or with arguments that must agree and do not.
+
+    ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = (),
+        calls: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message, ranks=ranks, operation=operation, locations=locations)
+        self.calls = dict(calls or {})
 
 
 class ChannelClosedError(ClusterError):

@@ -207,7 +207,7 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes").run_received
     gc.freeze()  # so that no child's collector writes to, and so copies, the pages all share
 
-    later = LOAD_WHEN_IDLE
+    later: tuple[str, ...] = LOAD_WHEN_IDLE
     children: dict[int, _Child] = {}
     host = socket.socket(fileno=number)
     wake_r, wake_w = os.pipe()

@@ -255,18 +255,11 @@ class Mailbox:
         self.take_in()
         return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
 
-    @property
-    def not_taken(self) -> int:
-        """Messages that were sent and that the other end has not received."""
-        for key in self._untaken:
-            self._has_room(key, 1)
-        return sum(len(sent) for (lane, _), sent in self._untaken.items() if lane == 0)
-
     def _needs_message(self, key: tuple[int, int]) -> list[Need]:
         lane, tag = key
         me = self._endpoint.layout.rank(self._endpoint.number)
         sends: Lane = ("send", me, tag) if lane == 0 else ("group", lane)
-        taken_in = self._in[_TAIL]
+        taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has come already, and was not yet noticed
         return [
             self._need(sends, self._in_place + 8 * _HEAD, taken_in),
             self._need(sends, self._in_place + 8 * _CLOSED),

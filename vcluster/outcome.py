@@ -83,6 +83,8 @@ def _failure(failed: Mapping[int, Failed]) -> ClusterError:
     told = "\n\n".join(f"on {ranks_in_words(ranks)}:\n{text}" for text, ranks in texts.items())
     if type(cause) in _OWN:
         # found by the devices themselves, and never wrapped: told once, with the line of each
+        if isinstance(cause, CollectiveMismatchError) and cause.calls:
+            return _mismatch(cause, dict(zip(failed, locations, strict=True)))
         places = "; ".join(f"rank {rank} at {place}" for rank, place in zip(failed, locations, strict=True))
         assert isinstance(cause, ClusterError)
         return type(cause)(f"{cause} ({places})", ranks=cause.ranks, operation=cause.operation, locations=locations)
@@ -92,6 +94,21 @@ def _failure(failed: Mapping[int, Failed]) -> ClusterError:
     error.__cause__ = cause
     error.failures = {rank: reply.failure for rank, reply in failed.items()}
     return error
+
+
+def _mismatch(error: CollectiveMismatchError, locations: Mapping[int, str]) -> CollectiveMismatchError:
+    """What each rank called and where, a line for each different call, that of the most ranks first."""
+    callers: dict[str, list[int]] = {}
+    for rank, call in error.calls.items():
+        where = f" at {locations[rank]}" if rank in locations else ""
+        callers.setdefault(f"called {call}{where}", []).append(rank)
+    lines = [
+        f"  {ranks_in_words(ranks)} {text}" for text, ranks in sorted(callers.items(), key=lambda item: -len(item[1]))
+    ]
+    return CollectiveMismatchError(
+        "\n".join([str(error), *lines]), ranks=error.ranks, operation=error.operation,
+        locations=list(locations.values()), calls=error.calls,
+    )
 
 
 def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:

@@ -21,6 +21,7 @@ _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in PACKAGES)
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _owners: dict[str, bool] = {}
+_WORKER = os.path.join(_ROOT, "vcluster", "worker.py")
 MOST_SITES = 4096
 _sites: dict[tuple[CodeType, int], CallSite] = {}
 
@@ -46,6 +47,8 @@ class CallSite(NamedTuple):
 
     location: str
     """``file:line``."""
+    is_users: bool
+    """Whether there is a line of the user's: at the end of a kernel, our own code calls."""
     drops_result: bool
     """Whether the call is a statement of its own, whose result nobody gets."""
 
@@ -64,6 +67,9 @@ def call_site(skip: int = 0) -> CallSite:
             owned = is_ours(filename)
         if not owned:
             break
+        if filename == _WORKER:  # what called it is no part of the kernel
+            outermost, frame = frame, None
+            break
         outermost, frame = frame, frame.f_back
     found = frame or outermost
     assert found is not None
@@ -74,7 +80,7 @@ def call_site(skip: int = 0) -> CallSite:
             _sites.clear()
         location = f"{found.f_code.co_filename}:{found.f_lineno}"
         users = frame is not None and not is_installed(found.f_code.co_filename)
-        site = _sites[key] = CallSite(location, users and _drops(found.f_code, found.f_lasti))
+        site = _sites[key] = CallSite(location, frame is not None, users and _drops(found.f_code, found.f_lasti))
     return site
 
 

@@ -60,7 +60,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return _rebuild_exception, (kind, obj.args), obj.__dict__ or None
         if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, obj.__name__):
             outcomes = sys.modules.get("_pytest.outcomes")  # of pytest.skip and fail: they say that they are built in
-            if getattr(outcomes, obj.__name__, None) is obj:
+            if outcomes is not None and getattr(outcomes, obj.__name__, None) is obj:
                 return getattr, (outcomes, obj.__name__)
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
             if isinstance(obj, types.FunctionType):

@@ -28,21 +28,11 @@ if TYPE_CHECKING:
     from vcluster.testing.body import DeviceToCome
     from vcluster.testing.meshes import Wanted
     from vcluster.testing.output import RankOutput
+    from vcluster.testing.spmd import Ending
     from vcluster.testing.warm import WarmClusters
 
 FIXTURES = ("virtual_cluster", "device", "virtual_device")
 MARKS = ("mesh", "spmd")
-
-OF_THE_HOST = {
-    "capsys": "what a rank prints is in the report, in a section of its own",
-    "capfd": "what a rank prints is in the report, in a section of its own",
-    "caplog": "what is logged in a device stays there",
-    "recwarn": "use `with pytest.warns(...)` in the body",
-    "request": "what it knows can be a fixture of its own",
-}
-"""Fixtures that are bound to the process that runs pytest, and what to do instead."""
-
-BACKEND_HINT = "run again with --vcluster-backend=thread"
 
 
 class Session:
@@ -91,9 +81,7 @@ class Session:
 
 _SESSION = pytest.StashKey[Session]()
 _CLUSTER = pytest.StashKey["VirtualCluster"]()
-_SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
-_IN_PROCESS = pytest.StashKey[bool]()
-"""Whether what failed did so in a process of its own."""
+_ENDING = pytest.StashKey["Ending"]()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -151,16 +139,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         if "virtual_cluster" not in item.fixturenames:
             item.fixturenames.insert(0, "virtual_cluster")
         if hasattr(item.obj, "hypothesis"):
-            _allow_fixtures(getattr(item.obj, "__func__", item.obj))
+            from vcluster.testing.spmd import allow_fixtures
 
-
-def _allow_fixtures(test: Any) -> None:
-    """hypothesis warns that examples share their fixtures; on devices each example has copies of its own."""
-    from hypothesis import HealthCheck, settings
-
-    given: settings = getattr(test, "_hypothesis_internal_use_settings", None) or settings.default
-    quiet = {*given.suppress_health_check, HealthCheck.function_scoped_fixture}
-    test._hypothesis_internal_use_settings = settings(given, suppress_health_check=list(quiet))
+            allow_fixtures(getattr(item.obj, "__func__", item.obj))
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
@@ -262,7 +243,9 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
     found = _wanted_by_marks(item)
     if not found:
         name = "spmd" if item.get_closest_marker("spmd") else "mesh"
-        pytest.fail(f"which devices?  @pytest.mark.{name}(tp=4) on the test (or its class, or module) says", pytrace=False)
+        pytest.fail(
+            f"which devices?  @pytest.mark.{name}(tp=4) on the test, its class or its module says", pytrace=False
+        )
     return found[0]
 
 
@@ -278,94 +261,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test: Callable[..., Any] = pyfuncitem.obj
     if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
         pytest.fail("the body of an spmd test is a plain function; this one is async", pytrace=False)
-    hypothesis = getattr(test, "hypothesis", None)
-    if hypothesis is None:
+    if hasattr(test, "hypothesis"):
+        from vcluster.testing.spmd import run_examples
+
+        run_examples(pyfuncitem.stash[_CLUSTER], test, given, functools.partial(_run_on_devices, pyfuncitem))
+    else:
         _run_on_devices(pyfuncitem, test, given)
-        return True
-    # hypothesis draws the examples here; each is run on the devices
-    inner = hypothesis.inner_test
-
-    @functools.wraps(inner)
-    def run_example(*args: Any, **drawn: Any) -> None:
-        __tracebackhide__ = True
-        pyfuncitem.stash[_CLUSTER].forget()
-        _run_on_devices(pyfuncitem, functools.partial(inner, *args) if args else inner, drawn)
-
-    hypothesis.inner_test = run_example
-    try:
-        test(**given)
-    finally:
-        hypothesis.inner_test = inner
     return True
 
 
 def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapping[str, Any]) -> None:
     __tracebackhide__ = True
-    from vcluster.errors import ClusterError
-    from vcluster.testing.body import HostSide, run_body
-    from vcluster.testing.outcomes import agreed, failure_of, said_by
+    from vcluster.testing.spmd import run_on_devices
 
-    cluster = item.stash[_CLUSTER]
-    host = HostSide(**{name: value for name, value in given.items() if isinstance(value, pytest.MonkeyPatch)})
-    arguments = _arguments(cluster, given)
-    try:
-        outcomes = cluster.run(run_body, test, host, **arguments).outputs
-    except ClusterError as error:
-        item.stash[_IN_PROCESS] = not host.raised
-        code = inspect.unwrap(getattr(test, "func", test)).__code__
-        raised, item.stash[_SECTIONS] = failure_of(error, cluster.mesh, code, host)
-    except TypeError:
-        if (reason := _what_cannot_be_sent(test, arguments)) is None:
-            raise
-        raise pytest.fail.Exception(reason, pytrace=False) from None
-    else:
-        outcome = agreed(outcomes)
-        if outcome.returned is not None:
-            text = f"Test functions should return None, but {item.nodeid} returned {outcome.returned}"
-            warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
-        if outcome.kind == "passed":
-            return
-        raised = said_by(outcome)
-    host.raised.clear()
-    try:
-        raise raised
-    finally:
-        del raised  # no cycle with its own traceback
-
-
-def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fixtures and parameters as they go to the devices."""
-    from vcluster.testing.body import DeviceToCome, OwnMonkeyPatch
-
-    arguments: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in ("device", "virtual_device"):
-            arguments[name] = DeviceToCome(cluster.mesh)
-        elif value is cluster:
-            pytest.fail("virtual_cluster is the host's; in an spmd test the body has the fixture device", pytrace=False)
-        elif isinstance(value, pytest.MonkeyPatch):
-            arguments[name] = OwnMonkeyPatch()
-        elif name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
-            pytest.fail(
-                f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
-                f"others: {OF_THE_HOST[name]}", pytrace=False,
-            )
-        else:
-            arguments[name] = value
-    return arguments
-
-
-def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
-    """The part of the test that cannot be pickled, in words; None if they all can."""
-    from vcluster.programs import dump
-
-    subjects = [("the test", test), *((f"the fixture or parameter {name!r}", value) for name, value in arguments.items())]
-    for subject, value in subjects:
-        try:
-            dump(value, subject, lambda buffer: None)
-        except TypeError as error:
-            return str(error)
-    return None
+    item.stash[_ENDING] = ending = run_on_devices(item.stash[_CLUSTER], test, given)
+    if ending.returned is not None:
+        text = f"Test functions should return None, but {item.nodeid} returned {ending.returned}"
+        warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
+    if ending.error is not None:
+        raise ending.error
 
 
 @pytest.hookimpl(wrapper=True)
@@ -403,8 +317,8 @@ def pytest_runtest_makereport(
     cluster = item.stash.get(_CLUSTER, None)
     if report.failed and cluster is not None:
         session.warm.spoil(cluster)
-    if call.when == "call":
-        report.sections += item.stash.get(_SECTIONS, [])
+    if call.when == "call" and _ENDING in item.stash:
+        report.sections += item.stash[_ENDING].sections
     return report
 
 
@@ -424,10 +338,10 @@ def pytest_exception_interact(
     node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport | pytest.TestReport
 ) -> None:
     """``--pdb`` cannot look into another process; say where it can."""
-    if node.config.getoption("usepdb") and node.stash.get(_IN_PROCESS, False):
+    if node.config.getoption("usepdb") and _ENDING in node.stash and node.stash[_ENDING].in_process:
         reporter = node.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.write_line(
-                f"\nvcluster: this failed in a device's process, whose variables pdb cannot see; {BACKEND_HINT}, where "
-                f"it can", yellow=True,
+                "\nvcluster: this failed in a device's process, whose variables pdb cannot see; run again with "
+                "--vcluster-backend=thread, where it can", yellow=True,
             )

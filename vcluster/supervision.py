@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from vcluster.errors import ranks_in_words
-from vcluster.status import BLOCKED, FINISHED, RUNNING, Need, Operation, State, Status
+from vcluster.status import BLOCKED, FINISHED, RUNNING, Lane, Need, Operation, State, Status
 
 
 class Stuck(NamedTuple):
@@ -25,6 +25,8 @@ class Stuck(NamedTuple):
     text: str
     """What it waits in."""
     location: str
+    lane: Lane
+    """Of what kind it is, and with whom."""
     waits_for: tuple[int, ...]
     """Peers that will never do what it needs."""
 
@@ -72,7 +74,7 @@ def find_stuck(
                 free.add((rank, number))
                 grown = True
     return [
-        Stuck(rank, operation.text, states[rank].location,
+        Stuck(rank, operation.text, states[rank].location, operation.lane,
               tuple(dict.fromkeys(need.peer for need in operation.needs or () if not may_act(need))))
         for rank, number, operation in blocked if number == 0 and (rank, 0) not in free
     ]
@@ -104,16 +106,24 @@ def tell(stuck: Sequence[Stuck], finished: Collection[int]) -> str:
     else:
         stick = next((s for s in stuck if any(peer in finished for peer in s.waits_for)), stuck[0])
         gone = [peer for peer in stick.waits_for if peer in finished]
-        calls = stick.text.split("(")[0]
         if gone:
-            who = ranks_in_words(gone)
-            head = f"deadlock: {who} returned without calling {calls}, for which rank {stick.rank} waits"
+            head = f"deadlock: {ranks_in_words(gone)} returned without {_missed(stick)}"
         else:
             head = f"deadlock: rank {stick.rank} waits for {ranks_in_words(stick.waits_for)}"
     lines = [
         f"  rank {s.rank} in {s.text} at {s.location}, waiting for {ranks_in_words(s.waits_for)}" for s in stuck
     ]
     return "\n".join([head, *lines])
+
+
+def _missed(stick: Stuck) -> str:
+    """What a stuck device waits for in vain, as what the other did not do."""
+    kind, *rest = stick.lane
+    if kind == "recv":
+        return f"sending what rank {stick.rank} waits for (tag {rest[1]})"
+    if kind == "send":
+        return f"receiving what rank {stick.rank} sends (tag {rest[1]})"
+    return f"calling {stick.text.split('(')[0]}, for which rank {stick.rank} waits"
 
 
 def _circle(stuck: Mapping[int, Stuck]) -> list[int]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from vcluster.places import call_site, here
 from vcluster.status import Lane, Need, Operation
 from vcluster.waiting import Signals
 
@@ -39,11 +40,12 @@ Steps = Generator[Wait, None, Any]
 class Task:
     """One asynchronous operation."""
 
-    __slots__ = ("_steps", "error", "finished", "lane", "result", "waits_for", "what")
+    __slots__ = ("_steps", "error", "finished", "lane", "location", "result", "waits_for", "what")
 
     def __init__(self, lane: Lane, steps: Steps, what: object) -> None:
         self.lane = lane
         self.what = what
+        self.location = here()
         self._steps = steps
         self.waits_for: Wait | None = None
         self.finished = False
@@ -73,6 +75,7 @@ class Tasks:
         self._signals = signals
         self._lanes: dict[Lane, deque[Task]] = {}
         self._blocked_in: tuple[Lane, object, Wait | None] | None = None
+        self._issued_at = ""
 
     def run(self, lane: Lane, steps: Steps, what: object) -> Any:
         """Drive an operation to its end and return its result.  ``what`` it is, its ``str`` tells."""
@@ -105,6 +108,7 @@ class Tasks:
         """The result of a task, when it has one."""
         if not task.finished:
             self._blocked_in = task.lane, task.what, None
+            self._issued_at = task.location
             self._block(lambda: task.finished)
         if task.error is not None:
             raise task.error
@@ -115,16 +119,24 @@ class Tasks:
         self._lanes.clear()
         self._blocked_in = None
 
+    def waits_at(self) -> str:
+        """The line of the kernel that waits; at its end, for works nobody waited for, where they were issued."""
+        site = call_site()
+        return site.location if site.is_users else self._issued_at
+
     def under_way(self) -> list[Operation]:
         """What is under way, for `vcluster.status`: first what the kernel itself waits for."""
         assert self._blocked_in is not None
         lane, what, wait = self._blocked_in
+        if not call_site().is_users:
+            what = f"{what}, never waited for,"
         heads = {lane: queue[0] for lane, queue in self._lanes.items()}
         own = heads.pop(lane, None)
         if wait is None and own is not None:
             wait = own.waits_for
         first = Operation(lane, str(what), _needs(wait))
-        return [first, *(Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items())]
+        others = (Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items())
+        return [first, *others]
 
     def _block(self, ready: Ready) -> None:
         if not self._lanes:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from vcluster.memory import Arena
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 1 << 30
+SHORTEST_NAP_SECONDS = 3e-4
+"""Where nobody can wake a sleeper, it looks again after so long."""
+
 LONGEST_NAP_SECONDS = 0.1
 """A sleeper looks again after so long even if nobody woke it."""
 
@@ -51,7 +55,7 @@ class Signals:
         self._address = arena.address + layout.wake_word(endpoint)
         self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.wake_word(e)) for e in range(layout.endpoints)]
         self._word = self._words[endpoint]
-        self._sleep: Callable[[int, int, float], None] = _nap
+        self._sleep: Callable[[int, int], None] = _nap
         self._rouse: Callable[[int], None] | None = None
         if sys.platform == "linux" and _SYS_FUTEX:
             self._sleep, self._rouse = _futex()
@@ -60,9 +64,10 @@ class Signals:
         """Whether this endpoint knows that the run was broken off: what it raises from then on is a consequence."""
         self.before_sleep: Callable[[], object] | None = None
         """Called before each sleep: to take in messages, lest a ring stay full."""
-        self.note_awaited: Callable[[], Callable[[], object]] | None = None
-        """Called next, to note what is awaited.  What it returns tells others, and is called only if another look finds
-        nothing to go on with: what came just before was not awaited, though not yet noticed either."""
+        self.note_awaited: Callable[[], Any] | None = None
+        """Called next, to note what is awaited, and once more after another look: only if nothing came or went on
+        meanwhile is that true of one moment, and told to others by `tell_awaited`."""
+        self.tell_awaited: Callable[[Any], object] | None = None
         self.after_sleep: Callable[[], object] | None = None
         """Called when a wait that came to sleeping is over."""
 
@@ -111,7 +116,6 @@ class Signals:
             if cancelled[0]:
                 self.check()
             _yield()
-        nap = 50e-6
         try:
             while True:
                 self._me[0] = 1
@@ -119,14 +123,15 @@ class Signals:
                 seen = int(self._word[0])
                 if self.before_sleep is not None:
                     self.before_sleep()
-                tell = None if self.note_awaited is None else self.note_awaited()
+                awaited = None if self.note_awaited is None else self.note_awaited()
                 if ready():
                     return
                 self.check()
-                if tell is not None:
-                    tell()
-                self._sleep(self._address, seen, nap)
-                nap = min(2 * nap, LONGEST_NAP_SECONDS)
+                if self.note_awaited is not None and self.tell_awaited is not None:
+                    if self.note_awaited() != awaited:
+                        continue
+                    self.tell_awaited(awaited)
+                self._sleep(self._address, seen)
         finally:
             self._me[0] = 0
             if self.after_sleep is not None:
@@ -134,13 +139,13 @@ class Signals:
 
 
 @functools.cache
-def _futex() -> tuple[Callable[[int, int, float], None], Callable[[int], None]]:
+def _futex() -> tuple[Callable[[int, int], None], Callable[[int], None]]:
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.argtypes = [
         ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
     ]
 
-    def sleep(address: int, seen: int, seconds: float) -> None:
+    def sleep(address: int, seen: int) -> None:
         span = _Timespec(0, int(LONGEST_NAP_SECONDS * 1e9))
         syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen, ctypes.addressof(span), None, 0)
 
@@ -150,5 +155,5 @@ def _futex() -> tuple[Callable[[int, int, float], None], Callable[[int], None]]:
     return sleep, rouse
 
 
-def _nap(address: int, seen: int, seconds: float) -> None:
-    time.sleep(min(seconds, 1e-3))
+def _nap(address: int, seen: int) -> None:
+    time.sleep(SHORTEST_NAP_SECONDS)

@@ -166,7 +166,7 @@ class Worker:
         try:
             output = self._call(command)
             self.endpoint.status.set(device.rank, FINISHED)
-            encoded = encode(output, f"the result of rank {device.rank}")
+            encoded = encode(output, "the result")
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
             recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
             return Done(place, self._record(), self._counts(), device.collectives.dropped)

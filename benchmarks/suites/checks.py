@@ -81,11 +81,11 @@ def _kernel(device: VirtualDevice, rounds: int) -> dict[str, list[float]]:
 @contextmanager
 def _without_supervision(device: VirtualDevice) -> Iterator[None]:
     signals = device.endpoint.signals
-    before = signals.before_sleep, signals.after_sleep
-    signals.before_sleep, signals.after_sleep = device.endpoint.take_in, None
+    before = signals.note_awaited, signals.after_sleep
+    signals.note_awaited = signals.after_sleep = None
     with mock.patch("vcluster.agreement.Group.disagreement", _all_agree):  # a mock object would cost more than it saves
         yield
-    signals.before_sleep, signals.after_sleep = before
+    signals.note_awaited, signals.after_sleep = before
 
 
 def _all_agree(*_: Any) -> None:

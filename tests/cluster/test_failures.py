@@ -628,11 +628,19 @@ def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
 
     with VirtualCluster(3, backend=kind[0], transport=kind[1], deadline_seconds=0.2) as cluster:
         marked(cluster)
-        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.2; not finished: ranks 1, 2") as caught:
+        with pytest.raises(ClusterTimeoutError, match=r"deadline_seconds=0\.2") as caught:
             cluster.run(kernel)
+        assert "rank 1" in str(caught.value)
+        assert "rank 2" in str(caught.value)
         assert isinstance(caught.value, TimeoutError)
         assert caught.value.ranks == (1, 2)
-        check_works(cluster)
+
+        def works():
+            with suppress(ClusterTimeoutError):  # on a crowded machine any run may take as long
+                check_works(cluster)
+                return True
+
+        assert eventually(works)
 
 
 def test_an_exception_from_a_signal_handler_ends_the_run(processes):

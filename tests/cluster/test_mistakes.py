@@ -67,6 +67,8 @@ def test_members_that_call_different_things_are_told_what_each_called(cluster, w
     assert operation is None or error.operation == operation
     assert f"rank {odd} called" in str(error).replace("ranks", "rank") or f"and {odd} called" in str(error)
     assert LINE in str(error)
+    assert len(str(error).splitlines()) == 3  # what differs, those who agree, the odd one
+    assert set(error.calls) == set(range(cluster.size))
 
 
 def test_a_rank_that_never_calls(cluster):
@@ -117,7 +119,8 @@ def test_messages_of_a_tag_that_nobody_sends(cluster):
         elif device.rank == 1:
             device.recv(0, tag=4)
 
-    assert "rank 0 returned without calling" in str(fails(cluster, DeadlockError, kernel, match="tag 4"))
+    error = fails(cluster, DeadlockError, kernel, match="rank 0 returned without sending what rank 1 waits for")
+    assert "(tag 4)" in str(error)
 
 
 def test_works_that_wait_for_each_other(cluster):
@@ -132,7 +135,9 @@ def test_a_work_that_nobody_waits_for_and_nobody_joins(cluster):
         if device.rank == 0:
             device.all_reduce(1, async_op=True)
 
-    fails(cluster, DeadlockError, kernel, match="returned without calling all_reduce")
+    error = fails(cluster, DeadlockError, kernel, match="returned without calling all_reduce")
+    assert "never waited for" in str(error)
+    assert error.locations == (f"{__file__}:{kernel.__code__.co_firstlineno + 2}",)  # where it was issued
 
 
 def test_groups_entered_in_different_orders():

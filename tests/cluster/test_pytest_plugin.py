@@ -398,7 +398,7 @@ def test_after_a_failure_or_a_death_the_devices_are_new(session):
         [
             ">*def test_3(device):*",
             "E*DeviceFailedError: the process of rank 1 (pid *) was ended by SIGKILL*",
-            "FAILED *test_1?tp2? - assert 0 == 7",
+            "FAILED *test_1?tp2?*",
             "FAILED *test_3?tp2?*",
             "*2 failed, 3 passed*",
         ]
@@ -490,8 +490,8 @@ def test_what_a_test_leaves_behind_is_its_failure(session):
             "  the thread 'lost-0' on rank 0",
             "  the thread 'lost-1' on rank 1",
             "  the process * (pid *) on rank 1",
-            "  messages in the channel of the host and rank 1 that nobody received: 1 from it to the host, 1 from the host "
-            "to it",
+            "  1 message from rank 1 to the host that nobody received",
+            "  1 message from the host to rank 1 that nobody received",
             "  the devices of a cluster that was not closed: vcluster-0 (pid *)",
         ]
     )
@@ -574,6 +574,5 @@ def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads and processes of a device are read from /proc")
 def test_wanted_clusters_are_values():
     assert Wanted(Mesh(tp=2)) == Wanted(Mesh(tp=2)) != Wanted(Mesh(tp=2), (("seed", 1),))

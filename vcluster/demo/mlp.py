@@ -95,8 +95,10 @@ def prepare(arguments: argparse.Namespace) -> Job:
         layer_sizes=(data.features, *arguments.hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
         loss="softmax_cross_entropy" if data.classes else "mean_squared_error",
     )
-    # The first layer's gradient grows with the number of features; 64 of them learn well at 0.1.
-    rate = 0.1 * min(1, 64 / data.features) if arguments.learning_rate is None else arguments.learning_rate
+    # The first layer's gradient grows with the number of features; 64 of them learn well at 0.1, and values, whose
+    # loss has no bound, at a tenth of that.
+    usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
+    rate = usual if arguments.learning_rate is None else arguments.learning_rate
     return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace)
 
 
@@ -200,7 +202,8 @@ def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_o
         error = float(np.mean((trained.outputs - job.data.targets_test) ** 2))
         screen.line(f"  test error {_short(error)}, as a share of the variance of y")
     if not last < 10 * first + 1:
-        screen.verdict(False, "the training ran away; a smaller --learning-rate may hold it")
+        rate = job.optimizer.lr / 10
+        screen.verdict(False, f"the training ran away; a smaller step may hold it: --learning-rate {rate:g}")
         return False
     difference = largest_difference(trained.parameters, whole[1])
     scale = max(1.0, *(float(np.max(np.abs(x), initial=0.0)) for layer in whole[1] for x in layer))

@@ -45,7 +45,7 @@ def timeline(trace: Trace, width: int = 80) -> str:
     backward for the weights as a capital; ``=`` is other compute, ``#`` time in a collective, ``.`` idle,
     which includes waiting for a message.  A legend explains the signs that occur.
     """
-    drawing = _draw(trace, width)
+    drawing = _draw(getattr(trace, "trace", trace), width)  # of a run, too
     return "\n".join([*drawing.title, *(margin + columns for margin, columns in drawing.rows), *drawing.notes])
 
 

@@ -53,8 +53,8 @@ class DeviceToCome:
         device = getattr(_this_thread, "device", None)
         if device is None:
             raise AttributeError(
-                f"device.{name} is there only in the body of the test, which runs on each device; fixtures run once, on "
-                f"the host, and know device.mesh and device.size"
+                f"device.{name} is there only in the body of the test, which runs on each device; fixtures run once, "
+                f"on the host, and know device.mesh and device.size"
             )
         return getattr(device, name)
 

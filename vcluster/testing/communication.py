@@ -92,7 +92,7 @@ def _by_rank(numbers: Mapping[int, int]) -> str:
 
 def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
     lines = [("", "expected", "got", True), *rows]
-    names, middles = (max(len(line[i]) for line in lines) for i in (0, 1))
+    names, middles = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
     return "\n".join(
         [
             "the communication is not what was expected",

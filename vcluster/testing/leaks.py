@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parallelism.trace import HOST
+from vcluster.channel import ChannelStatistics
 from vcluster.cluster import VirtualCluster
 from vcluster.processes import running_processes
 
@@ -16,6 +17,7 @@ PATIENCE_SECONDS = 0.25
 """A thread or process that is just ending is given so long."""
 
 _LIBRARIES = ("site-packages", "dist-packages")
+_QUEUES = ("multiprocessing", "queues.py")
 
 
 class Snapshot:
@@ -33,25 +35,38 @@ class Snapshot:
             told = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(devices.items()))
             found.append(f"the devices of a cluster that was not closed: {told}")
         if cluster is not None and not cluster.closed:
-            found += [
-                f"messages in the channel of the host and rank {rank} that nobody received: {counts}"
-                for rank, counts in cluster.undelivered().items()
-            ]
-            for rank, texts in enumerate(cluster.run(device_leftovers)):
+            for rank, (texts, theirs) in enumerate(cluster.run(device_leftovers)):
                 found += [f"{text} on rank {rank}" for text in texts]
+                found += _undelivered(rank, cluster.channel(rank).statistics(), theirs)
         return found
 
 
-def device_leftovers(device: Any) -> list[str]:
-    """The threads and child processes of a device's process.  Nothing on the thread backend: the host sees them."""
+def _undelivered(rank: int, ours: ChannelStatistics, theirs: ChannelStatistics) -> list[str]:
+    """Messages in the channel of host and device.  (Those between devices must be received when a run ends.)"""
+    return [
+        f"{sent - received} message{'s' * (sent - received > 1)} from {way} that nobody received"
+        for sent, received, way in (
+            (theirs.messages_sent, ours.messages_received, f"rank {rank} to the host"),
+            (ours.messages_sent, theirs.messages_received, f"the host to rank {rank}"),
+        )
+        if sent > received
+    ]
+
+
+def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
+    """The threads and child processes of a device's process, and what its channel with the host has seen.
+
+    (On the thread backend it is the host that sees the threads and processes.)
+    """
+    traffic = device.channel(HOST).statistics()
     main = threading.main_thread()
     if threading.current_thread() is not main:
-        return []
+        return [], traffic
     found = _threads_but({main})
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (children := _children()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return found + [f"the process {name} (pid {pid})" for pid, name in children.items()]
+    return found + [f"the process {name} (pid {pid})" for pid, name in children.items()], traffic
 
 
 def _threads_but(before: set[threading.Thread]) -> list[str]:
@@ -71,7 +86,7 @@ def _is_for_good(thread: threading.Thread) -> bool:
         return True
     run = getattr(thread, "_target", None) or type(thread).run
     filename = getattr(getattr(getattr(run, "__func__", run), "__code__", None), "co_filename", "")
-    return any(part in filename for part in _LIBRARIES) or filename.endswith(os.path.join("multiprocessing", "queues.py"))
+    return any(part in filename for part in _LIBRARIES) or Path(filename).parts[-2:] == _QUEUES
 
 
 def _children() -> dict[int, str]:

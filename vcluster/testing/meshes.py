@@ -19,8 +19,8 @@ OPTIONS = (
     "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
     "deadline_seconds",
 )
-"""The keywords of `VirtualCluster` that are no axes.  (A test sees to it that these are all: asking the class would load
-NumPy while tests are collected.)"""
+"""The keywords of `VirtualCluster` that are no axes.  (A test sees to it that these are all: asking the class would
+load NumPy while tests are collected.)"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Wanted:
 
     def __str__(self) -> str:
         axes = [f"{axis}{extent}" for axis, extent in self.mesh.shape.items()]
-        return "_".join([*axes, *(value if isinstance(value, str) else f"{name}{value}" for name, value in self.options)])
+        options = [value if isinstance(value, str) else f"{name}{value}" for name, value in self.options]
+        return "_".join(axes + options)
 
 
 def wanted(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Wanted:

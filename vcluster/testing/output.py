@@ -36,6 +36,7 @@ class RankOutput:
 
     def take(self) -> list[tuple[str, str]]:
         """The titles and texts of the sections, by rank; and begin anew."""
-        sections = [(f"{stream} of rank {rank}", "".join(texts)) for (rank, stream), texts in sorted(self._lines.items())]
+        printed = sorted(self._lines.items())
+        sections = [(f"{stream} of rank {rank}", "".join(texts)) for (rank, stream), texts in printed]
         self._lines.clear()
         return sections

@@ -1,0 +1,117 @@
+"""One test whose body runs on each device: what is sent there, and what came of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from vcluster.cluster import VirtualCluster
+from vcluster.errors import ClusterError
+from vcluster.programs import dump
+from vcluster.testing.body import DeviceToCome, HostSide, OwnMonkeyPatch, run_body
+from vcluster.testing.outcomes import agreed, failure_of, said_by
+
+OF_THE_HOST = {
+    "capsys": "what a rank prints is in the report, in a section of its own",
+    "capfd": "what a rank prints is in the report, in a section of its own",
+    "caplog": "what is logged in a device stays there",
+    "recwarn": "use `with pytest.warns(...)` in the body",
+    "request": "what it knows can be a fixture of its own",
+}
+"""Fixtures that are bound to the process that runs pytest, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a test ended on its devices."""
+
+    error: BaseException | None = None
+    """What pytest shall see raised; None if it passed."""
+    sections: Sequence[tuple[str, str]] = ()
+    """More to tell in the report: titles and texts."""
+    in_process: bool = False
+    """Whether it failed in a process of its own, where no debugger of the host's can look."""
+    returned: str | None = None
+    """The type of what it returned, which should have been nothing."""
+
+
+def run_on_devices(cluster: VirtualCluster, test: Callable[..., Any], given: Mapping[str, Any]) -> Ending:
+    """Run a test's body on every device of a cluster, with copies of what it is ``given`` by name."""
+    host = HostSide(**{name: value for name, value in given.items() if isinstance(value, pytest.MonkeyPatch)})
+    arguments = _arguments(cluster, given)
+    try:
+        outcome = agreed(cluster.run(run_body, test, host, **arguments).outputs)
+    except ClusterError as error:
+        code = inspect.unwrap(test.func if isinstance(test, functools.partial) else test).__code__
+        raised, sections = failure_of(error, cluster.mesh, code, host)
+        return Ending(raised, sections, in_process=not host.raised)
+    except TypeError:
+        if (reason := _what_cannot_be_sent(test, arguments)) is None:
+            raise
+        raise pytest.fail.Exception(reason, pytrace=False) from None
+    return Ending(None if outcome.kind == "passed" else said_by(outcome), returned=outcome.returned)
+
+
+def run_examples(cluster: VirtualCluster, test: Any, given: Mapping[str, Any], run: Callable[..., None]) -> None:
+    """Let hypothesis draw on the host, and ``run(body, arguments)`` each example on devices that have forgotten the last.
+
+    ``test`` is what ``@given`` has made of the body.
+    """
+    body = test.hypothesis.inner_test
+
+    @functools.wraps(body)
+    def run_example(*args: Any, **drawn: Any) -> None:
+        __tracebackhide__ = True
+        cluster.forget()
+        run(functools.partial(body, *args) if args else body, drawn)
+
+    test.hypothesis.inner_test = run_example
+    try:
+        test(**given)
+    finally:
+        test.hypothesis.inner_test = body
+
+
+def allow_fixtures(test: Any) -> None:
+    """Hypothesis warns that examples share their fixtures; on devices each example has copies of its own."""
+    from hypothesis import HealthCheck, settings
+
+    chosen: settings = getattr(test, "_hypothesis_internal_use_settings", settings.default) or settings()
+    quiet = {*chosen.suppress_health_check, HealthCheck.function_scoped_fixture}
+    test._hypothesis_internal_use_settings = settings(chosen, suppress_health_check=list(quiet))
+
+
+def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fixtures and parameters as they go to the devices."""
+    arguments: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("device", "virtual_device"):
+            arguments[name] = DeviceToCome(cluster.mesh)
+        elif value is cluster:
+            pytest.fail("virtual_cluster is the host's; in an spmd test the body has the fixture device", pytrace=False)
+        elif isinstance(value, pytest.MonkeyPatch):
+            arguments[name] = OwnMonkeyPatch()
+        elif name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
+            pytest.fail(
+                f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
+                f"others: {OF_THE_HOST[name]}", pytrace=False,
+            )
+        else:
+            arguments[name] = value
+    return arguments
+
+
+def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+    """The part of the test that cannot be pickled, in words; None if they all can."""
+    subjects = {f"the fixture or parameter {name!r}": value for name, value in arguments.items()}
+    for subject, value in {"the test": test, **subjects}.items():
+        try:
+            dump(value, subject, lambda buffer: None)
+        except TypeError as error:
+            return str(error)
+    return None
