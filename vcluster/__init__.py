@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Trace,
         explain,
     )
+    from vcluster import faults, report
     from vcluster.arguments import PerDevice
     from vcluster.channel import ChannelStatistics, VirtualChannel
     from vcluster.cluster import VirtualCluster
@@ -60,6 +61,7 @@ _MODULES = {
     ),
     "run": ("Run",),
 }
+_SUBMODULES = ("faults", "report")
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
@@ -67,13 +69,15 @@ __all__ = [
     "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "Event", "Explanation", "Mesh",
     "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
     "Run", "Schedule", "ShardedOperation", "Status", "Trace", "UndeliveredMessageError", "UnusedResultWarning",
-    "VirtualChannel", "VirtualCluster", "VirtualDevice", "explain",
+    "VirtualChannel", "VirtualCluster", "VirtualDevice", "explain", "faults", "report",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULE_OF:
         value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    elif name in _SUBMODULES:
+        value = import_module(f"{__name__}.{name}")
     elif name in parallelism.__all__:
         value = getattr(parallelism, name)
     else:

@@ -58,10 +58,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
         if isinstance(obj, BaseException) and _skips_init(kind):
             return _rebuild_exception, (kind, obj.args), obj.__dict__ or None
-        if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, obj.__name__):
+        if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, name := obj.__name__):
             outcomes = sys.modules.get("_pytest.outcomes")  # of pytest.skip and fail: they say that they are built in
-            if outcomes is not None and getattr(outcomes, obj.__name__, None) is obj:
-                return getattr, (outcomes, obj.__name__)
+            if outcomes is not None and vars(outcomes).get(name) is obj:
+                return getattr, (outcomes, name)
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
             if isinstance(obj, types.FunctionType):
                 return self._dynamic_function_reduce(obj)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vcluster.testing.body import DeviceToCome
     from vcluster.testing.meshes import Wanted
     from vcluster.testing.output import RankOutput
-    from vcluster.testing.spmd import Ending
+    from vcluster.testing.spmd import Ending  # noqa: F401  (named in a key)
     from vcluster.testing.warm import WarmClusters
 
 FIXTURES = ("virtual_cluster", "device", "virtual_device")

@@ -71,7 +71,8 @@ def test_each_test_starts_with_nothing_from_the_last(device, turn):
 @pytest.mark.mesh(3)
 def test_each_mark_makes_a_test(virtual_cluster):
     assert virtual_cluster.mesh in (Mesh(dp=1, tp=2), Mesh(devices=3))
-    assert virtual_cluster.run(lambda device: device.all_reduce(1)).outputs == [virtual_cluster.size] * virtual_cluster.size
+    run = virtual_cluster.run(lambda device: device.all_reduce(1))
+    assert run.outputs == [virtual_cluster.size] * virtual_cluster.size
 
 
 @pytest.mark.spmd(tp=2)
@@ -108,7 +109,7 @@ def test_the_options_of_a_mark_are_those_of_a_cluster():
 
 
 @pytest.mark.parametrize(
-    "args, kwargs, name",
+    ("args", "kwargs", "name"),
     [
         ((), {"dp": 2, "tp": 4}, "dp2_tp4"),
         ((4,), {}, "devices4"),
@@ -119,7 +120,7 @@ def test_a_mesh_has_a_readable_name(args, kwargs, name):
     assert str(meshes.wanted(args, kwargs)) == name
 
 
-@pytest.mark.parametrize("args, kwargs", [((), {}), ((4,), {"tp": 2}), ((2, 2), {})])
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((4,), {"tp": 2}), ((2, 2), {})])
 def test_a_mark_names_one_mesh(args, kwargs):
     with pytest.raises(TypeError, match="one mesh is expected"):
         meshes.wanted(args, kwargs)
@@ -336,7 +337,9 @@ def test_skips_xfails_and_raises_come_from_the_devices(session, backend):
         backend, "-ra",
     )
     result.assert_outcomes(skipped=2, xfailed=2, failed=1, passed=2)
-    result.stdout.fnmatch_lines(["in words", "on rank 0 of Mesh(devices=2)*", "SKIPPED ?1? test_skips*.py:9: no reason"])
+    result.stdout.fnmatch_lines(
+        ["in words", "on rank 0 of Mesh(devices=2)*", "SKIPPED ?1? test_skips*.py:9: no reason"]
+    )
 
 
 def test_ranks_that_disagree_are_an_error(session, backend):
@@ -531,7 +534,8 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
 
 def test_under_xdist_reports_are_the_same(session):
     pytest.importorskip("xdist")
-    result = session(FAILING + LEAKING[: LEAKING.index("@pytest.mark.spmd(2)\ndef test_process")], "-n", "2", subprocess=True)
+    leaking, _, _ = LEAKING.partition("@pytest.mark.spmd(2)\ndef test_process")
+    result = session(FAILING + leaking, "-n", "2", subprocess=True)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines_random(
         [
@@ -543,7 +547,9 @@ def test_under_xdist_reports_are_the_same(session):
 
 def test_pdb_on_a_process_says_where_there_is_one(session):
     result = session(FAILING, "--pdb", subprocess=True)
-    result.stdout.fnmatch_lines(["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"])
+    result.stdout.fnmatch_lines(
+        ["vcluster: this failed in a device's process*run again with --vcluster-backend=thread*"]
+    )
 
 
 def test_pdb_on_threads_sees_the_variables_of_the_rank(pytester):

@@ -58,7 +58,7 @@ def run_on_devices(cluster: VirtualCluster, test: Callable[..., Any], given: Map
 
 
 def run_examples(cluster: VirtualCluster, test: Any, given: Mapping[str, Any], run: Callable[..., None]) -> None:
-    """Let hypothesis draw on the host, and ``run(body, arguments)`` each example on devices that have forgotten the last.
+    """Let hypothesis draw on the host, and ``run(body, arguments)`` each example, on devices that forgot the last one.
 
     ``test`` is what ``@given`` has made of the body.
     """

@@ -7,6 +7,7 @@ and its frame is kept.  What was in the variables has stayed in the device.
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterable
 from types import CodeType, FrameType, TracebackType
 
@@ -48,6 +49,5 @@ def _frame_of(frame: Frame) -> FrameType:
     try:
         exec(code, {"__name__": frame.function}, {"__tracebackhide__": frame.hidden})
     except ZeroDivisionError as error:
-        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
-        return error.__traceback__.tb_next.tb_frame
-    raise AssertionError("code that raises did not")
+        entries = list(traceback.walk_tb(error.__traceback__))
+    return entries[-1][0]
