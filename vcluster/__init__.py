@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         UnusedResultWarning,
     )
     from vcluster.run import Run
+    from vcluster.testing.communication import assert_communication
 
 HOST = -1
 """The rank by which the process that owns the cluster is called: ``device.channel(HOST)``."""
@@ -60,6 +61,7 @@ _MODULES = {
         "DeviceFailedError", "OperationCancelled", "UndeliveredMessageError", "UnusedResultWarning",
     ),
     "run": ("Run",),
+    "testing.communication": ("assert_communication",),
 }
 _SUBMODULES = ("faults", "report")
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -69,7 +71,7 @@ __all__ = [
     "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "Event", "Explanation", "Mesh",
     "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
     "Run", "Schedule", "ShardedOperation", "Status", "Trace", "UndeliveredMessageError", "UnusedResultWarning",
-    "VirtualChannel", "VirtualCluster", "VirtualDevice", "explain", "faults", "report",
+    "VirtualChannel", "VirtualCluster", "VirtualDevice", "assert_communication", "explain", "faults", "report",
 ]
 
 

@@ -21,7 +21,6 @@ from vcluster.pending import Pending
 from vcluster.programs import dump
 from vcluster.tracing import Recorder
 
-
 _USUAL_ELSEWHERE = {
     "psum": "all_reduce", "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
     "psumscatter": "reduce_scatter", "reducescatter": "reduce_scatter", "bcast": "broadcast", "ppermute": "permute",

@@ -21,7 +21,7 @@ _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in PACKAGES)
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _owners: dict[str, bool] = {}
-_WORKER = os.path.join(_ROOT, "vcluster", "worker.py")
+_WORKER = f"{_ROOT}{os.sep}vcluster{os.sep}worker.py"
 MOST_SITES = 4096
 _sites: dict[tuple[CodeType, int], CallSite] = {}
 

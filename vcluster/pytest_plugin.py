@@ -104,6 +104,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "spmd(dp=2, tp=2): run the body of the test on each device of that mesh, as the fixture `device`",
     )
+    config.addinivalue_line(
+        "markers", "faults(Kill(rank=2, operation=5), seed=0): plant these faults of vcluster.faults in the test's runs",
+    )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -284,14 +287,19 @@ def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapp
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """What a test leaves behind is a failure of that test."""
+    """Plant the faults that marks name; what a test leaves behind is a failure of that test."""
     cluster = item.stash.get(_CLUSTER, None)
     if cluster is None:
         return (yield)
+    from vcluster.faults import FaultNotReachedError, plant_marks
     from vcluster.testing.leaks import Snapshot
 
     before = Snapshot()
-    result = yield
+    try:
+        with plant_marks(cluster, item.iter_markers("faults")):
+            result = yield
+    except FaultNotReachedError as error:
+        raise pytest.fail.Exception(f"the test passed, but {error}", pytrace=False) from None
     session = item.config.stash[_SESSION]
     leftovers = before.leftovers(cluster, session.warm.pids())
     if leftovers:

@@ -59,7 +59,9 @@ def mlp_parser() -> Parser:
         "--hidden", type=wholes, default=(128, 64, 128), metavar="N,N,...",
         help="widths between input and output; one layer more than numbers (128,64,128)",
     )
-    parser.add_argument("--learning-rate", type=positive, metavar="X", help="of the optimizer (0.1 for classes, 0.01 for values)")
+    parser.add_argument(
+        "--learning-rate", type=positive, metavar="X", help="of the optimizer (0.1 for classes, 0.01 for values)"
+    )
     parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
