@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vcluster.places import PACKAGES
+from vcluster.places import PACKAGES, is_ours
 
 if TYPE_CHECKING:
     from vcluster.cluster import VirtualCluster
@@ -105,7 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "spmd(dp=2, tp=2): run the body of the test on each device of that mesh, as the fixture `device`",
     )
     config.addinivalue_line(
-        "markers", "faults(Kill(rank=2, operation=5), seed=0): plant these faults of vcluster.faults in the test's runs",
+        "markers", "faults(Kill(rank=2, operation=5), seed=0): plant these failures of vcluster.faults in the runs of "
+        "the test",
     )
 
 
@@ -334,11 +335,12 @@ def _leave_out_our_lines(item: pytest.Item, call: pytest.CallInfo[None]) -> None
     """A traceback is of the user's lines, on the host as in a device."""
     if call.excinfo is None or item.config.getoption("fulltrace"):
         return
-    from vcluster.places import is_ours
-
-    kept = call.excinfo.traceback.filter(lambda entry: not is_ours(str(entry.path)))
-    if kept:
-        call.excinfo.traceback = kept
+    entry = call.excinfo.tb
+    while entry.tb_next is not None:
+        if is_ours(entry.tb_next.tb_frame.f_code.co_filename):
+            entry.tb_next = entry.tb_next.tb_next
+        else:
+            entry = entry.tb_next
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -47,7 +47,7 @@ def find_stuck(
 
     def may_act(need: Need) -> bool:
         if need.peer < 0:
-            return host_may_act
+            return host_may_act or need.lane is None  # the host takes messages in while it waits for the run
         if awake[need.peer] or (need.peer, 0) in free:
             return True
         peer = states[need.peer]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh
-from vcluster import PerDevice, VirtualCluster
+from vcluster import DeviceFailedError, PerDevice, VirtualCluster, faults
 from vcluster.testing import body, explanations, leaks, meshes, outcomes, output, tracebacks, warm  # noqa: F401
 from vcluster.testing.body import DeviceToCome
 from vcluster.testing.meshes import OPTIONS, Wanted
@@ -98,6 +98,13 @@ class TestInAClass:
 def test_what_devices_print_can_be_read_with_capsys(virtual_cluster, capsys):
     virtual_cluster.run(lambda device: print("hello"))
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
+
+
+@pytest.mark.mesh(tp=3)
+@pytest.mark.faults(faults.Kill(rank=1, operation=2))
+def test_faults_are_planted_by_a_mark(virtual_cluster):
+    with pytest.raises(DeviceFailedError, match=r"the process of rank 1 .* SIGKILL"):
+        virtual_cluster.run(lambda device: [device.barrier() for _ in range(3)])
 
 
 # -- descriptions ------------------------------------------------------------------------------------------------------
@@ -290,6 +297,27 @@ def test_equal_failures_are_folded_and_others_have_a_section(session):
         result.stdout.fnmatch_lines(["*failure of rank 3*", "*KeyError: 'three'"])
 
 
+def test_a_failing_run_is_told_at_the_line_of_the_test(session):
+    result = session(
+        """
+        @pytest.mark.mesh(tp=2)
+        def test_it(virtual_cluster):
+            virtual_cluster.run(lambda device: 1 // device.rank)
+        """,
+        "--tb=short",
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "The above exception was the direct cause of the following exception:",
+            "test_a_failing_run*.py:5: in test_it",
+            "    virtual_cluster.run(lambda device: 1 // device.rank)",
+            "E   vcluster.errors.DeviceFailedError: rank 0 raised ZeroDivisionError",
+            "E   ZeroDivisionError: integer division or modulo by zero",
+        ]
+    )
+    assert "cluster.py:" not in result.stdout.str()
+
+
 def test_under_s_lines_come_at_once_with_their_rank(session, backend):
     result = session(FAILING, backend, "-s")
     assert sorted(re.findall(r"\[rank \d\] from \d", result.stdout.str())) == [
@@ -438,6 +466,21 @@ def test_what_cannot_travel_is_named(session):
             "the body of an spmd test is a plain function; this one is async",
         ]
     )
+
+
+def test_a_fault_that_was_not_reached_fails_the_test(session):
+    result = session(
+        """
+        from vcluster import faults
+
+        @pytest.mark.spmd(2)
+        @pytest.mark.faults(faults.Raise(rank=1, operation=3, exception=OSError()))
+        def test_it(device): device.barrier()
+        """,
+        "--vcluster-backend=thread",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["the test passed, but Raise(*) was not reached: rank 1 made 1 operations*"])
 
 
 def test_a_wrong_mark_is_an_error_of_collection(session):

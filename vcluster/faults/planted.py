@@ -40,7 +40,7 @@ class PlantedProgram:
     seed: int
     place: int
 
-    def __call__(self, device: VirtualDevice, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, device: VirtualDevice, /, *args: Any, **kwargs: Any) -> Any:
         plan = _Plan(device, self)
         sleeping = device.endpoint.signals
         before = sleeping.before_sleep

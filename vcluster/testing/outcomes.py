@@ -54,6 +54,8 @@ def failure_of(
         if raised is None:
             raised = error.exceptions[first]
             attach_tracebacks(raised, failure)
+        if all(frame.filename != test.co_filename for frame in failure.frames):  # before the body, or after it
+            raised.__traceback__ = traceback_of([frame_at(_first_line(test), test), *failure.frames])
         raised.add_note(f"on rank {first} of {mesh!r}")
         folded: dict[str, list[int]] = {}
         for rank in others:
@@ -67,8 +69,7 @@ def failure_of(
     else:
         raised = error
         known = [place for place in error.locations if place != "?"]
-        location = known[0] if known else f"{test.co_filename}:{_def_line(test)}"
-        raised.__traceback__ = traceback_of([frame_at(location, test)])
+        raised.__traceback__ = traceback_of([frame_at(known[0] if known else _first_line(test), test)])
         raised.__cause__, raised.__suppress_context__ = None, True
     left = {rank: outcome for rank, outcome in error.outputs.items() if outcome.kind != "passed"}
     if left:
@@ -91,11 +92,12 @@ def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Fai
             raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {first_line}")
 
 
-def _def_line(function: CodeType) -> int:
-    """The line of its ``def``, below what decorates it."""
+def _first_line(function: CodeType) -> str:
+    """``file:line`` of its ``def``, below what decorates it."""
     lines = linecache.getlines(function.co_filename)
     candidates = range(function.co_firstlineno, len(lines) + 1)
-    return next((n for n in candidates if lines[n - 1].lstrip().startswith("def ")), function.co_firstlineno)
+    line = next((n for n in candidates if lines[n - 1].lstrip().startswith("def ")), function.co_firstlineno)
+    return f"{function.co_filename}:{line}"
 
 
 def _place(failure: Failure) -> Any:
