@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
@@ -292,6 +293,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     cluster = item.stash.get(_CLUSTER, None)
     if cluster is None:
         return (yield)
+    case = getattr(sys.modules.get("unittest"), "TestCase", ())
+    if item.get_closest_marker("spmd") and isinstance(getattr(item, "instance", None), case):
+        pytest.fail("the body of an spmd test is a function or a method of a plain class, no TestCase's", pytrace=False)
     from vcluster.faults import FaultNotReachedError, plant_marks
     from vcluster.testing.leaks import Snapshot
 

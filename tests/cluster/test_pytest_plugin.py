@@ -277,26 +277,6 @@ def test_a_failing_assert_tells_the_values_the_rank_and_the_others(session, back
     assert "pytest_plugin.py" not in result.stdout.str() and "cluster.py:" not in result.stdout.str()
 
 
-def test_equal_failures_are_folded_and_others_have_a_section(session):
-    result = session(
-        """
-        @pytest.mark.spmd(4)
-        def test_it(device):
-            seen = device.all_scatter(device.rank)
-            if device.rank == 3:
-                raise KeyError("three")
-            assert sum(seen) == (7 if device.rank < 2 else 8)
-        """
-    )
-    text = result.stdout.str()
-    told = re.findall(r"E +(.*rank.*)", text)
-    # who of them is interrupted first is chance; nobody tells twice, and rank 0 leads unless it was
-    assert told[0].startswith("on rank ")
-    assert text.count("def test_it") >= 1
-    if "failure of rank 3" in text:
-        result.stdout.fnmatch_lines(["*failure of rank 3*", "*KeyError: 'three'"])
-
-
 def test_a_failing_run_is_told_at_the_line_of_the_test(session):
     result = session(
         """
@@ -439,7 +419,7 @@ def test_after_a_failure_or_a_death_the_devices_are_new(session):
 def test_what_cannot_travel_is_named(session):
     session(
         """
-        import threading
+        import threading, unittest
 
         @pytest.fixture
         def lock(): return {"the": threading.Lock()}
@@ -453,6 +433,10 @@ def test_what_cannot_travel_is_named(session):
         @pytest.mark.spmd(2)
         async def test_async(device): ...
 
+        @pytest.mark.spmd(2)
+        class TestOld(unittest.TestCase):
+            def test_case(self): ...
+
         def test_no_mark(device): ...
 
         def test_no_mesh(virtual_cluster): ...
@@ -464,6 +448,7 @@ def test_what_cannot_travel_is_named(session):
             "*of the fixture or parameter 'lock' cannot be sent to another process: _thread.lock*",
             "the fixture 'capsys' belongs to the process that runs pytest*",
             "the body of an spmd test is a plain function; this one is async",
+            "the body of an spmd test is a function or a method of a plain class, no TestCase's",
         ]
     )
 

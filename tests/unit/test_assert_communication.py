@@ -78,7 +78,7 @@ def test_nothing_took_place():
 
 
 def test_a_name_that_is_none_is_refused(trace):
-    with pytest.raises(ValueError, match=r"no operation and no total of a trace .* 'all_reduces'; did you mean all_red"):
+    with pytest.raises(ValueError, match=r"no operation and no total of a trace .* 'all_reduces'; did you mean all_re"):
         assert_communication(trace, all_reduces=0)
     with pytest.raises(ValueError, match="called 'xyz'; those are bytes_received"):
         assert_communication(trace, xyz=0)
