@@ -22,6 +22,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import vcluster.cluster
+import vcluster.conduct
 import vcluster.crew
 from parallelism.mesh import Mesh
 from vcluster import (
@@ -53,7 +54,7 @@ def processes(request, cluster_of):
 @pytest.fixture
 def impatient(monkeypatch):
     """A device that heeds nothing is killed sooner than usual."""
-    monkeypatch.setattr(vcluster.cluster, "KILL_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(vcluster.conduct, "KILL_AFTER_SECONDS", 0.3)
 
 
 def marked(cluster):

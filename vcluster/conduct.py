@@ -1,0 +1,178 @@
+"""One run under way: every device is commanded, and every one replies, whatever happens.
+
+When one fails (or the run is broken off: by Ctrl-C, a deadline, a deadlock, a close), the others are told to cancel
+what they wait in; one that computes on is interrupted, and in the end killed.  Nobody is left behind in a run that is
+over.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vcluster.crew import Crew
+from vcluster.endpoint import Endpoint
+from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError
+from vcluster.interrupts import DeferredInterrupt
+from vcluster.outcome import Reply
+from vcluster.status import RUNNING, Status
+from vcluster.supervision import Stuck, look, tell
+from vcluster.worker import Done, Printed, RunCommand
+
+LOOK_EVERY_SECONDS = 0.05
+"""When no device has said anything for so long, look whether any of them can still go on."""
+
+INTERRUPT_AFTER_SECONDS = 0.03
+KILL_AFTER_SECONDS = 5.0
+"""When a run has failed, a device that still computes is interrupted, and in the end killed and replaced."""
+
+ShowOutput = Callable[[int, str, str], object]
+
+
+class Conduct:
+    """One run, from the first command to the last reply."""
+
+    def __init__(
+        self, crew: Crew, endpoint: Endpoint, status: Status, size: int, deadline_seconds: float | None,
+        show_output: ShowOutput, cluster_end: Any,
+    ) -> None:
+        """``endpoint`` is the host's; ``cluster_end`` is alive until the cluster is closed, and closes it if called."""
+        self._crew = crew
+        self._endpoint = endpoint
+        self._status = status
+        self._size = size
+        self._deadline_seconds = deadline_seconds
+        self._show_output = show_output
+        self._cluster_end = cluster_end
+        self._asked: BaseException | None = None
+        self.replies: dict[int, Reply] = {}
+        """What each device said at its end, so far."""
+        self.broken_off: BaseException | None = None
+        """Why the run is ended, if not by a device."""
+        self._pending: set[int] = set()
+        self._started = time.monotonic()
+        self._failed_at: float | None = None
+        self._stuck: list[Stuck] = []
+
+    def break_off(self, error: BaseException) -> None:
+        """From another thread: end the run with this error."""
+        self._asked = error
+        self._crew.wake()
+
+    def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
+        """Command every device and wait for its reply; on a failure, see to it that all come back."""
+        with self._crew.printing():
+            for rank in range(self._size):
+                self._status.set(rank, RUNNING)
+            try:
+                for rank in range(self._size):
+                    self._crew.send(rank, command(rank))
+                    self._pending.add(rank)
+            except BaseException as error:  # Ctrl-C, or no memory for the arguments
+                self.broken_off = error
+            while True:
+                try:
+                    interrupt.deliver()
+                    if not self._cluster_end.alive:
+                        raise ClusterError("the cluster was closed while the run was under way")
+                    self.broken_off = self.broken_off or self._asked
+                    if self.broken_off is not None:
+                        self._cancel()
+                    if not self._pending:
+                        return
+                    self._listen()
+                    if not self._in_time():
+                        return
+                except BaseException as error:  # Ctrl-C, a time limit's signal, an output that cannot be written to
+                    closed = not self._cluster_end.alive
+                    if closed or (self.broken_off is not None and isinstance(error, Exception)):
+                        self._cluster_end()
+                        raise
+                    self.broken_off = error
+
+    def _cancel(self) -> None:
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+            self._endpoint.signals.cancel()
+
+    def _listen(self) -> None:
+        """Hear what devices say; if they say nothing, look whether they can go on."""
+        messages = self._crew.receive(self._timeout())
+        if not messages:
+            self._endpoint.take_in()  # lest a device wait for room in a ring to the host
+            if self._failed_at is None and self._look():
+                messages = self._crew.receive(0.0)  # a failure that was on its way outranks
+                if not messages:
+                    self.broken_off = self._deadlock(self._stuck)
+        for rank, message in messages:
+            if isinstance(message, Printed):
+                if self.broken_off is None:
+                    self._show_output(rank, message.stream, message.text)
+                continue
+            self._pending.discard(rank)
+            self.replies[rank] = message
+            if not isinstance(message, Done):
+                self._cancel()
+
+    def _in_time(self) -> bool:
+        """Keep the deadline, and hurry those that hold up a run which has failed; False if that is hopeless."""
+        now = time.monotonic()
+        if self._failed_at is not None:
+            return self._hurry(now - self._failed_at)
+        if self._deadline_seconds is not None and now - self._started > self._deadline_seconds:
+            self.broken_off = self._too_late()
+        return True
+
+    def _timeout(self) -> float:
+        if self._failed_at is not None:
+            return INTERRUPT_AFTER_SECONDS
+        if self._deadline_seconds is not None:
+            left = max(0.0, self._started + self._deadline_seconds - time.monotonic()) + 1e-3
+            return min(LOOK_EVERY_SECONDS, left)
+        return LOOK_EVERY_SECONDS
+
+    def _look(self) -> bool:
+        """Whether there is a deadlock.  It is told at the second look, when those who come to it late have come, too."""
+        others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
+        before, self._stuck = self._stuck, look(self._status, self._size, host_may_act=len(others) > 1)
+        return bool(before and self._stuck)
+
+    def _deadlock(self, stuck: list[Stuck]) -> DeadlockError:
+        finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
+        return DeadlockError(
+            tell(stuck, finished), ranks=[s.rank for s in stuck], operation=stuck[0].text.split("(")[0],
+            locations=[s.location for s in stuck],
+        )
+
+    def _hurry(self, seconds: float) -> bool:
+        """Interrupt or kill who still computes; False if that cannot be done, and the cluster is closed."""
+        if seconds < INTERRUPT_AFTER_SECONDS:
+            return True
+        for rank in sorted(self._pending):
+            if seconds < KILL_AFTER_SECONDS:
+                self._crew.interrupt(rank)
+            elif not self._crew.kill(rank):
+                self._cluster_end()  # a thread
+                return False
+        return True
+
+    def _too_late(self) -> ClusterTimeoutError:
+        states = {rank: self._status.read(rank) for rank in sorted(self._pending)}
+        lines = [
+            f"  rank {rank} waits in {state.operations[0].text} at {state.location}"
+            if state.operations else f"  rank {rank} computes"
+            for rank, state in states.items()
+        ]
+        return ClusterTimeoutError(
+            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *lines]),
+            ranks=list(states), locations=[state.location for state in states.values() if state.location],
+        )
+
+
+def show_with_rank(rank: int, stream: str, text: str) -> None:
+    """Print lines that a device printed, to the host's ``stdout`` or ``stderr``, with the rank in front."""
+    file = sys.stdout if stream == "stdout" else sys.stderr
+    print("".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n")), end="", file=file, flush=True)
