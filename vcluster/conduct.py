@@ -135,7 +135,7 @@ class Conduct:
         return LOOK_EVERY_SECONDS
 
     def _look(self) -> bool:
-        """Whether there is a deadlock.  It is told at the second look, when those who come to it late have come, too."""
+        """Whether there is a deadlock.  It is told at the second look, when those who come to it late have come."""
         others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
         before, self._stuck = self._stuck, look(self._status, self._size, host_may_act=len(others) > 1)
         return bool(before and self._stuck)
