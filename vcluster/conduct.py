@@ -25,6 +25,8 @@ from vcluster.worker import Done, Printed, RunCommand
 LOOK_EVERY_SECONDS = 0.05
 """When no device has said anything for so long, look whether any of them can still go on."""
 
+LOOKS_WHILE_OTHERS_RUN = 4
+
 INTERRUPT_AFTER_SECONDS = 0.03
 KILL_AFTER_SECONDS = 5.0
 """When a run has failed, a device that still computes is interrupted, and in the end killed and replaced."""
@@ -56,6 +58,7 @@ class Conduct:
         self._started = time.monotonic()
         self._failed_at: float | None = None
         self._stuck: list[Stuck] = []
+        self._looks = 0
 
     def break_off(self, error: BaseException) -> None:
         """From another thread: end the run with this error."""
@@ -135,10 +138,12 @@ class Conduct:
         return LOOK_EVERY_SECONDS
 
     def _look(self) -> bool:
-        """Whether there is a deadlock.  It is told at the second look, when those who come to it late have come."""
+        """Whether there is a deadlock.  While others run it is told only after some looks, when those who come to it
+        late have come, and are told of, too."""
         others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
-        before, self._stuck = self._stuck, look(self._status, self._size, host_may_act=len(others) > 1)
-        return bool(before and self._stuck)
+        self._stuck = look(self._status, self._size, host_may_act=len(others) > 1)
+        self._looks = self._looks + 1 if self._stuck else 0
+        return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
 
     def _deadlock(self, stuck: list[Stuck]) -> DeadlockError:
         finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
