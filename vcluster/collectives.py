@@ -26,7 +26,7 @@ from vcluster.pending import Pending
 from vcluster.places import call_site
 from vcluster.status import Lane
 from vcluster.stepwise import run_stepwise
-from vcluster.tasks import Wait
+from vcluster.tasks import Steps, Wait
 from vcluster.tracing import Recorder
 from vcluster.values import (
     SCALAR,
@@ -42,7 +42,6 @@ from vcluster.values import (
     zeros_like,
 )
 
-Steps = Generator[Wait, None, Any]
 MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")

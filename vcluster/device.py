@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.mesh import Axes, Mesh, MeshIndex
-from parallelism.operation import Groups, ReduceOp
+from parallelism.operation import ReduceOp
 from parallelism.trace import HOST
 from vcluster.channel import VirtualChannel
 from vcluster.collectives import Collectives
@@ -324,6 +324,3 @@ class VirtualDevice:
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(dump(obj, "the object"), np.uint8)
-
-
-__all__ = ["Groups", "VirtualDevice"]

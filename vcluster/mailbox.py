@@ -303,9 +303,6 @@ class Mailbox:
         self._out[_CLOSED] = 1
         self._endpoint.signals.wake((self._peer,))
 
-    def reopen(self) -> None:
-        self._out[_CLOSED] = 0
-
     @property
     def closed_here(self) -> bool:
         return bool(self._out[_CLOSED])

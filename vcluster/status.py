@@ -87,9 +87,6 @@ class Status:
         words[_VERSION] += 1
         words[_STATE] = BLOCKED
 
-    def is_running(self, rank: int) -> bool:
-        return bool(self._words[rank][_STATE] == RUNNING)
-
     def version(self, rank: int) -> int:
         return int(self._words[rank][_VERSION])
 
