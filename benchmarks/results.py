@@ -19,6 +19,7 @@ DEFINITIONS = {
     "broadcast": "latest end minus earliest start, since its root need not wait",
     "from_first_start": "the same rounds as latest end minus earliest start; an upper bound",
     "round_trip": "rank 0 sends, rank 1 sends back what came; the time of rank 0",
+    "limits": "from the moment from which nothing can save the run until the error leaves it, the cluster repaired",
     "stream": "16 messages one after the other, receiver's end minus sender's start, per message",
     "nbytes": "input of all_reduce, reduce_scatter, all_to_all, broadcast and messages; output of all_gather",
 }
@@ -38,6 +39,19 @@ class Measurement:
     from_first_start: Summary | None = None
 
 
+@dataclass(frozen=True)
+class Level:
+    """What one process holds ``after`` so many of ``what``."""
+
+    suite: str
+    what: str
+    after: int
+    process: str
+    descriptors: int
+    threads: int
+    resident_nbytes: int
+
+
 @dataclass
 class Results:
     """Everything one run of the benchmarks found."""
@@ -45,6 +59,7 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Systems that could not be measured, with the reason in one line."""
+    levels: list[Level] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     """What each peer says of itself."""
 
@@ -81,6 +96,7 @@ class Results:
                 {name: value for name, value in asdict(measurement).items() if value is not None}
                 for measurement in self.measurements
             ],
+            "levels": [asdict(level) for level in self.levels],
         }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
-from vcluster.arguments import PerDevice, deal
+from vcluster.arguments import PerDevice
 from vcluster.channel import VirtualChannel
 from vcluster.conduct import Conduct, ShowOutput, show_with_rank
 from vcluster.control import Layout
@@ -23,12 +23,13 @@ from vcluster.errors import ClusterError, UnusedResultWarning
 from vcluster.interrupts import DeferredInterrupt
 from vcluster.mailbox import hand_over, release
 from vcluster.memory import Arena
-from vcluster.outcome import Reply, error_of
-from vcluster.payload import encode
+from vcluster.outcome import Reply, memory_kills
 from vcluster.pending import Pending
+from vcluster.places import code_of
 from vcluster.processes import default_start_method
 from vcluster.programs import Environment, environment
 from vcluster.run import Run
+from vcluster.shipment import pack
 from vcluster.status import Status
 from vcluster.tracing import Recorder
 from vcluster.worker import DeviceSpec, Done, RunCommand
@@ -67,6 +68,7 @@ class Body:
         self._told_generation = 0
         self.show_output: ShowOutput = show_with_rank
         self._warned: set[str] = set()
+        self._memory_kills = memory_kills()
         try:
             self._start_devices(range(mesh.size))
         except BaseException:
@@ -107,13 +109,7 @@ class Body:
             args = _by_rank(program.inputs(self._mesh, *args), size, program)
         elif not callable(program):
             raise TypeError(f"run() takes a function of a device, or an Operation, got {type(program).__name__}")
-        common_args, common_kwargs, own = deal(args, kwargs, size)
-
-        encoded = encode((shipped or program, common_args, common_kwargs), "the program and its arguments")
-        mine = [
-            encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
-            for rank in range(size if own else 0)
-        ]
+        encoded, mine = pack(program, shipped, args, kwargs, size)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
             self._number += 1
@@ -123,7 +119,7 @@ class Body:
                 changed, self._environments[rank] = self._environments.get(rank) != now, now
                 return RunCommand(
                     self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes,
-                    hand_over(self.endpoint, mine[rank], rank) if own else None, now if changed else None,
+                    hand_over(self.endpoint, mine[rank], rank) if mine else None, now if changed else None,
                 )
 
             self._conduct = conduct = Conduct(
@@ -138,13 +134,10 @@ class Body:
                 release(self.arena, common)
             replies = conduct.replies
             self._told_generation = self._generation
-            error = conduct.broken_off or error_of(replies)
+            error = conduct.error(self._killed_for_memory)
             if error is not None:
                 if isinstance(error, ClusterError) and not self.closed:
-                    error.outputs = {
-                        rank: self.endpoint.mailbox(rank).adopt(reply.place)
-                        for rank, reply in sorted(replies.items()) if isinstance(reply, Done)
-                    }
+                    error.outputs, _ = self._outputs(replies)
                 if self.closed:
                     error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
                 self._heal(replies)
@@ -155,9 +148,24 @@ class Body:
                 finally:
                     del error, conduct  # no cycle with its own traceback, which would keep the caller's variables
             done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
-            outputs = [self.endpoint.mailbox(rank).adopt(reply.place) for rank, reply in enumerate(done)]
+            outputs, refused = self._outputs(replies)
+            if refused is not None:
+                raise refused
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
-            return Run(self._mesh, program, outputs, [reply.record for reply in done])
+            return Run(self._mesh, program, list(outputs.values()), [reply.record for reply in done])
+
+    def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], Exception | None]:
+        """What the devices that came to their end returned, by rank; and the first exception of a class that refuses to
+        be made again."""
+        outputs, refused = {}, None
+        for rank, reply in sorted(replies.items()):
+            if isinstance(reply, Done):
+                try:
+                    outputs[rank] = self.endpoint.mailbox(rank).adopt(reply.place)
+                except Exception as error:
+                    error.add_note(f"as the result of rank {rank} was unpacked on the host")
+                    refused = refused or error
+        return outputs, refused
 
     def _warn(self, dropped: dict[str, str]) -> None:
         """Once for each line: who comes from a library that writes in place forgets that results are returned."""
@@ -175,6 +183,11 @@ class Body:
         self._asked = error
         if self._conduct is not None:
             self._conduct.break_off(error)
+
+    def _killed_for_memory(self) -> bool | None:
+        """Whether the system has killed a process for want of memory since the last time."""
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        return None if before is None or self._memory_kills is None else self._memory_kills > before
 
     def _heal(self, replies: dict[int, Reply]) -> None:
         """Make the cluster usable again after a failure: all devices are idle or dead."""
@@ -252,7 +265,7 @@ def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, .
     try:
         inspect.signature(program).bind(None, *args, **kwargs)
     except (TypeError, ValueError) as wrong:
-        code = getattr(program, "__code__", None)
+        code = code_of(program)
         where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         name = getattr(program, "__qualname__", type(program).__name__)
         error.add_note(f"{name}{where} is called with the device first, then what run() was given: {wrong}")

@@ -16,14 +16,15 @@ from typing import Any
 from vcluster.crew import Crew
 from vcluster.endpoint import Endpoint
 from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError
+from vcluster.failures import Frame
 from vcluster.interrupts import DeferredInterrupt
-from vcluster.outcome import Reply
-from vcluster.status import RUNNING, Status
-from vcluster.supervision import Stuck, look, tell
-from vcluster.worker import Done, Printed, RunCommand
+from vcluster.outcome import Reply, error_of
+from vcluster.status import State, Status
+from vcluster.supervision import Stuck, callers, folded, look, tell
+from vcluster.worker import Cancelled, Done, Printed, RunCommand
 
 LOOK_EVERY_SECONDS = 0.05
-"""When no device has said anything for so long, look whether any of them can still go on."""
+"""So often look whether those that are not heard of can still go on."""
 
 LOOKS_WHILE_OTHERS_RUN = 4
 
@@ -57,8 +58,12 @@ class Conduct:
         self._pending: set[int] = set()
         self._started = time.monotonic()
         self._failed_at: float | None = None
-        self._stuck: list[Stuck] = []
+        self._looked = self._started
         self._looks = 0
+        self._stuck: list[Stuck] = []
+        self._finished: set[int] = set()
+        self._late: dict[int, State] = {}
+        """What devices were doing when the deadline came."""
 
     def break_off(self, error: BaseException) -> None:
         """From another thread: end the run with this error."""
@@ -69,7 +74,7 @@ class Conduct:
         """Command every device and wait for its reply; on a failure, see to it that all come back."""
         with self._crew.printing():
             for rank in range(self._size):
-                self._status.set(rank, RUNNING)
+                self._status.begin(rank)
             try:
                 for rank in range(self._size):
                     self._crew.send(rank, command(rank))
@@ -101,15 +106,24 @@ class Conduct:
             self._failed_at = time.monotonic()
             self._endpoint.signals.cancel()
 
+    def error(self, killed_for_memory: Callable[[], bool | None]) -> BaseException | None:
+        """What the run ends in, once all replies are there; None if all is well."""
+        if self._stuck and isinstance(self.broken_off, DeadlockError):
+            return self._deadlock()
+        if self._late and isinstance(self.broken_off, ClusterTimeoutError):
+            return self._too_late()
+        return self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)
+
     def _listen(self) -> None:
-        """Hear what devices say; if they say nothing, look whether they can go on."""
-        messages = self._crew.receive(self._timeout())
-        if not messages:
-            self._endpoint.take_in()  # lest a device wait for room in a ring to the host
-            if self._failed_at is None and self._look():
-                messages = self._crew.receive(0.0)  # a failure that was on its way outranks
-                if not messages:
-                    self.broken_off = self._deadlock(self._stuck)
+        """Hear what devices say; now and then look whether those that say nothing can go on."""
+        self._take(self._crew.receive(self._timeout()))
+        if self._failed_at is None and self._look():
+            self._take(self._crew.receive(0.0))
+            if self._failed_at is None:  # a failure that was on its way outranks
+                self._finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
+                self.broken_off = self._deadlock()
+
+    def _take(self, messages: list[tuple[int, Any]]) -> None:
         for rank, message in messages:
             if isinstance(message, Printed):
                 if self.broken_off is None:
@@ -126,6 +140,7 @@ class Conduct:
         if self._failed_at is not None:
             return self._hurry(now - self._failed_at)
         if self._deadline_seconds is not None and now - self._started > self._deadline_seconds:
+            self._late = {rank: self._status.read(rank) for rank in sorted(self._pending)}
             self.broken_off = self._too_late()
         return True
 
@@ -140,17 +155,26 @@ class Conduct:
     def _look(self) -> bool:
         """Whether there is a deadlock.  While others run it is told only after some looks, when those who come to it
         late have come, and are told of, too."""
+        now = time.monotonic()
+        if now - self._looked < 0.9 * LOOK_EVERY_SECONDS:
+            return False
+        self._looked = now
+        self._endpoint.take_in()  # lest a device wait for room in a ring to the host
         others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
         self._stuck = look(self._status, self._size, host_may_act=len(others) > 1)
         self._looks = self._looks + 1 if self._stuck else 0
         return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
 
-    def _deadlock(self, stuck: list[Stuck]) -> DeadlockError:
-        finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
+    def _deadlock(self) -> DeadlockError:
+        stuck = self._stuck
         return DeadlockError(
-            tell(stuck, finished), ranks=[s.rank for s in stuck], operation=stuck[0].text.split("(")[0],
-            locations=[s.location for s in stuck],
+            tell(stuck, self._finished, self._stacks()), ranks=[s.rank for s in stuck],
+            operation=stuck[0].text.split("(")[0], locations=[s.location for s in stuck],
         )
+
+    def _stacks(self) -> dict[int, tuple[Frame, ...]]:
+        """Where the kernels were as the run was broken off, those that have come back since."""
+        return {rank: reply.stack for rank, reply in self.replies.items() if isinstance(reply, Cancelled)}
 
     def _hurry(self, seconds: float) -> bool:
         """Interrupt or kill who still computes; False if that cannot be done, and the cluster is closed."""
@@ -165,15 +189,20 @@ class Conduct:
         return True
 
     def _too_late(self) -> ClusterTimeoutError:
-        states = {rank: self._status.read(rank) for rank in sorted(self._pending)}
-        lines = [
-            f"  rank {rank} waits in {state.operations[0].text} at {state.location}"
-            if state.operations else f"  rank {rank} computes"
-            for rank, state in states.items()
-        ]
+        said, places, stacks = {}, [], self._stacks()
+        for rank, state in self._late.items():
+            stack = stacks.get(rank, ())
+            place = state.location or (stack[-1].place if stack else "")
+            seen = self._status.last_seen(rank)
+            if state.operations:
+                what = f"in {state.operations[0].text}"
+            else:  # who has just come to a call does not wait yet, as others see it
+                what = f"in {seen.operation}" if seen.operation and seen.location == place else "computing"
+            said[rank] = what + (f" at {place}" if place else "") + callers(stack, place)
+            places += [place] if place else []
         return ClusterTimeoutError(
-            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *lines]),
-            ranks=list(states), locations=[state.location for state in states.values() if state.location],
+            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *folded(said)]),
+            ranks=list(self._late), locations=places,
         )
 
 

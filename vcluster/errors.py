@@ -92,9 +92,16 @@ class UnusedResultWarning(UserWarning):
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 1 and 3``; -1 is the host."""
-    numbers = [str(rank) for rank in ranks if rank >= 0]
-    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(numbers)] if numbers else []
+    """``rank 3``, ``ranks 0 and 2-5``; -1 is the host."""
+    numbers = [rank for rank in ranks if rank >= 0]
+    spans: list[list[int]] = []
+    for rank in numbers:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    told = [word for span in spans for word in ([f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span))]
+    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(told)] if told else []
     if any(rank < 0 for rank in ranks):
         words.append("the host")
     return " and ".join(words) or "nobody"

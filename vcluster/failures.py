@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 import linecache
 import traceback
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import CodeType, TracebackType
 
+from vcluster.errors import OperationCancelled
+from vcluster.line_values import values_on_lines
 from vcluster.places import is_installed, is_ours
 from vcluster.programs import dump, load, type_name
 
@@ -37,6 +40,11 @@ class Frame:
     hidden: bool = False
     """Does it say ``__tracebackhide__``, as helpers of tests do?"""
 
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return f"{self.filename}:{self.line}"
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -58,13 +66,15 @@ class Failure:
     """Was the cause named with ``raise ... from``?"""
     members: tuple[Failure, ...] = ()
     """The exceptions of an ``ExceptionGroup``."""
+    values: str = ""
+    """Of the variables on the innermost line of the user's."""
 
     @property
     def location(self) -> str | None:
         """``file:line`` of the innermost line of the user's; of a library's where there is no such line."""
         users = [frame for frame in self.frames if not is_installed(frame.filename)]
         innermost = (users or self.frames)[-1:]
-        return f"{innermost[0].filename}:{innermost[0].line}" if innermost else None
+        return innermost[0].place if innermost else None
 
     def exception(self) -> BaseException:
         """The original, its causes attached; or a ``RuntimeError`` that names its type if it cannot be had."""
@@ -102,7 +112,13 @@ class Failure:
             text += f"  +---------------- {i} of {len(self.members)} ----------------\n{body}"
         if self.members:
             text += "  +------------------------------------\n"
-        return text
+        return text + (f"with {self.values}\n" if self.values else "")
+
+    @property
+    def in_a_line(self) -> str:
+        """The exception without its traceback."""
+        words = self.summary.strip().split("\n")[0]
+        return words + (f", with {self.values}" if self.values else "")
 
     def _format_frames(self) -> str:
         for filename in {frame.filename for frame in self.frames}:
@@ -121,14 +137,29 @@ class Failure:
         return "".join([*first, f"  [{self.omitted} more calls]\n", *last])
 
 
-def describe_exception(exception: BaseException) -> Failure:
-    """All of an exception that can cross: never raises, whatever the exception's own methods do."""
-    return _describe(exception, frozenset())
+def describe_exception(exception: BaseException, program: CodeType | None = None) -> Failure:
+    """All of an exception that can cross: never raises, whatever the exception's own methods do.
+
+    ``program`` is the code that was run: where no line of the user's took part, the failure is told at its first.
+    """
+    return replace(_describe(exception, frozenset(), program), values=_values(exception.__traceback__))
 
 
-def _describe(exception: BaseException, above: frozenset[int]) -> Failure:
+def where_cancelled(exception: BaseException) -> tuple[Frame, ...]:
+    """The user's lines, outermost first, at which a kernel was when its run was broken off."""
+    error: BaseException | None = exception
+    while error is not None and not isinstance(error, OperationCancelled):
+        error = error.__context__  # the kernel has made another exception of it
+    frames = [] if error is None else _frames(error.__traceback__)
+    return tuple(frame for frame in frames if not is_installed(frame.filename))
+
+
+def _describe(exception: BaseException, above: frozenset[int], program: CodeType | None = None) -> Failure:
     above |= {id(exception)}
     frames = _frames(exception.__traceback__)
+    if program is not None and all(is_ours(frame.filename) for frame in frames) and not is_ours(program.co_filename):
+        first = program.co_firstlineno
+        frames = [Frame(program.co_filename, first, None, None, None, program.co_name, first)]
     omitted = max(0, len(frames) - LONGEST_TRACEBACK)
     if omitted:
         frames = frames[: LONGEST_TRACEBACK // 2] + frames[-(LONGEST_TRACEBACK // 2) :]
@@ -136,7 +167,7 @@ def _describe(exception: BaseException, above: frozenset[int]) -> Failure:
     explicit = cause is not None
     if cause is None and not exception.__suppress_context__:
         cause = exception.__context__
-    follow = cause is not None and id(cause) not in above and len(above) < DEEPEST_CHAIN
+    follow = cause is not None and id(cause) not in above and len(above) < DEEPEST_CHAIN and not _is_internal(cause)
     members: tuple[BaseException, ...] = ()
     if isinstance(exception, BaseExceptionGroup) and len(above) < DEEPEST_CHAIN:
         members = tuple(member for member in exception.exceptions if id(member) not in above)
@@ -167,6 +198,30 @@ def _frames(tb: TracebackType | None) -> list[Frame]:
         ))
         tb = tb.tb_next
     return [frame for frame in frames if not is_ours(frame.filename)] or frames
+
+
+def _values(tb: TracebackType | None) -> str:
+    users = [entry for entry in _entries(tb) if not is_installed(entry.tb_frame.f_code.co_filename)]
+    if not users:
+        return ""
+    frame, first = users[-1].tb_frame, users[-1].tb_lineno
+    span = next(itertools.islice(frame.f_code.co_positions(), max(0, users[-1].tb_lasti) // 2, None), None)
+    try:
+        return values_on_lines(frame, first, max(first, (span and span[1]) or first))
+    except Exception:  # it is only an extra
+        return ""
+
+
+def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next
+
+
+def _is_internal(exception: BaseException) -> bool:
+    """Was it raised and caught without a line of the user's, by our own code, which then told what it means?"""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(exception.__traceback__)]
+    return bool(frames) and is_ours(frames[0]) and all(map(is_installed, frames))
 
 
 def _text(exception: BaseException) -> str:

@@ -9,10 +9,10 @@ import dis
 import os
 import sys
 import sysconfig
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
 
@@ -40,6 +40,14 @@ def is_installed(filename: str) -> bool:
     return (
         is_ours(filename) or filename.startswith(("<frozen ", *_STDLIB)) or any(part in filename for part in _INSTALLED)
     )
+
+
+def code_of(program: Any) -> CodeType | None:
+    """The code that runs when ``program`` is called; None where that is none of Python's."""
+    while isinstance(program, partial):
+        program = program.func
+    code = getattr(program, "__code__", None) or getattr(type(program).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 class CallSite(NamedTuple):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from vcluster import line_coverage
 from vcluster.places import PACKAGES, is_ours
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from vcluster.testing.spmd import Ending  # noqa: F401  (named in a key)
     from vcluster.testing.warm import WarmClusters
 
+PRELOAD = ("pytest", "_pytest.assertion", "vcluster.testing.body")
+"""What devices find loaded, besides what the runtime needs."""
 FIXTURES = ("virtual_cluster", "device", "virtual_device")
 MARKS = ("mesh", "spmd")
 
@@ -52,7 +55,7 @@ class Session:
             from vcluster.processes import start_fork_server
 
             with suppress(OSError, RuntimeError):  # the first test will tell
-                start_fork_server(preload=("pytest", "_pytest.assertion", "vcluster.testing.body"))
+                start_fork_server(preload=(*PRELOAD, *(["coverage"] if line_coverage.is_loaded() else [])))
 
     @property
     def backend(self) -> str:
@@ -88,7 +91,7 @@ _ENDING = pytest.StashKey["Ending"]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.getgroup("vcluster").addoption(
         "--vcluster-backend", choices=("process", "thread"), default="process",
-        help="what the devices of tests are: processes (default), or threads, for a debugger and for coverage",
+        help="what the devices of tests are: processes (default), or threads, for a debugger",
     )
     # pytest rewrites the asserts of every package that brings a plugin: here that is the whole runtime, and no gain
     marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)
@@ -255,6 +258,16 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """The devices end with the last test, before plugins report what was covered."""
+    with line_coverage.devices_measured():
+        try:
+            return (yield)
+        finally:
+            session.config.stash[_SESSION].close()
 
 
 @pytest.hookimpl(tryfirst=True)

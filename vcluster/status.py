@@ -6,6 +6,8 @@ host (`vcluster.supervision`) reads this only when it has heard nothing for a mo
 sleep.
 
 A word counts the changes: a reader that sees the same count before and after has read one state.
+
+Beside it lies what the device called last, for when its process dies.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vcluster.control import STATUS_BYTES, Layout
-from vcluster.memory import LINE, Arena
+from vcluster.memory import LINE, PAGE, Arena
+
+MOST_CALLS = 4096
+"""Calls and their lines that are kept as they are written."""
 
 RUNNING, BLOCKED, FINISHED = range(3)
 _VERSION, _STATE, _LENGTH = range(3)
@@ -56,6 +61,21 @@ class State(NamedTuple):
     """The line of the kernel that waits."""
 
 
+class LastSeen(NamedTuple):
+    """What a device was doing when it was last seen: waiting in an operation, or computing after one."""
+
+    operation: str | None = None
+    """Its name; None if nothing was called."""
+    location: str | None = None
+    waiting_in: str | None = None
+    """The operation in full, if it waited there."""
+
+    def __str__(self) -> str:
+        if self.waiting_in:
+            return f" while it waited in {self.waiting_in} at {self.location}"
+        return f"; the last it called was {self.operation} at {self.location}" if self.operation else ""
+
+
 class Status:
     """Writes and reads the states."""
 
@@ -63,6 +83,13 @@ class Status:
         self._arena = arena
         self._words = [arena.words(layout.status(rank), 3) for rank in range(layout.size)]
         self._texts = [layout.status(rank) + LINE for rank in range(layout.size)]
+        self._told: dict[tuple[str, str], bytes] = {}
+        self._notes = [layout.status(rank) + STATUS_BYTES - PAGE for rank in range(layout.size)]
+
+    def begin(self, rank: int) -> None:
+        """Running, and nothing called yet; said by the host as it starts a run."""
+        self._arena.view[self._notes[rank]] = 0
+        self.set(rank, RUNNING)
 
     def set(self, rank: int, state: int) -> None:
         """Running or finished."""
@@ -75,7 +102,7 @@ class Status:
         plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
         told = marshal.dumps((plain, location))
         words = self._words[rank]
-        if len(told) > STATUS_BYTES - LINE:
+        if len(told) > STATUS_BYTES - PAGE - LINE:
             return
         start = self._texts[rank]
         if words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == told:
@@ -106,6 +133,27 @@ class Status:
             for lane, text, needs in operations
         )
         return State(version, BLOCKED, under_way, location)
+
+    def note(self, rank: int, name: str, location: str) -> None:
+        """What is called now, and at which line.  Below half a microsecond, since this is said at every call."""
+        told = self._told.get((name, location))
+        if told is None:
+            if len(self._told) >= MOST_CALLS:  # code that is made anew in every run
+                self._told.clear()
+            told = self._told[name, location] = f"{name}\0{location}".encode()[: PAGE - 1] + b"\0"
+        start = self._notes[rank]
+        self._arena.view[start : start + len(told)] = told
+
+    def last_seen(self, rank: int) -> LastSeen:
+        """What a device, which may be dead, was doing."""
+        state = self.read(rank)
+        if state.state == BLOCKED:
+            text = state.operations[0].text
+            return LastSeen(text.partition("(")[0], state.location, text)
+        start = self._notes[rank]
+        name, _, rest = bytes(self._arena.view[start : start + PAGE]).partition(b"\0")
+        location, _, _ = rest.partition(b"\0")
+        return LastSeen(name.decode(errors="replace"), location.decode(errors="replace")) if name else LastSeen()
 
     def has_changed(self, need: Need) -> bool:
         """Whether what was needed may have happened since."""

@@ -15,7 +15,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from vcluster.errors import ranks_in_words
+from vcluster.failures import Frame
 from vcluster.status import BLOCKED, FINISHED, RUNNING, Lane, Need, Operation, State, Status
+
+CALLERS_TOLD = 6
+"""Of a deep recursion not everybody who called is named."""
+
+STEPS_TOLD = 16
+"""Of a circle of very many devices not every step."""
 
 
 class Stuck(NamedTuple):
@@ -94,15 +101,20 @@ def look(status: Status, size: int, *, host_may_act: bool = True) -> list[Stuck]
     return stuck if all(status.version(rank) == states[rank].version for rank in still) else []
 
 
-def tell(stuck: Sequence[Stuck], finished: Collection[int]) -> str:
-    """A deadlock in words: the circle of waits if there is one, then everybody's line."""
+def tell(stuck: Sequence[Stuck], finished: Collection[int], stacks: Mapping[int, Sequence[Frame]] | None = None) -> str:
+    """A deadlock in words: the circle of waits if there is one, then everybody's line.
+
+    ``stacks``, by rank: the user's lines, outermost first.
+    """
     by_rank = {stick.rank: stick for stick in stuck}
     circle = _circle(by_rank)
     if circle:
-        steps = "; ".join(
+        steps = [
             f"rank {rank} waits for rank {after}" for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
-        )
-        head = f"deadlock: {steps}"
+        ]
+        if len(steps) > STEPS_TOLD:
+            steps[STEPS_TOLD - 1 : -1] = ["..."]
+        head = f"deadlock: {'; '.join(steps)}"
     else:
         stick = next((s for s in stuck if any(peer in finished for peer in s.waits_for)), stuck[0])
         gone = [peer for peer in stick.waits_for if peer in finished]
@@ -110,10 +122,32 @@ def tell(stuck: Sequence[Stuck], finished: Collection[int]) -> str:
             head = f"deadlock: {ranks_in_words(gone)} returned without {_missed(stick)}"
         else:
             head = f"deadlock: rank {stick.rank} waits for {ranks_in_words(stick.waits_for)}"
-    lines = [
-        f"  rank {s.rank} in {s.text} at {s.location}, waiting for {ranks_in_words(s.waits_for)}" for s in stuck
-    ]
-    return "\n".join([head, *lines])
+    said = {
+        s.rank: f"in {s.text} at {s.location}, waiting for {ranks_in_words(s.waits_for)}"
+        + callers((stacks or {}).get(s.rank, ()), s.location)
+        for s in stuck
+    }
+    return "\n".join([head, *folded(said)])
+
+
+def folded(said: Mapping[int, str]) -> list[str]:
+    """A line for each thing said, behind the ranks that say it."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in said.items():
+        by_text.setdefault(text, []).append(rank)
+    return [f"  {ranks_in_words(ranks)} {text}" for text, ranks in by_text.items()]
+
+
+def callers(stack: Sequence[Frame], location: str) -> str:
+    """Who called the line at ``location``, the nearest first, as a line of its own; nothing if nobody did."""
+    frames = list(reversed(stack))
+    if frames and frames[0].place == location:
+        frames = frames[1:]
+    if not frames:
+        return ""
+    told = [f"{frame.function} at {frame.place}" for frame in frames[:CALLERS_TOLD]]
+    more = [f"{len(frames) - CALLERS_TOLD} more"] if len(frames) > CALLERS_TOLD else []
+    return f"\n    called from {', '.join(told + more)}"
 
 
 def _missed(stick: Stuck) -> str:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,10 +25,12 @@ from vcluster.control import Layout
 from vcluster.device import VirtualDevice
 from vcluster.endpoint import Endpoint
 from vcluster.errors import OperationCancelled
-from vcluster.failures import Failure, describe_exception
+from vcluster.failures import Failure, Frame, describe_exception, where_cancelled
+from vcluster.line_coverage import measure
 from vcluster.mailbox import COPIED_BYTES, hand_over
 from vcluster.memory import Arena
 from vcluster.payload import decode, encode
+from vcluster.places import code_of
 from vcluster.processes import Descriptor
 from vcluster.programs import Environment, apply_environment, refresh_modules
 from vcluster.status import FINISHED
@@ -72,9 +75,10 @@ class Failed(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The run was broken off here because of a failure elsewhere."""
+    """The run was broken off here because of a failure elsewhere; ``stack`` is where the kernel was."""
 
     record: bytes
+    stack: tuple[Frame, ...] = ()
 
 
 class Printed(NamedTuple):
@@ -118,6 +122,8 @@ class Worker:
         self._generation = spec.generation
         self._in_kernel = False
         self._gate = threading.Lock()
+        self._code: CodeType | None = None
+        """Of the program that runs."""
 
     def serve(self) -> None:
         """Do what the host says until it says stop (None)."""
@@ -177,22 +183,28 @@ class Worker:
         except BaseException as error:
             self._leave_kernel()
             if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it
-                return Cancelled(self._record())
+                return Cancelled(self._record(), where_cancelled(error))
             self.endpoint.signals.cancel()
-            return Failed(describe_exception(error), self._record())
+            return Failed(describe_exception(error, self._code), self._record())
 
     def _call(self, command: RunCommand) -> Any:
+        self._code = None
         if self._own_process:  # a thread shares the host's modules, and must leave them alone
             if command.environment is not None:
                 apply_environment(command.environment)
             refresh_modules()
         nbytes = command.common_nbytes
-        program, args, kwargs = self._copy_in(command.common, command.common_block_nbytes)
         own: list[Any] = []
-        if command.own is not None:
-            mailbox = self.endpoint.mailbox(self.spec.layout.host)
-            nbytes += mailbox.nbytes_at(command.own)
-            own = mailbox.adopt(command.own)
+        try:
+            program, args, kwargs = self._copy_in(command.common, command.common_block_nbytes)
+            if command.own is not None:
+                mailbox = self.endpoint.mailbox(self.spec.layout.host)
+                nbytes += mailbox.nbytes_at(command.own)
+                own = mailbox.adopt(command.own)
+        except Exception as error:
+            error.add_note("as the program and its arguments were unpacked in the device")
+            raise
+        self._code = code_of(program)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
         self.device.recorder.add("h2d", "arguments", peer=HOST, bytes_received=nbytes)
@@ -299,7 +311,9 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
 
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
+    save_coverage = measure()
     link.send("ready")
     with suppress(EOFError, OSError):  # the host has gone
         worker.serve()
+    save_coverage()
     os._exit(0)

@@ -1,18 +1,28 @@
-"""Clusters that the tests share: started when first asked for, closed at the end."""
+"""Clusters that the tests of a module share: started when first asked for, closed at its end."""
 
 from __future__ import annotations
 
 import pytest
 
 from vcluster.cluster import VirtualCluster
+from vcluster.processes import start_fork_server
 
 MOST_OPEN = 6
 """The clusters used longest ago are closed when there would be more."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
+def what_kernels_of_tests_use():
+    """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
+    start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", "pipeline_parallelism"))
+
+
+@pytest.fixture(scope="module")
 def cluster_of():
-    """A cluster by mesh, backend, transport and other options; a closed one is replaced."""
+    """A cluster by mesh, backend, transport and other options; a closed one is replaced.
+
+    Of the module alone: some tests of another one end the process that all devices are forked from.
+    """
     open_clusters = {}
 
     def get(mesh, backend="process", transport="shared_memory", **options):

@@ -67,20 +67,27 @@ def events_of(trace, rank):
     return [event for event in trace if event.rank == rank and event.kind == "collective"]
 
 
-def runtimes(size):
-    """All of them for small groups, the main one and the stepwise transport on threads for large ones."""
-    everything = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
-    return everything if size < 5 else [("process", "shared_memory"), ("thread", "queue")]
+RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
+MAIN = [RUNTIMES[0], RUNTIMES[-1]]
+"""The usual one, and what shares least with it."""
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
-def test_every_algorithm_gives_numpys_answer_and_moves_what_its_closed_form_says(cluster_of, size):
+def over(*sizes):
+    """Groups of three by every runtime, of other sizes by the main ones; of these also by every one if that may take
+    its time."""
+    default = [pytest.param(size, RUNTIMES if size == 3 else MAIN, id=str(size)) for size in sizes]
+    slow = [pytest.param(size, RUNTIMES, id=f"{size}, all", marks=pytest.mark.slow) for size in sizes if size != 3]
+    return pytest.mark.parametrize(("size", "runtimes"), default + slow)
+
+
+@over(1, 2, 3, 4, 6, 8)
+def test_every_algorithm_gives_numpys_answer_and_moves_what_its_closed_form_says(cluster_of, size, runtimes):
     nbytes = 8 * size * 12
     calls = [
         (collective, name, options, even_shape(collective, size, nbytes))
         for collective, name, options in plans(size, sorted({0, 1 % size, size - 1}))
     ]
-    for backend, transport in runtimes(size):
+    for backend, transport in runtimes:
         run = cluster_of(Mesh(devices=size), backend, transport).run(perform, calls)
         events = [events_of(run.trace, rank) for rank in range(size)]
         for i, (collective, name, options, shape) in enumerate(calls):
@@ -111,14 +118,14 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
-def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size):
+@over(3, 4, 5)
+def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, runtimes):
     calls = [
         (collective, name, {"root": size - 1} if collective in ROOTED else {}, shape)
         for collective, shape in UNEVEN for name in algorithms(collective, size)
     ]
     traces = []
-    for backend, transport in runtimes(size):
+    for backend, transport in runtimes:
         run = cluster_of(Mesh(devices=size), backend, transport).run(perform, calls)
         events = [events_of(run.trace, rank) for rank in range(size)]
         children = {}

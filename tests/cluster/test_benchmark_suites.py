@@ -32,11 +32,11 @@ def benchmarks(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def figures(folder: Path, suite: str, *words: str) -> dict[str, Any]:
-    """The document that one suite writes, after a look at how it ended."""
+def figures(folder: Path, *words: str) -> dict[str, Any]:
+    """The document that suites write, after a look at how it ended."""
     temporary = folder / "tmp"
     temporary.mkdir()
-    done = benchmarks(temporary, suite, *TINY, *words, "--json", str(folder / "figures.json"))
+    done = benchmarks(temporary, *words, *TINY, "--json", str(folder / "figures.json"))
     assert done.stderr == ""
     assert done.returncode == 0
     assert list(temporary.iterdir()) == []
@@ -46,46 +46,54 @@ def figures(folder: Path, suite: str, *words: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
     assert document["machine"]["cores"] >= 1
     assert document["versions"]["numpy"]
-    assert document["command"][:4] == ["python", "-m", "benchmarks", suite]
+    assert document["command"][: 3 + len(words)] == ["python", "-m", "benchmarks", *words]
+    assert {measurement["suite"] for measurement in document["measurements"]} <= set(words)
     for measurement in document["measurements"]:
-        assert measurement["suite"] == suite
         assert measurement["seconds"]["rounds"] >= 1
         if measurement["operation"] != "cold minus numpy":
             assert measurement["seconds"]["minimum"] > 0
     return document
 
 
-def cells(document: dict[str, Any], system: str = "vcluster") -> set[tuple[str, int, int]]:
-    return {
-        (m["operation"], m["devices"], m["nbytes"]) for m in document["measurements"] if m["system"] == system
-    }
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the suites without peers write in one go."""
+    return figures(tmp_path_factory.mktemp("figures"), "startup", "run", "collectives", "messages")
 
 
-def test_startup(tmp_path):
+def of(document: dict[str, Any], suite: str) -> list[dict[str, Any]]:
+    return [measurement for measurement in document["measurements"] if measurement["suite"] == suite]
+
+
+def cells(measurements: list[dict[str, Any]], system: str = "vcluster") -> set[tuple[str, int, int]]:
+    return {(m["operation"], m["devices"], m["nbytes"]) for m in measurements if m["system"] == system}
+
+
+def test_startup(document):
     imports = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}
     starts = {"cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"}
-    assert cells(figures(tmp_path, "startup")) == imports | {(what, 2, 0) for what in starts}
+    assert cells(of(document, "startup")) == imports | {(what, 2, 0) for what in starts}
 
 
-def test_run(tmp_path):
+def test_run(document):
     large = {(what, 2, nbytes) for what in ("arguments", "results", "both") for nbytes in (8, 4096)}
-    assert cells(figures(tmp_path, "run")) == {("empty", 2, 0)} | large
+    assert cells(of(document, "run")) == {("empty", 2, 0)} | large
 
 
-def test_collectives(tmp_path):
-    document = figures(tmp_path, "collectives")
+def test_collectives(document):
+    measurements = of(document, "collectives")
     expected = {(operation, 2, nbytes) for operation in COLLECTIVES - {"barrier"} for nbytes in (8, 4096)}
-    assert cells(document) == expected | {("barrier", 2, 0)}
-    memories = {(m["operation"], m["memory"]) for m in document["measurements"]}
+    assert cells(measurements) == expected | {("barrier", 2, 0)}
+    memories = {(m["operation"], m["memory"]) for m in measurements}
     assert {("all_to_all", "private"), ("all_to_all", "shared")} <= memories
-    assert all(m["from_first_start"]["median"] >= m["seconds"]["median"] for m in document["measurements"])
+    assert all(m["from_first_start"]["median"] >= m["seconds"]["median"] for m in measurements)
 
 
-def test_messages(tmp_path):
-    document = figures(tmp_path, "messages")
+def test_messages(document):
+    measurements = of(document, "messages")
     expected = {("round_trip", 2, 8), ("round_trip", 2, 4096), ("stream", 2, 4096)}
-    assert cells(document) == expected
-    assert cells(document, "queue") == expected
+    assert cells(measurements) == expected
+    assert cells(measurements, "queue") == expected
 
 
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):
@@ -93,9 +101,9 @@ def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_mea
     for name, module in PEERS.items():
         if find_spec(module) is None:
             assert document["skipped"][name] == f"{module} is not installed"
-            assert cells(document, name) == set()
+            assert cells(of(document, "peers"), name) == set()
         elif name not in document["skipped"]:
-            assert ("all_reduce", 2, 4096) in cells(document, name)
+            assert ("all_reduce", 2, 4096) in cells(of(document, "peers"), name)
 
 
 def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(tmp_path):

@@ -114,12 +114,17 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
         ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"), ("matmul", "--tp", "x"),
     ],
 )
-def test_wrong_words_end_with_status_2_and_one_line(words):
-    run = demo(*words)
-    assert run.returncode == 2
-    assert run.stdout == ""
-    assert run.stderr.startswith("python -m vcluster.demo")
-    assert run.stderr.count("\n") == 1
+def test_wrong_words_end_with_status_2_and_one_line(capsys, words):
+    assert serve(command.PROGRAM, command.main, words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("python -m vcluster.demo")
+    assert err.count("\n") == 1
+
+
+def test_the_process_that_serves_wrong_words_ends_so():
+    run = demo("mlp", "--pp", "5")
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.parametrize("devices", [1, 3, 4])

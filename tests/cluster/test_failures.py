@@ -38,6 +38,9 @@ from vcluster import (
 ROOT = Path(vcluster.cluster.__file__).parents[1]
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
 PROCESSES = KINDS[:2]
+EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in KINDS[1:3]), id="-".join(kind)) for kind in KINDS]
+"""For tests that have to wait: by default one of processes and one of threads, and one of each transport."""
+
 HERE = Path(__file__).name
 
 
@@ -433,10 +436,9 @@ def test_an_interrupt_that_comes_as_a_device_describes_its_own_failure_does_no_h
             raise ValueError("quick")
         raise SlowToTellError
 
-    for _ in range(2):
-        with pytest.raises(DeviceFailedError, match="rank"):
-            cluster.run(kernel)
-        check_works(cluster)
+    with pytest.raises(DeviceFailedError, match="rank"):
+        cluster.run(kernel)
+    check_works(cluster)
 
 
 def test_stale_messages_of_a_failed_run_are_not_received_later(cluster):
@@ -620,7 +622,7 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
 
 
 @pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
     def kernel(device):
         if device.rank == 1:
@@ -714,7 +716,7 @@ def script(text, **values):
         process.communicate()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_ctrl_c_stops_the_run_and_the_cluster_goes_on(kind):
     with script(HANDLED, backend=kind[0], transport=kind[1]) as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
@@ -770,7 +772,10 @@ def test_ctrl_c_at_any_moment_leaves_a_working_cluster(backend):
         assert (err, process.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize(
+    "start_method",
+    ["forkserver", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("fork", marks=pytest.mark.slow)],
+)
 def test_no_process_outlives_a_killed_host(start_method):
     text = UNHANDLED.replace("transport={transport!r}", f"start_method={start_method!r}")
     with script(text, backend="process") as (process, pids):
@@ -831,7 +836,7 @@ def test_twenty_clusters_leave_nothing_behind(kind, semaphores):
     once(2)
     gc.collect()  # of the tests before
     before = belongings()
-    for i in range(20 if kind[1] == "shared_memory" else 6):
+    for i in range(20 if kind == KINDS[0] else 6):
         once(i)
     eventually(lambda: belongings() == before, 3.0)
     assert belongings() == before
@@ -876,10 +881,10 @@ def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
         return x + device.recv(1 - device.rank), device.all_reduce(x)
 
     with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:
-        for _ in range(20):
+        for _ in range(10):
             cluster.run(kernel, x)
         before = held_nbytes(cluster)
-        for _ in range(200 if kind == ("process", "shared_memory") else 50):
+        for _ in range(100 if kind == ("process", "shared_memory") else 40):
             cluster.run(kernel, x)
         assert held_nbytes(cluster) - before < 24 << 20
 

@@ -15,7 +15,7 @@ MESHES = [Mesh(devices=1), Mesh(devices=3), Mesh(devices=4), Mesh(dp=2, tp=3), M
 RUNTIMES = [("thread", "shared_memory"), ("thread", "queue"), ("process", "shared_memory"), ("process", "queue")]
 clusters = st.tuples(st.sampled_from(MESHES), st.sampled_from(RUNTIMES))
 shared = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.generate],  # shrinking would run hundreds of programs that fail
 )
 

@@ -56,8 +56,16 @@ def assert_same_bits(a, b):
         assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("mesh", [Mesh(pp=3), Mesh(dp=2, pp=2), Mesh(dp=3)], ids=str)
-@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.01)], ids=lambda o: str(o)[:14])
+MESHES = [Mesh(pp=3), Mesh(dp=2, pp=2), Mesh(dp=3)]
+OPTIMIZERS = [Adam(0.01), SGD(0.1, momentum=0.9), SGD(0.1)]
+BOTH = [
+    pytest.param(mesh, optimizer, id=f"{mesh}-{optimizer!s:.14}", marks=[pytest.mark.slow] * (i != j))
+    for i, mesh in enumerate(MESHES) for j, optimizer in enumerate(OPTIMIZERS)
+]
+"""Every mesh and every optimizer by default, every pair of them when there is time."""
+
+
+@pytest.mark.parametrize(("mesh", "optimizer"), BOTH)
 def test_a_killed_device_does_not_change_the_numbers(cluster_of, tmp_path, mesh, optimizer):
     cluster = cluster_of(mesh)
     mlp = mlp_of(mesh.shape.get("pp", 1))

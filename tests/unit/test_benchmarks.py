@@ -106,7 +106,7 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     assert command.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
-    assert list(SUITES) == ["startup", "run", "collectives", "messages", "checks", "peers"]
+    assert list(SUITES) == ["startup", "run", "collectives", "messages", "checks", "limits", "peers"]
     assert max(map(len, lines)) <= 80
 
 

@@ -34,10 +34,11 @@ def run(plan: Algorithm, values, *, dim=0, concat_dim=None, sizes=None, op=np.ad
     return [chunks.finish(plan, p, held[p], values[p], dim=joined) for p in everyone], tuple(received)
 
 
-def plans(collective, sizes=SIZES, roots=(0,)):
+def plans(collective, size, roots=(0,)):
+    """Every algorithm over so many positions, from each of the roots that there are."""
     return [
         algorithm(collective, name, size, root=root)
-        for size in sizes for name in algorithms(collective, size) for root in roots if root < size
+        for name in algorithms(collective, size) for root in roots if root < size
     ]
 
 
@@ -54,70 +55,84 @@ shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 cut_shapes = st.lists(st.integers(0, 11), min_size=1, max_size=3).map(tuple)
 
 
+def check(plan, results, expected):
+    """Each position ended with just this array, or with none."""
+    for position, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        if wanted is None:
+            assert result is None, ident(plan)
+        else:
+            where = f"{ident(plan)}, position {position}"
+            np.testing.assert_array_equal(result, wanted, err_msg=where, strict=True)
+
+
 def check_bytes(plan, values, received, **cut):
     given_shapes = [None if value is None else value.shape for value in values]
-    assert received == plan.bytes_received(chunks.chunk_nbytes(plan, given_shapes, 8, **cut))
+    assert received == plan.bytes_received(chunks.chunk_nbytes(plan, given_shapes, 8, **cut)), ident(plan)
 
 
-@pytest.mark.parametrize("plan", plans("all_reduce"), ids=ident)
+def at_root(plan, value):
+    return [value if position == plan.root else None for position in range(plan.size)]
+
+
+over_every_size = pytest.mark.parametrize("size", SIZES)
+
+
+@over_every_size
 @settings(max_examples=12, deadline=None)
 @given(shape=shapes)
-def test_all_reduce(plan, shape):
-    values = [whole_numbers(shape, p) for p in range(plan.size)]
-    results, received = run(plan, values)
-    for result in results:
-        np.testing.assert_array_equal(result, np.sum(values, axis=0), strict=True)
-    check_bytes(plan, values, received)
+def test_all_reduce(size, shape):
+    values = [whole_numbers(shape, p) for p in range(size)]
+    for plan in plans("all_reduce", size):
+        results, received = run(plan, values)
+        check(plan, results, [np.sum(values, axis=0)] * size)
+        check_bytes(plan, values, received)
 
 
-@pytest.mark.parametrize("plan", plans("reduce", roots=(0, 1, 2, 6)), ids=ident)
+@over_every_size
 @settings(max_examples=8, deadline=None)
 @given(shape=shapes)
-def test_reduce_gives_the_root_alone_the_sum(plan, shape):
-    values = [whole_numbers(shape, p) for p in range(plan.size)]
-    results, received = run(plan, values)
-    np.testing.assert_array_equal(results.pop(plan.root), np.sum(values, axis=0), strict=True)
-    assert results == [None] * (plan.size - 1)
-    check_bytes(plan, values, received)
+def test_reduce_gives_the_root_alone_the_sum(size, shape):
+    values = [whole_numbers(shape, p) for p in range(size)]
+    for plan in plans("reduce", size, roots=(0, 1, 2, 6)):
+        results, received = run(plan, values)
+        check(plan, results, at_root(plan, np.sum(values, axis=0)))
+        check_bytes(plan, values, received)
 
 
-@pytest.mark.parametrize("plan", plans("broadcast", roots=(0, 1, 2, 6)), ids=ident)
+@over_every_size
 @settings(max_examples=8, deadline=None)
 @given(shape=shapes)
-def test_broadcast_brings_shape_and_dtype_along(plan, shape):
+def test_broadcast_brings_shape_and_dtype_along(size, shape):
     value = whole_numbers(shape, 3)
-    values = [value if p == plan.root else None for p in range(plan.size)]
-    results, received = run(plan, values)
-    for result in results:
-        np.testing.assert_array_equal(result, value, strict=True)
-    check_bytes(plan, values, received)
+    for plan in plans("broadcast", size, roots=(0, 1, 2, 6)):
+        values = at_root(plan, value)
+        results, received = run(plan, values)
+        check(plan, results, [value] * size)
+        check_bytes(plan, values, received)
 
 
-@pytest.mark.parametrize("plan", [*plans("all_gather"), *plans("gather", roots=(0, 1, 5))], ids=ident)
+@over_every_size
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), shape=cut_shapes)
-def test_gathers_join_uneven_shards_in_order(plan, data, shape):
+def test_gathers_join_uneven_shards_in_order(size, data, shape):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
-    extents = data.draw(st.lists(st.integers(0, 4), min_size=plan.size, max_size=plan.size))
     values = []
-    for position, extent in enumerate(extents):
+    for position, extent in enumerate(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))):
         own = list(shape)
         own[dim] = extent
         values.append(whole_numbers(own, position))
-    results, received = run(plan, values, dim=dim)
-    for position, result in enumerate(results):
-        if plan.collective == "gather" and position != plan.root:
-            assert result is None
-        else:
-            np.testing.assert_array_equal(result, np.concatenate(values, axis=dim), strict=True)
-    check_bytes(plan, values, received)
+    joined = np.concatenate(values, axis=dim)
+    for plan in [*plans("all_gather", size), *plans("gather", size, roots=(0, 1, 5))]:
+        results, received = run(plan, values, dim=dim)
+        check(plan, results, at_root(plan, joined) if plan.collective == "gather" else [joined] * size)
+        check_bytes(plan, values, received)
 
 
-@pytest.mark.parametrize("plan", plans("all_gather"), ids=ident)
-def test_scalars_are_stacked(plan):
-    results, _ = run(plan, [np.array(3.0 * p) for p in range(plan.size)])
-    for result in results:
-        np.testing.assert_array_equal(result, 3.0 * np.arange(plan.size), strict=True)
+@over_every_size
+def test_scalars_are_stacked(size):
+    for plan in plans("all_gather", size):
+        results, _ = run(plan, [np.array(3.0 * p) for p in range(size)])
+        check(plan, results, [3.0 * np.arange(size)] * size)
 
 
 def draw_sizes(data, extent, parts):
@@ -132,70 +147,68 @@ def blocks(x, sizes, dim, parts):
     return np.split(x, np.cumsum(sizes if sizes is not None else split_sizes(x.shape[dim], (parts,)))[:-1], axis=dim)
 
 
-@pytest.mark.parametrize("plan", plans("reduce_scatter"), ids=ident)
+@over_every_size
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), shape=cut_shapes)
-def test_reduce_scatter(plan, data, shape):
+def test_reduce_scatter(size, data, shape):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
-    sizes = draw_sizes(data, shape[dim], plan.size)
-    values = [whole_numbers(shape, p) for p in range(plan.size)]
-    results, received = run(plan, values, dim=dim, sizes=[sizes] * plan.size)
-    for result, block in zip(results, blocks(np.sum(values, axis=0), sizes, dim, plan.size), strict=True):
-        np.testing.assert_array_equal(result, block, strict=True)
-    check_bytes(plan, values, received, dim=dim, sizes=sizes)
+    sizes = draw_sizes(data, shape[dim], size)
+    values = [whole_numbers(shape, p) for p in range(size)]
+    for plan in plans("reduce_scatter", size):
+        results, received = run(plan, values, dim=dim, sizes=[sizes] * size)
+        check(plan, results, blocks(np.sum(values, axis=0), sizes, dim, size))
+        check_bytes(plan, values, received, dim=dim, sizes=sizes)
 
 
-@pytest.mark.parametrize("plan", plans("scatter", roots=(0, 1, 5)), ids=ident)
+@over_every_size
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), shape=cut_shapes)
-def test_scatter(plan, data, shape):
+def test_scatter(size, data, shape):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
-    sizes = draw_sizes(data, shape[dim], plan.size)
-    values = [whole_numbers(shape, p) if p == plan.root else None for p in range(plan.size)]
-    results, received = run(plan, values, dim=dim, sizes=[sizes] * plan.size)
-    for result, block in zip(results, blocks(values[plan.root], sizes, dim, plan.size), strict=True):
-        np.testing.assert_array_equal(result, block, strict=True)
-    check_bytes(plan, values, received, dim=dim, sizes=sizes)
+    sizes = draw_sizes(data, shape[dim], size)
+    for plan in plans("scatter", size, roots=(0, 1, 5)):
+        values = at_root(plan, whole_numbers(shape, plan.root))
+        results, received = run(plan, values, dim=dim, sizes=[sizes] * size)
+        check(plan, results, blocks(values[plan.root], sizes, dim, size))
+        check_bytes(plan, values, received, dim=dim, sizes=sizes)
 
 
-@pytest.mark.parametrize("plan", plans("all_to_all"), ids=ident)
+@over_every_size
 @settings(max_examples=12, deadline=None)
-@given(data=st.data(), shape=st.tuples(st.integers(0, 11)))
-def test_all_to_all_between_two_dims(plan, data, shape):
-    everyone = range(plan.size)
-    sizes = draw_sizes(data, shape[0], plan.size)
-    extents = [data.draw(st.integers(0, 4)) for _ in everyone]          # along concat_dim each has its own
-    values = [whole_numbers((shape[0], extent), p) for p, extent in enumerate(extents)]
-    results, received = run(plan, values, dim=0, concat_dim=1, sizes=[sizes] * plan.size)
-    cut = [blocks(value, sizes, 0, plan.size) for value in values]
-    for position, result in enumerate(results):
-        np.testing.assert_array_equal(result, np.concatenate([cut[p][position] for p in everyone], 1), strict=True)
-    check_bytes(plan, values, received, sizes=sizes)
+@given(data=st.data(), extent=st.integers(0, 11))
+def test_all_to_all_between_two_dims(size, data, extent):
+    sizes = draw_sizes(data, extent, size)
+    extents = [data.draw(st.integers(0, 4)) for _ in range(size)]       # along concat_dim each has its own
+    values = [whole_numbers((extent, own), p) for p, own in enumerate(extents)]
+    cut = [blocks(value, sizes, 0, size) for value in values]
+    for plan in plans("all_to_all", size):
+        results, received = run(plan, values, dim=0, concat_dim=1, sizes=[sizes] * size)
+        check(plan, results, [np.concatenate(pieces, 1) for pieces in zip(*cut, strict=True)])
+        check_bytes(plan, values, received, sizes=sizes)
 
 
-@pytest.mark.parametrize("plan", plans("all_to_all"), ids=ident)
+@over_every_size
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_all_to_all_with_sizes_of_ones_own(plan, data):
-    everyone = range(plan.size)
-    sizes = [data.draw(st.lists(st.integers(0, 3), min_size=plan.size, max_size=plan.size)) for _ in everyone]
+def test_all_to_all_with_sizes_of_ones_own(size, data):
+    sizes = [data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)) for _ in range(size)]
     values = [whole_numbers((sum(cut), 2), p) for p, cut in enumerate(sizes)]
-    results, received = run(plan, values, sizes=sizes)
-    cut = [blocks(value, size, 0, plan.size) for value, size in zip(values, sizes, strict=True)]
-    for position, result in enumerate(results):
-        np.testing.assert_array_equal(result, np.concatenate([cut[p][position] for p in everyone]), strict=True)
-    assert received == plan.bytes_received(chunks.all_to_all_nbytes([v.shape for v in values], 8, 0, sizes))
+    cut = [blocks(value, size_of_parts, 0, size) for value, size_of_parts in zip(values, sizes, strict=True)]
+    for plan in plans("all_to_all", size):
+        results, received = run(plan, values, sizes=sizes)
+        check(plan, results, [np.concatenate(pieces) for pieces in zip(*cut, strict=True)])
+        expected = plan.bytes_received(chunks.all_to_all_nbytes([v.shape for v in values], 8, 0, sizes))
+        assert received == expected, ident(plan)
 
 
-@pytest.mark.parametrize("plan", plans("all_scatter"), ids=ident)
-def test_all_scatter_keeps_everybodys_shape(plan):
-    values = [whole_numbers((p, 2)[: p % 3], p) for p in range(plan.size)]
-    results, received = run(plan, values)
-    for result in results:
-        assert len(result) == plan.size
-        for mine, theirs in zip(result, values, strict=True):
-            np.testing.assert_array_equal(mine, theirs, strict=True)
-    check_bytes(plan, values, received)
+@over_every_size
+def test_all_scatter_keeps_everybodys_shape(size):
+    values = [whole_numbers((p, 2)[: p % 3], p) for p in range(size)]
+    for plan in plans("all_scatter", size):
+        results, received = run(plan, values)
+        for result in results:
+            check(plan, result, values)
+        check_bytes(plan, values, received)
 
 
 @settings(max_examples=60, deadline=None)
@@ -213,13 +226,14 @@ def test_permute_gives_the_sources_array_or_zeros_like_ones_own(data, size):
     check_bytes(plan, values, received)
 
 
-@pytest.mark.parametrize("plan", plans("barrier"), ids=ident)
-def test_everybody_has_heard_of_everybody_after_a_barrier(plan):
-    heard = [{p} for p in range(plan.size)]
-    for step in plan.steps:
-        heard = [heard[p].union(*(heard[t.source] for t in step if t.target == p)) for p in range(plan.size)]
-    assert all(known == set(range(plan.size)) for known in heard)
-    assert run(plan, [None] * plan.size) == ([None] * plan.size, (0,) * plan.size)
+@over_every_size
+def test_everybody_has_heard_of_everybody_after_a_barrier(size):
+    for plan in plans("barrier", size):
+        heard = [{p} for p in range(size)]
+        for step in plan.steps:
+            heard = [heard[p].union(*(heard[t.source] for t in step if t.target == p)) for p in range(size)]
+        assert all(known == set(range(size)) for known in heard), ident(plan)
+        assert run(plan, [None] * size) == ([None] * size, (0,) * size), ident(plan)
 
 
 class Written:
@@ -255,29 +269,32 @@ def in_turn(positions):
     return positions[0] if len(positions) == 1 else f"({in_turn(positions[:-1])} {positions[-1]})"
 
 
-@pytest.mark.parametrize("plan", [p for c in REDUCING for p in plans(c, roots=(0, 1, 3) if c == "reduce" else (0,))],
-                         ids=ident)
-def test_terms_are_combined_in_the_order_that_the_algorithm_tells(plan):
-    results, _ = run(plan, [written(plan, p) for p in range(plan.size)], op=in_parentheses)
-    texts = {value.text for result in results if result is not None for value in result.flat}
-    if "balanced tree" in plan.order:
-        assert texts == {balanced(list(range(plan.size)))}
-    elif plan.order == "in group order":
-        assert texts == {str(in_turn(list(range(plan.size))))}
-    else:
-        assert plan.name == "ring"
-        for text in texts:                                      # every position exactly once
-            assert sorted(text.replace("(", "").replace(")", "").split()) == [str(p) for p in range(plan.size)]
+@over_every_size
+@pytest.mark.parametrize("collective", REDUCING)
+def test_terms_are_combined_in_the_order_that_the_algorithm_tells(collective, size):
+    for plan in plans(collective, size, roots=(0, 1, 3) if collective == "reduce" else (0,)):
+        results, _ = run(plan, [written(plan, p) for p in range(size)], op=in_parentheses)
+        texts = {value.text for result in results if result is not None for value in result.flat}
+        if "balanced tree" in plan.order:
+            assert texts == {balanced(list(range(size)))}, ident(plan)
+        elif plan.order == "in group order":
+            assert texts == {str(in_turn(list(range(size))))}, ident(plan)
+        else:
+            assert plan.name == "ring"
+            for text in texts:                                  # every position exactly once
+                assert sorted(text.replace("(", "").replace(")", "").split()) == [str(p) for p in range(size)]
 
 
-@pytest.mark.parametrize("plan", plans("all_reduce"), ids=ident)
-def test_everybody_has_the_same_bits(plan):
-    rng = np.random.default_rng(plan.size)
-    values = [rng.standard_normal(13).astype(np.float32) * 10.0**p for p in range(plan.size)]
+@over_every_size
+def test_everybody_has_the_same_bits(size):
+    rng = np.random.default_rng(size)
+    values = [rng.standard_normal(13).astype(np.float32) * 10.0**p for p in range(size)]
     values = [value.astype(np.float32) for value in values]
-    results, _ = run(plan, values)
-    assert len({result.tobytes() for result in results}) == 1
-    np.testing.assert_allclose(results[0], np.sum(values, axis=0, dtype=np.float64), rtol=1e-4)
+    for plan in plans("all_reduce", size):
+        results, _ = run(plan, values)
+        assert len({result.tobytes() for result in results}) == 1, ident(plan)
+        total = np.sum(values, axis=0, dtype=np.float64)
+        np.testing.assert_allclose(results[0], total, rtol=1e-4, err_msg=ident(plan))
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -27,7 +27,7 @@ from vcluster.demo import __main__ as demos
 from vcluster.demo import collectives, data, matmul, mlp
 from vcluster.demo.command_line import serve
 
-within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 numbers = st.integers() | st.integers(-2, 9) | st.floats() | st.sampled_from((10**400, -(2**63), 2**53, 1e308))
 words = st.text(max_size=6) | st.sampled_from(("SGD", "Adam", "<f8", "|O", "all_reduce", "\udc80", "__class__"))

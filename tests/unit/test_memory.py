@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vcluster.control import Layout
@@ -100,7 +100,6 @@ def through_memory(encoded):
 DTYPES = st.sampled_from(["?", "i1", "<i4", "<i8", "<u2", "<f2", "<f4", "<f8", "<c16", ">f8"])
 
 
-@settings(max_examples=60)
 @given(DTYPES, st.lists(st.integers(0, 4), max_size=4), st.booleans())
 def test_any_array_arrives_as_it_was_sent(dtype, shape, fortran):
     array = np.arange(int(np.prod(shape, dtype=int))).reshape(shape).astype(dtype)

@@ -170,7 +170,7 @@ FULL = Trace([
 ], mesh_shape={"tp": 2}, hardware="host")
 
 
-@settings(within_a_test, max_examples=300)
+@within_a_test
 @given(st.data())
 def test_anything_anywhere_in_a_file_is_a_trace_or_a_value_error(tmp_path, data):
     path = tmp_path / "t.json"

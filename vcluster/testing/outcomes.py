@@ -88,8 +88,9 @@ def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Fai
         if text == failure.text:
             raised.add_note(f"the same on {ranks_in_words(ranks)}")
         else:
-            first_line = (text.splitlines() or [failure.type_name])[0]
-            raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {first_line}")
+            lines, known = text.splitlines() or [failure.type_name], failure.text.splitlines()
+            differs = next((line for line in lines if line not in known), lines[0])  # below a message of the user's
+            raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {differs}")
 
 
 def _first_line(function: CodeType) -> str:

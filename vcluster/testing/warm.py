@@ -22,6 +22,8 @@ class WarmClusters:
         self._settings = settings
         self._open: dict[Any, VirtualCluster] = {}
         self._spoiled: set[Any] = set()
+        self._explaining: dict[Any, list[int]] = {}
+        """The processes that know how to explain an assert: not those that took the place of a dead one."""
         self._owner = os.getpid()
 
     def get(self, wanted: Wanted) -> VirtualCluster:
@@ -36,8 +38,9 @@ class WarmClusters:
         if cluster is None:
             self._make_room(wanted.mesh.size)
             cluster = VirtualCluster(wanted.mesh, **options)
-            if options["backend"] == "process":
-                cluster.run(explain_assertions, self._settings)
+        if cluster.backend == "process" and self._explaining.get(key) != cluster.pids():
+            cluster.run(explain_assertions, self._settings)
+            self._explaining[key] = cluster.pids()
         self._open[key] = cluster
         cluster.forget()
         return cluster

@@ -1,0 +1,28 @@
+"""What the tests of `tests/unit` draw examples for, on many more of them than a developer's run can afford."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = [
+    path for path in sorted((ROOT / "tests" / "unit").glob("test_*.py"))
+    if "from hypothesis import" in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_it_holds_for_many_examples(module):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "hypothesis and not slow", str(module)], cwd=ROOT,
+        env={"VCLUSTER_EXAMPLES": "300", **os.environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

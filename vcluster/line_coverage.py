@@ -1,0 +1,102 @@
+"""Line coverage of what devices run, where coverage.py measures their host or is told to measure subprocesses.
+
+coverage.py's own support for multiprocessing does not reach a device, which comes from a fork server of ours and ends
+without the hooks of an interpreter's end.  Nothing here depends on it: it is imported only where somebody asks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+ASKED_FOR = "VCLUSTER_COVERAGE"
+"""The variable by which a host asks its devices to be measured: the options of a ``coverage.Coverage`` as JSON."""
+
+OF_SUBPROCESSES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+"""The variables by which coverage.py itself asks for that; who sets them combines the files."""
+
+SAME_OPTIONS = ("branch", "source", "source_pkgs", "include", "omit", "timid")
+"""What the host and its devices must have in common for their data to be added up."""
+
+
+def is_loaded() -> bool:
+    """Whether somebody in this process may be using coverage.py."""
+    return "coverage" in sys.modules
+
+
+def measure() -> Callable[[], None]:
+    """In a device's process: begin to measure, if that was asked for.  What it returns ends that, and saves."""
+    if not any(name in os.environ for name in (ASKED_FOR, *OF_SUBPROCESSES)):
+        return _nothing
+    try:
+        coverage: Any = importlib.import_module("coverage")
+    except ImportError:
+        return _nothing
+    with warnings.catch_warnings(action="ignore"):
+        if ASKED_FOR in os.environ:
+            measured = coverage.Coverage(data_suffix=True, messages=False, **json.loads(os.environ[ASKED_FOR]))
+            measured.start()
+        else:
+            coverage.process_startup()  # nothing new if the fork server has been measured: then this goes on
+            measured = coverage.Coverage.current()
+
+    def save() -> None:
+        with warnings.catch_warnings(action="ignore"):
+            measured.stop()
+            measured.save()
+
+    return _nothing if measured is None else save
+
+
+@contextmanager
+def devices_measured() -> Iterator[None]:
+    """In the host: what devices run inside of the ``with`` block, from their start to their end, counts as run here.
+
+    Does nothing where coverage.py does not measure this process.  A device that is killed tells nothing.
+    """
+    current = sys.modules["coverage"].Coverage.current() if is_loaded() else None
+    if current is None:
+        yield
+        return
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="vcluster-coverage-") as directory:
+        before = os.environ.get(ASKED_FOR)
+        os.environ[ASKED_FOR] = json.dumps({"data_file": str(Path(directory, "data")), **_options(current)})
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[ASKED_FOR]
+            else:
+                os.environ[ASKED_FOR] = before
+            _add_up(current, directory)
+
+
+def _options(current: Any) -> dict[str, Any]:
+    options = {name: current.get_option(f"run:{name}") for name in SAME_OPTIONS}
+    if options["source"]:  # a device may start while the host is in another directory
+        options["source"] = [os.path.abspath(s) if os.path.isdir(s) else s for s in options["source"]]  # noqa: PTH100, PTH112
+    config = getattr(current.config, "config_file", None)
+    return {**options, "config_file": str(Path(config).absolute()) if config else False}
+
+
+def _add_up(current: Any, directory: str) -> None:
+    coverage = sys.modules["coverage"]
+    total = current.get_data()
+    for path in sorted(Path(directory).iterdir()):
+        with suppress(coverage.exceptions.CoverageException):  # of a device that was killed as it wrote
+            part = coverage.CoverageData(str(path))
+            part.read()
+            total.update(part)
+
+
+def _nothing() -> None:
+    pass
