@@ -6,6 +6,7 @@ import difflib
 import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -259,8 +260,7 @@ class VirtualDevice:
             if not mine:
                 raise ValueError(f"rank {self.rank} is in none of groups={[list(g) for g in groups]}, but calls shift")
             size = len(mine[0])
-        pairs = [(position, (position + by) % size) for position in range(size)]
-        return self.collectives.run("permute", x, axes, pairs=pairs, **options)
+        return self.collectives.run("permute", x, axes, pairs=_round_the_ring(size, by), **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when everybody has come.  **Communication**: no bytes."""
@@ -320,6 +320,11 @@ class VirtualDevice:
         if not 0 <= place < len(group):
             raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {place}")
         return group[place]
+
+
+@lru_cache(maxsize=256)
+def _round_the_ring(size: int, by: int) -> tuple[tuple[int, int], ...]:
+    return tuple((position, (position + by) % size) for position in range(size))
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:

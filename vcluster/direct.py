@@ -8,7 +8,8 @@ and stores the result straight into everybody's output, so that all memory is re
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,24 +32,31 @@ Views = Sequence[NDArray[Any]]
 
 def run_direct(
     endpoint: Endpoint, group: Group, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None,
-    reduction: Reduction | None,
+    reduction: Reduction | None, posted: int | None = None,
 ) -> Generator[Wait, None, tuple[Any, list[Call]]]:
-    """The result and everybody's call.  ``x`` is contiguous; ``out`` has the right shape and dtype."""
+    """The result and everybody's call.  ``x`` is contiguous; ``out`` has the right shape and dtype.
+
+    ``posted`` is the number of the operation if everybody has posted it already (with a small payload, or none).
+    """
     payload = x if call.gives else None
     large = payload is not None and payload.nbytes > INLINE_BYTES
-    in_place = out is not None and payload is not None and np.may_share_memory(out, payload)
     together = call.kind == "all_reduce" and large and group.size > 1 and reduction is not None
-    place = endpoint.arena.offset_of(payload) if large and payload is not None and (together or not in_place) else None
     target: NDArray[Any] | None = None
-    target_place = 0
-    if together:
-        assert payload is not None
-        found = endpoint.arena.offset_of(out) if out is not None and out.flags.c_contiguous else None
-        target = out if found is not None else endpoint.heap.empty(payload.shape, payload.dtype)
-        assert target is not None
-        target_place = found if found is not None else endpoint.arena.offset_of(target) or 0
+    if posted is not None:
+        sequence = posted
+    else:
+        in_place = out is not None and payload is not None and np.may_share_memory(out, payload)
+        shown = large and payload is not None and (together or not in_place)
+        place = endpoint.arena.offset_of(payload) if shown and payload is not None else None
+        target_place = 0
+        if together:
+            assert payload is not None
+            found = endpoint.arena.offset_of(out) if out is not None and out.flags.c_contiguous else None
+            target = out if found is not None else endpoint.heap.empty(payload.shape, payload.dtype)
+            assert target is not None
+            target_place = found if found is not None else endpoint.arena.offset_of(target) or 0
+        sequence = yield from group.post(call, payload, place, target_place)
 
-    sequence = yield from group.post(call, payload, place, target_place)
     told = group.disagreement(sequence, call)
     if told is None and payload is not None and not large:
         calls = [call] * group.size
@@ -60,33 +68,48 @@ def run_direct(
             else endpoint.arena.array(buffer.payload, seen.shape, seen.dtype)
             for buffer, seen in zip(group.buffers(sequence), calls, strict=True)
         ]
-
-    def new(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        if out is not None:
-            check_shape(call.kind, out, shape, dtype)
-            if out.flags.c_contiguous:
-                return out
-        return new_array(endpoint, tuple(shape), dtype)
-
-    if together:
-        assert reduction is not None
-        assert target is not None
-        outs = [
-            endpoint.arena.array(buffer.out, (target.size,), target.dtype) for buffer in group.buffers(sequence)
-        ]
-        _reduce_own_slice([view.reshape(-1) for view in views], outs, group.position, reduction)
-        result: Any = target
-    else:
-        try:
-            result = _RESULTS[call.kind](calls, group.position, views, reduction, new)
-        except Exception:  # a wrong out=, an op that raises: the others must not wait for this member
+    in_others_memory = any(view is not None and view.nbytes > INLINE_BYTES for view in views)
+    try:
+        if target is not None:
+            assert reduction is not None
+            outs = [
+                endpoint.arena.array(buffer.out, (target.size,), target.dtype) for buffer in group.buffers(sequence)
+            ]
+            _reduce_own_slice([view.reshape(-1) for view in views], outs, group.position, reduction)
+            result: Any = target
+        elif call.kind == "all_scatter":
+            result = [new_result(endpoint, call.kind, copy_of(view)) for view in views]
+        else:
+            made = prepare(calls, group.position, views, reduction)
+            result = None if made is None else new_result(endpoint, call.kind, made, out)
+    except Exception:  # a wrong out=, an op that raises: the others must not wait for this member
+        if in_others_memory:
             yield from group.finish(sequence, together=large)
-            raise
-    yield from group.finish(sequence, together=together or large)
+        raise
+    if in_others_memory:
+        yield from group.finish(sequence, together=large)
     if out is not None and result is not out and result is not None:
         np.copyto(out, result)
         result = out
     return result, calls
+
+
+class Result(NamedTuple):
+    """What a member gets: how it looks, and what writes it into an array of that look."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Callable[[NDArray[Any]], object]
+
+
+def new_result(endpoint: Endpoint, kind: str, made: Result, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """The result in ``out``, or in a new array.  ``ValueError`` if ``out`` looks otherwise."""
+    if out is not None:
+        check_shape(kind, out, made.shape, made.dtype)
+    if out is None or not out.flags.c_contiguous:
+        out = new_array(endpoint, made.shape, made.dtype)
+    made.fill(out)
+    return out
 
 
 def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -97,7 +120,64 @@ def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     return endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
 
 
-New = Callable[[Sequence[int], "np.dtype[Any]"], NDArray[Any]]
+def prepare(calls: Sequence[Call], position: int, views: Sequence[Any], reduction: Reduction | None) -> Result | None:
+    """The result of the member at ``position``, from everybody's payload; None for who gets nothing."""
+    call = calls[position]
+    if call.kind in ("reduce", "gather") and position != calls[0].root:
+        return None
+    match call.kind:
+        case "all_reduce" | "reduce":
+            return _reduced(views, reduction)
+        case "reduce_scatter":
+            block = calls[0].block(position)
+            return _reduced([view[block] for view in views], reduction)
+        case "all_gather" | "gather":
+            return _joined(views, calls[0].dim)
+        case "all_to_all":
+            blocks = [view[seen.block(position)] for seen, view in zip(calls, views, strict=True)]
+            return _joined(blocks, calls[0].concat_dim)
+        case "broadcast":
+            return copy_of(views[calls[0].root])
+        case "scatter":
+            root = calls[0].root
+            return copy_of(views[root][calls[root].block(position)])
+        case "permute":
+            for source, target in calls[0].pairs or ():
+                if target == position:
+                    return copy_of(views[source])
+            mine = views[position]
+            return Result(mine.shape, mine.dtype, lambda out: out.fill(0))
+    return None  # a barrier
+
+
+def copy_of(view: NDArray[Any]) -> Result:
+    """What one member gave, as it is."""
+    return Result(view.shape, view.dtype, lambda out: np.copyto(out, view))
+
+
+def _joined(views: Views, dim: int) -> Result:
+    first = views[0]
+    if first.ndim == 0:
+        return Result((len(views),), first.dtype, lambda out: np.stack(views, out=out))
+    shape = list(first.shape)
+    shape[dim] = sum(view.shape[dim] for view in views)
+    return Result(tuple(shape), first.dtype, lambda out: np.concatenate(views, dim, out))
+
+
+def _reduced(terms: Views, reduction: Reduction | None) -> Result:
+    assert reduction is not None
+    first = terms[0]
+    if first.nbytes <= INLINE_BYTES or not all(term.flags.c_contiguous for term in terms):
+        return Result(first.shape, first.dtype, partial(reduction.reduce, terms))
+    flat = [term.reshape(-1) for term in terms]
+
+    def fill(out: NDArray[Any]) -> None:
+        flat_out = out.reshape(-1)
+        for start in range(0, flat_out.size, PIECE_ELEMENTS):
+            piece = slice(start, start + PIECE_ELEMENTS)
+            reduction.reduce([term[piece] for term in flat], flat_out[piece])
+
+    return Result(first.shape, first.dtype, fill)
 
 
 def _reduce_own_slice(terms: Views, outs: Views, position: int, reduction: Reduction) -> None:
@@ -110,87 +190,3 @@ def _reduce_own_slice(terms: Views, outs: Views, position: int, reduction: Reduc
         reduction.reduce([term[start:end] for term in terms], piece)
         for out in outs:
             out[start:end] = piece
-
-
-def _reduce_all(terms: Views, out: NDArray[Any], reduction: Reduction) -> NDArray[Any]:
-    if terms[0].nbytes <= INLINE_BYTES or not all(term.flags.c_contiguous for term in (*terms, out)):
-        reduction.reduce(terms, out)
-        return out
-    flat, flat_out = [term.reshape(-1) for term in terms], out.reshape(-1)
-    for start in range(0, flat_out.size, PIECE_ELEMENTS):
-        piece = slice(start, start + PIECE_ELEMENTS)
-        reduction.reduce([term[piece] for term in flat], flat_out[piece])
-    return out
-
-
-def _all_reduce(calls: Sequence[Call], position: int, views: Views, reduction: Reduction, new: New) -> NDArray[Any]:
-    return _reduce_all(views, new(views[0].shape, views[0].dtype), reduction)
-
-
-def _reduce(calls: Sequence[Call], position: int, views: Views, reduction: Reduction, new: New) -> NDArray[Any] | None:
-    return _all_reduce(calls, position, views, reduction, new) if position == calls[0].root else None
-
-
-def _reduce_scatter(calls: Sequence[Call], position: int, views: Views, reduction: Reduction, new: New) -> NDArray[Any]:
-    terms = [view[calls[0].block(position)] for view in views]
-    return _reduce_all(terms, new(terms[0].shape, terms[0].dtype), reduction)
-
-
-def _all_gather(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> NDArray[Any]:
-    return _join(views, calls[0].dim, new)
-
-
-def _gather(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> NDArray[Any] | None:
-    return _join(views, calls[0].dim, new) if position == calls[0].root else None
-
-
-def _all_to_all(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> NDArray[Any]:
-    blocks = [view[call.block(position)] for call, view in zip(calls, views, strict=True)]
-    return _join(blocks, calls[0].concat_dim, new)
-
-
-def _broadcast(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> NDArray[Any]:
-    return _copy(views[calls[0].root], new)
-
-
-def _scatter(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> NDArray[Any]:
-    root = calls[0].root
-    return _copy(views[root][calls[root].block(position)], new)
-
-
-def _all_scatter(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> list[NDArray[Any]]:
-    return [_copy(view, new) for view in views]
-
-
-def _permute(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> NDArray[Any]:
-    for source, target in calls[0].pairs or ():
-        if target == position:
-            return _copy(views[source], new)
-    result = new(views[position].shape, views[position].dtype)
-    result.fill(0)
-    return result
-
-
-def _barrier(calls: Sequence[Call], position: int, views: Views, reduction: None, new: New) -> None:
-    return None
-
-
-def _join(views: Views, dim: int, new: New) -> NDArray[Any]:
-    if views[0].ndim == 0:
-        return np.stack(views, out=new((len(views),), views[0].dtype))
-    shape = list(views[0].shape)
-    shape[dim] = sum(view.shape[dim] for view in views)
-    return np.concatenate(views, axis=dim, out=new(shape, views[0].dtype))
-
-
-def _copy(view: NDArray[Any], new: New) -> NDArray[Any]:
-    result = new(view.shape, view.dtype)
-    np.copyto(result, view)
-    return result
-
-
-_RESULTS: dict[str, Callable[..., Any]] = {
-    "all_reduce": _all_reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather,
-    "gather": _gather, "all_to_all": _all_to_all, "broadcast": _broadcast, "scatter": _scatter,
-    "all_scatter": _all_scatter, "permute": _permute, "barrier": _barrier,
-}

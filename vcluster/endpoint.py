@@ -50,7 +50,7 @@ class Endpoint:
         return found
 
     def _note_awaited(self) -> list[Operation]:
-        return self.tasks.under_way()
+        return self.tasks.blocked_on()
 
     def _tell_awaited(self, operations: list[Operation]) -> None:
         self.status.set_blocked(self.number, operations, self.tasks.waits_at())

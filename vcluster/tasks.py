@@ -124,7 +124,12 @@ class Tasks:
         site = call_site()
         return site.location if site.is_users else self._issued_at
 
-    def under_way(self) -> list[Operation]:
+    @property
+    def under_way(self) -> bool:
+        """Whether asynchronous operations are."""
+        return bool(self._lanes)
+
+    def blocked_on(self) -> list[Operation]:
         """What is under way, for `vcluster.status`: first what the kernel itself waits for."""
         assert self._blocked_in is not None
         lane, what, wait = self._blocked_in

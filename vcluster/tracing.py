@@ -1,17 +1,19 @@
 """The record that a device keeps of what it does, and how the host makes a `Trace` of everybody's.
 
 A device appends one list to its record for each thing it did, in the order of the fields of `parallelism.trace.Event`
-(``rank`` left out); that costs a microsecond.  What it computed between two calls is known by the CPU time of its
+(``rank`` left out), or, for a collective that it has called before, what is the same each time and what is not; that
+costs a microsecond.  What it computed between two calls is known by the CPU time of its
 thread, which is the same however crowded the machine is.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.timeline import replay
 from parallelism.trace import Event, Trace
@@ -32,7 +34,19 @@ _SHORTEST_COMPUTE_NS = 2000
 if TYPE_CHECKING:
     from vcluster.calls import Traffic
 
-Record = list[list[Any]]
+class Template(NamedTuple):
+    """What is the same whenever a collective is repeated."""
+
+    name: str
+    axes: tuple[str, ...] | None
+    group: tuple[int, ...]
+    algorithm: str
+    traffic: Traffic
+
+
+Record = list[Any]
+"""Of each event its fields in a list; of a repeated collective (template, location, start, duration), in
+nanoseconds."""
 
 
 class Recorder:
@@ -48,7 +62,6 @@ class Recorder:
         self._label: tuple[str, dict[str, Any]] | None = None
         self._work = 0
         self._sequences: dict[Any, int] = {}
-        self._collectives: dict[tuple[int, ...], int] = {}
         self._depth = 0
 
     def start(self) -> None:
@@ -94,7 +107,6 @@ class Recorder:
         event[0], event[1] = "collective", name
         event[_AXES], event[_GROUP], event[_ALGORITHM] = axes, group, algorithm
         event[_WORK], event[_LOCATION] = work, location
-        event[_SEQUENCE] = self._collectives[group] = self._collectives.get(group, -1) + 1
         event[_SERIAL] = len(self.record)
         self.record.append(event)
         return event
@@ -104,6 +116,11 @@ class Recorder:
         event[_SENT], event[_RECEIVED], event[_MESSAGES], event[_SOURCES] = traffic
         event[_WALL_START] = (start_ns - self._wall_zero) * 1e-9
         event[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) * 1e-9
+
+    def add_repeated(self, template: Template, location: str, start_ns: int) -> None:
+        """The event of a collective that ends, and was like an earlier one."""
+        now = time.perf_counter_ns()
+        self.record.append((template, location, start_ns - self._wall_zero, now - start_ns))
 
     def serial(self, event: list[Any]) -> int:
         """The number of an event on this rank."""
@@ -127,9 +144,11 @@ class Recorder:
     def enter(self) -> int:
         """A call of the library begins: what was computed before it becomes an event.  Wall time in nanoseconds."""
         self._depth += 1
-        if self._depth == 1:
+        now = time.perf_counter_ns()
+        if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
             self._flush_compute()
-        return time.perf_counter_ns()
+            now = time.perf_counter_ns()
+        return now
 
     def leave(self) -> None:
         self._depth -= 1
@@ -187,7 +206,24 @@ class Recorder:
 
 def events_of(rank: int, record: Record) -> list[Event]:
     """The events of one rank's record."""
-    return [Event(rank, *event) for event in record]
+    events = []
+    collectives: Counter[tuple[int, ...]] = Counter()
+    for serial, row in enumerate(record):
+        if type(row) is tuple:
+            (name, axes, group, algorithm, traffic), location, start_ns, duration_ns = row
+            event = Event(
+                rank, "collective", name, 0.0, 0.0, start_ns * 1e-9, duration_ns * 1e-9, 0.0, traffic.bytes_sent,
+                traffic.bytes_received, traffic.messages, axes=axes, group=group, algorithm=algorithm,
+                sequence=collectives[group], serial=serial, sources=traffic.sources, location=location,
+            )
+            collectives[group] += 1
+        else:
+            if row[0] == "collective":
+                row[_SEQUENCE] = collectives[row[_GROUP]]
+                collectives[row[_GROUP]] += 1
+            event = Event(rank, *row)
+        events.append(event)
+    return events
 
 
 def make_trace(records: Sequence[Record], mesh_shape: dict[str, int]) -> Trace:

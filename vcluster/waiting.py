@@ -35,7 +35,8 @@ SHORTEST_NAP_SECONDS = 3e-4
 LONGEST_NAP_SECONDS = 0.1
 """A sleeper looks again after so long even if nobody woke it."""
 
-_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Let another run on this core, if one wants to."""
 
 
 class _Timespec(ctypes.Structure):
@@ -48,7 +49,7 @@ class Signals:
     def __init__(self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200) -> None:
         self._arena = arena
         self._layout = layout
-        self._spins = spins
+        self.spins = spins
         self._cancelled = arena.words(0)
         self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
@@ -110,12 +111,12 @@ class Signals:
     def wait(self, ready: Callable[[], bool]) -> None:
         """Return when ``ready()`` is true."""
         cancelled = self._cancelled
-        for _ in range(self._spins):
+        for _ in range(self.spins):
             if ready():
                 return
             if cancelled[0]:
                 self.check()
-            _yield()
+            give_way()
         try:
             while True:
                 self._me[0] = 1
