@@ -15,7 +15,6 @@ Slots are found by a key of the group in a directory that each device keeps.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from vcluster.errors import ClusterError
 from vcluster.memory import LINE
 from vcluster.status import Need
 from vcluster.tasks import Wait
+from vcluster.waiting import STORES_IN_ORDER
 
 if TYPE_CHECKING:
     from vcluster.calls import Call
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 1 << 16
 """Payloads up to this size are copied into the slot; each member then reads them all by itself."""
-
-STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
-"""Whether others see what this processor stores in the order in which it was stored."""
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""

@@ -129,7 +129,7 @@ class Collectives:
                 key = known = None
             if known is not None:
                 repeated = known.repeated
-                if repeated is not None and not async_op and not self.endpoint.tasks.under_way and (
+                if repeated is not None and not async_op and not self.endpoint.tasks.lanes and (
                     out is None or repeated.takes(x, out)
                 ):
                     return self._repeat(known, repeated, x, out)

@@ -289,11 +289,13 @@ class VirtualDevice:
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to rank ``dst`` (to that position, with ``axes``); see `VirtualChannel.send`."""
-        self.channel(self._peer(dst, axes)).send(x, tag=tag)
+        channel = self._channels.get(dst) if axes is None else None
+        (channel or self.channel(self._peer(dst, axes))).send(x, tag=tag)
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
         """The oldest message of rank ``src`` with this tag; see `VirtualChannel.recv`."""
-        return self.channel(self._peer(src, axes)).recv(tag=tag, out=out)
+        channel = self._channels.get(src) if axes is None else None
+        return (channel or self.channel(self._peer(src, axes))).recv(tag=tag, out=out)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:
         """`send` that returns a `Work` at once."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vcluster.blocks import HOLDER, TAKEN
 from vcluster.control import Layout
-from vcluster.mailbox import HOLDER, TAKEN, Mailbox
+from vcluster.mailbox import Mailbox
 from vcluster.memory import Arena, Heap
 from vcluster.status import RUNNING, Operation, Status
 from vcluster.tasks import Tasks
@@ -86,6 +87,8 @@ class Endpoint:
     def forget_traffic(self, gone: Collection[int] = ()) -> None:
         """Start from empty channels, after the control area was cleared; ``gone`` are endpoints that died."""
         self.tasks.drop_all()
+        for mailbox in self.mailboxes.values():
+            mailbox.forget()
         self.mailboxes.clear()
 
         def is_stray(offset: int) -> bool:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.reductions import Reduction
-from vcluster.agreement import DESCRIPTION_BYTES, INLINE_BYTES, STORES_IN_ORDER, Group
+from vcluster.agreement import DESCRIPTION_BYTES, INLINE_BYTES, Group
 from vcluster.calls import Call
 from vcluster.direct import Result, new_array, prepare
 from vcluster.status import Lane
 from vcluster.values import ARRAY
-from vcluster.waiting import give_way
+from vcluster.waiting import STORES_IN_ORDER, give_way
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint

@@ -20,8 +20,9 @@ from parallelism.trace import Event, Trace
 
 _FIELDS = tuple(field.name for field in fields(Event))[1:]
 _INDEX = {name: i for i, name in enumerate(_FIELDS)}
-_AXES, _GROUP, _ALGORITHM, _WORK, _LOCATION, _SEQUENCE, _SERIAL = map(
-    _INDEX.__getitem__, ("axes", "group", "algorithm", "work", "location", "sequence", "serial")
+_AXES, _GROUP, _ALGORITHM, _WORK, _LOCATION, _SEQUENCE, _SERIAL, _PARENT, _PEER, _TAG = map(
+    _INDEX.__getitem__,
+    ("axes", "group", "algorithm", "work", "location", "sequence", "serial", "parent", "peer", "tag"),
 )
 _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION = map(
     _INDEX.__getitem__,
@@ -44,9 +45,17 @@ class Template(NamedTuple):
     traffic: Traffic
 
 
+class MessageTemplate(NamedTuple):
+    """What is the same for all messages of one size in one channel."""
+
+    kind: str
+    peer: int
+    tag: int
+    nbytes: int
+
+
 Record = list[Any]
-"""Of each event its fields in a list; of a repeated collective (template, location, start, duration), in
-nanoseconds."""
+"""Of each event its fields in a list; of what is repeated (template, location, start, duration) in nanoseconds."""
 
 
 class Recorder:
@@ -61,7 +70,6 @@ class Recorder:
         self.record: Record = []
         self._label: tuple[str, dict[str, Any]] | None = None
         self._work = 0
-        self._sequences: dict[Any, int] = {}
         self._depth = 0
 
     def start(self) -> None:
@@ -117,10 +125,9 @@ class Recorder:
         event[_WALL_START] = (start_ns - self._wall_zero) * 1e-9
         event[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) * 1e-9
 
-    def add_repeated(self, template: Template, location: str, start_ns: int) -> None:
-        """The event of a collective that ends, and was like an earlier one."""
-        now = time.perf_counter_ns()
-        self.record.append((template, location, start_ns - self._wall_zero, now - start_ns))
+    def add_repeated(self, template: Template | MessageTemplate, location: str, start_ns: int) -> None:
+        """The event of a collective or a message that ends now, and was like an earlier one."""
+        self.record.append((template, location, start_ns - self._wall_zero, time.perf_counter_ns() - start_ns))
 
     def serial(self, event: list[Any]) -> int:
         """The number of an event on this rank."""
@@ -130,12 +137,6 @@ class Recorder:
     def fill(self, event: list[Any], **values: Any) -> None:
         for key, value in values.items():
             event[_INDEX[key]] = value
-
-    def next_sequence(self, key: Any) -> int:
-        """Number of a message among those of its channel and tag."""
-        number = self._sequences.get(key, 0)
-        self._sequences[key] = number + 1
-        return number
 
     def next_work(self) -> int:
         self._work += 1
@@ -207,23 +208,43 @@ class Recorder:
 def events_of(rank: int, record: Record) -> list[Event]:
     """The events of one rank's record."""
     events = []
-    collectives: Counter[tuple[int, ...]] = Counter()
+    counts: Counter[Any] = Counter()
     for serial, row in enumerate(record):
-        if type(row) is tuple:
-            (name, axes, group, algorithm, traffic), location, start_ns, duration_ns = row
-            event = Event(
-                rank, "collective", name, 0.0, 0.0, start_ns * 1e-9, duration_ns * 1e-9, 0.0, traffic.bytes_sent,
-                traffic.bytes_received, traffic.messages, axes=axes, group=group, algorithm=algorithm,
-                sequence=collectives[group], serial=serial, sources=traffic.sources, location=location,
-            )
-            collectives[group] += 1
+        if type(row) is list:
+            key = _counted_as(row)
+            if key is not None:
+                row[_SEQUENCE] = counts[key]
+                counts[key] += 1
+            events.append(Event(rank, *row))
+            continue
+        template, location, start_ns, duration_ns = row
+        start, duration = start_ns * 1e-9, duration_ns * 1e-9
+        if type(template) is Template:
+            name, axes, group, algorithm, traffic = template
+            events.append(Event(
+                rank, "collective", name, 0.0, 0.0, start, duration, 0.0, traffic.bytes_sent, traffic.bytes_received,
+                traffic.messages, axes=axes, group=group, algorithm=algorithm, sequence=counts[group],
+                serial=serial, sources=traffic.sources, location=location,
+            ))
+            counts[group] += 1
         else:
-            if row[0] == "collective":
-                row[_SEQUENCE] = collectives[row[_GROUP]]
-                collectives[row[_GROUP]] += 1
-            event = Event(rank, *row)
-        events.append(event)
+            kind, peer, tag, nbytes = template
+            sent, received = (nbytes, 0) if kind == "send" else (0, nbytes)
+            events.append(Event(
+                rank, kind, kind, 0.0, 0.0, start, duration, 0.0, sent, received, int(kind == "send"), peer=peer,
+                tag=tag, sequence=counts[kind, peer, tag], serial=serial, location=location,
+            ))
+            counts[kind, peer, tag] += 1
     return events
+
+
+def _counted_as(row: list[Any]) -> Any:
+    """What an event is numbered among: the collectives of its group, the messages of its channel and tag."""
+    if row[0] == "collective":
+        return row[_GROUP]
+    if row[0] in ("send", "recv") and row[_PARENT] is None:
+        return row[0], row[_PEER], row[_TAG]
+    return None
 
 
 def make_trace(records: Sequence[Record], mesh_shape: dict[str, int]) -> Trace:

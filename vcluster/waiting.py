@@ -29,6 +29,9 @@ from vcluster.memory import Arena
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 1 << 30
+STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether others see what this processor stores in the order in which it was stored."""
+
 SHORTEST_NAP_SECONDS = 3e-4
 """Where nobody can wake a sleeper, it looks again after so long."""
 

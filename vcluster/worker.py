@@ -20,12 +20,12 @@ import numpy as np
 from parallelism.mesh import Mesh
 from parallelism.trace import HOST
 from vcluster.arguments import fill
+from vcluster.blocks import COPIED_BYTES, hand_over
 from vcluster.control import Layout
 from vcluster.device import VirtualDevice
 from vcluster.endpoint import Endpoint
 from vcluster.errors import OperationCancelled
 from vcluster.failures import Failure, describe_exception
-from vcluster.mailbox import COPIED_BYTES, hand_over
 from vcluster.memory import Arena
 from vcluster.payload import decode, encode
 from vcluster.processes import Descriptor
