@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
@@ -31,9 +30,7 @@ from vcluster.payload import decode, encode
 from vcluster.processes import Descriptor
 from vcluster.programs import Environment, apply_environment, refresh_modules
 from vcluster.status import FINISHED
-
-LOOKS_BEFORE_SLEEP = 40
-"""How often an idle device looks for the next command before it sleeps: some 30 microseconds."""
+from vcluster.wire import LOOKS, Wire
 
 INTERRUPT = getattr(signal, "SIGUSR1", None)
 """Sent to a device that computes while its run has failed elsewhere."""
@@ -247,11 +244,9 @@ class RankedOutput(io.TextIOBase):
             self.write("\n")
 
 
-class _ConnectionLink:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._arrivals = select.poll()
-        self._arrivals.register(connection.fileno(), select.POLLIN)
+class _WireLink:
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
         self._lock = threading.Lock()
         self._speaking = False
         self._interrupted = False
@@ -263,7 +258,7 @@ class _ConnectionLink:
             self._speaking = True
         try:
             with self._lock:  # a kernel's own threads may print
-                self._connection.send_bytes(data)
+                self._wire.send(data)
         finally:
             if mine:
                 self._speaking = False
@@ -282,19 +277,16 @@ class _ConnectionLink:
             raise OperationCancelled("another device failed")
 
     def receive(self) -> Any:
-        """Runs often follow each other closely, and to be woken costs more than to look a few times."""
-        for _ in range(LOOKS_BEFORE_SLEEP):
-            if self._arrivals.poll(0):
-                break
-            os.sched_yield()
-        return pickle.loads(self._connection.recv_bytes())
+        return pickle.loads(self._wire.receive())
 
 
 def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
     """The body of a device's process."""
     gc.freeze()  # what was there before the fork stays shared with the others
-    link = _ConnectionLink(connection)
-    worker = Worker(spec, Arena(spec.layout.nbytes, descriptor.take()), link, spins=200, own_process=True)
+    arena = Arena(spec.layout.nbytes, descriptor.take())
+    looks = LOOKS // spec.layout.size
+    link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
+    worker = Worker(spec, arena, link, spins=200, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:
