@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 
 from parallelism.operation import ReduceOp
 
-PIECE_ELEMENTS = 1 << 15
-"""A large reduction goes through its terms in pieces of so many elements: the accumulator stays in cache."""
-
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,

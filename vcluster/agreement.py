@@ -120,7 +120,6 @@ class Group:
         self.own = self._slots[self.position] = Slot(endpoint, self._place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
         self._looked_at = 0
-        self._views: dict[tuple[int, np.dtype[Any], tuple[int, ...]], list[NDArray[Any]]] = {}
         if self.size > 1:
             self._enter_directory()
 
@@ -129,8 +128,9 @@ class Group:
     ) -> Generator[Wait, None, int]:
         """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
 
-        ``payload`` is a contiguous array that the others may read; ``place`` its offset if it lies in the arena for as
-        long as they may (the caller then waits for `all_done`), None to have it copied.
+        ``payload`` is a contiguous array that the others may read; ``place`` tells where, if it stays there for as long
+        as they may (the caller then waits for `all_done`): its offset in the arena, or less than 0, its address.  None
+        to have it copied.
         """
         sequence = self.sequence
         self.sequence += 1
@@ -146,7 +146,7 @@ class Group:
                 blocks.append(place)
                 np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
             elif payload.size:
-                np.copyto(self.inline_views(sequence, payload.dtype, payload.shape)[self.position], payload)
+                np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
         elsewhere = 0
         if len(call.description) > DESCRIPTION_BYTES:
             elsewhere = endpoint.heap.allocate(len(call.description))
@@ -213,20 +213,13 @@ class Group:
             for slot, call in zip(self.slots, calls, strict=True)
         ]
 
-    def inline_views(self, sequence: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[NDArray[Any]]:
-        """Everybody's small payload as arrays, once everybody has posted; before that, one's own."""
-        key = sequence & 1, dtype, shape
-        found = self._views.get(key)
-        if found is None:
-            array = self._endpoint.arena.array
-            slots = [slot for slot in self._slots if slot is not None]
-            if len(slots) < self.size:  # not everybody is known yet
-                return [array(self.own.buffers[sequence & 1].inline, shape, dtype)] * self.size
-            if len(self._views) > 256:
-                self._views.clear()
-            found = [array(slot.buffers[sequence & 1].inline, shape, dtype) for slot in slots]
-            self._views[key] = found
-        return found
+    def views_at(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+        """Everybody's payload, wherever it lies in the arena."""
+        array = self._endpoint.arena.array
+        return [
+            None if call.dtype is None or call.shape is None else array(buffer.payload, call.shape, call.dtype)
+            for buffer, call in zip(self.buffers(sequence), calls, strict=True)
+        ]
 
     def _wait_posted(self, count: int) -> Wait:
         return Wait(lambda: self._all_posted(count), lambda: self._missing(count, 0))

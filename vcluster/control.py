@@ -2,7 +2,7 @@
 
     page 0            the cancel word, and how often traffic was forgotten
     a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring
-                      to it was found full
+                      to it was found full, its process
     eight pages each  of every device: what it is doing (`vcluster.status`)
     a row each        of every endpoint: how many blocks it holds of each other's heap
     four pages each   of every device: notes between it and the host (`vcluster.wire`)
@@ -70,6 +70,9 @@ class Layout:
 
     def crowded_word(self, endpoint: int) -> int:
         return PAGE * (1 + endpoint) + 3 * LINE
+
+    def process_word(self, endpoint: int) -> int:
+        return PAGE * (1 + endpoint) + 4 * LINE
 
     def status(self, rank: int) -> int:
         return PAGE * (1 + self.endpoints) + STATUS_BYTES * rank

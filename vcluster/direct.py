@@ -1,23 +1,25 @@
 """The direct collectives: every member reads what it needs from the others' memory.
 
 Nothing is sent.  A small payload lies in the slots of the group (`vcluster.agreement`), and each member reads them all.
-A large one is read where it lies; in a large all_reduce the owner of a slice reduces it in pieces that stay in cache,
-and stores the result straight into everybody's output, so that all memory is read once and written once.
+A large one is read where it lies (`vcluster.stretches`); in a large all_reduce the owner of a slice reduces it, and
+stores the result straight into everybody's output, so that all memory is read once and written once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.reductions import PIECE_ELEMENTS, Reduction
-from parallelism.splitting import split_sizes, starts
+from parallelism.reductions import Reduction
 from vcluster.agreement import INLINE_BYTES, Group
 from vcluster.calls import Call, agree
+from vcluster.peers import address_of
+from vcluster.stretches import Stretch, blocks, is_contiguous, reduce_everywhere, reduce_into
 from vcluster.values import check_shape
 
 if TYPE_CHECKING:
@@ -40,48 +42,46 @@ def run_direct(
     """
     payload = x if call.gives else None
     large = payload is not None and payload.nbytes > INLINE_BYTES
-    together = call.kind == "all_reduce" and large and group.size > 1 and reduction is not None
+    together = call.kind == "all_reduce" and large and group.size > 1
     target: NDArray[Any] | None = None
     if posted is not None:
         sequence = posted
     else:
-        in_place = out is not None and payload is not None and np.may_share_memory(out, payload)
-        shown = large and payload is not None and (together or not in_place)
-        place = endpoint.arena.offset_of(payload) if shown and payload is not None else None
-        target_place = 0
-        if together:
-            assert payload is not None
-            found = endpoint.arena.offset_of(out) if out is not None and out.flags.c_contiguous else None
-            target = out if found is not None else endpoint.heap.empty(payload.shape, payload.dtype)
-            assert target is not None
-            target_place = found if found is not None else endpoint.arena.offset_of(target) or 0
+        place, target_place = None, 0
+        if large and payload is not None:
+            private = is_contiguous(call) and endpoint.peers.can_be_read(call.ranks)
+            if together:
+                target = out if out is not None and out.flags.c_contiguous else None
+                found = None if target is None else _place(endpoint, target, private)
+                if target is None or found is None:
+                    target = endpoint.heap.empty(payload.shape, payload.dtype)
+                    found = endpoint.arena.offset_of(target)
+                target_place = found or 0
+            if together or out is None or not np.may_share_memory(out, payload):
+                place = _place(endpoint, payload, private)
         sequence = yield from group.post(call, payload, place, target_place)
 
     told = group.disagreement(sequence, call)
-    if told is None and payload is not None and not large:
-        calls = [call] * group.size
-        views: Sequence[Any] = group.inline_views(sequence, payload.dtype, payload.shape)
-    else:
-        calls = [call] * group.size if told is None else agree(call, told)
-        views = [
-            None if seen.dtype is None or seen.shape is None
-            else endpoint.arena.array(buffer.payload, seen.shape, seen.dtype)
-            for buffer, seen in zip(group.buffers(sequence), calls, strict=True)
-        ]
-    in_others_memory = any(view is not None and view.nbytes > INLINE_BYTES for view in views)
+    calls = [call] * group.size if told is None else agree(call, told)
+    in_others_memory = any(seen.nbytes > INLINE_BYTES for seen in calls)
     try:
-        if target is not None:
-            assert reduction is not None
+        if target is not None and reduction is not None:
+            terms = _stretches(endpoint, group, sequence, calls)
             outs = [
-                endpoint.arena.array(buffer.out, (target.size,), target.dtype) for buffer in group.buffers(sequence)
+                Stretch(endpoint, rank, buffer.out, target.dtype, target.size)
+                for rank, buffer in zip(group.ranks, group.buffers(sequence), strict=True)
             ]
-            _reduce_own_slice([view.reshape(-1) for view in views], outs, group.position, reduction)
+            reduce_everywhere(terms, outs, target.size, group.position, reduction)
             result: Any = target
-        elif call.kind == "all_scatter":
-            result = [new_result(endpoint, call.kind, copy_of(view)) for view in views]
+        elif in_others_memory and is_contiguous(call):
+            result = _from_stretches(endpoint, group, sequence, calls, reduction, out)
         else:
-            made = prepare(calls, group.position, views, reduction)
-            result = None if made is None else new_result(endpoint, call.kind, made, out)
+            views = group.views_at(sequence, calls)
+            if call.kind == "all_scatter":
+                result = [new_result(endpoint, call.kind, copy_of(view)) for view in views if view is not None]
+            else:
+                made = prepare(calls, group.position, views, reduction)
+                result = None if made is None else new_result(endpoint, call.kind, made, out)
     except Exception:  # a wrong out=, an op that raises: the others must not wait for this member
         if in_others_memory:
             yield from group.finish(sequence, together=large)
@@ -92,6 +92,61 @@ def run_direct(
         np.copyto(out, result)
         result = out
     return result, calls
+
+
+def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None:
+    """Where peers find a contiguous array: its offset in the arena, or less than 0, its address; None if nowhere."""
+    offset = endpoint.arena.offset_of(array)
+    return -address_of(array) if offset is None and private else offset
+
+
+def _stretches(endpoint: Endpoint, group: Group, sequence: int, calls: Sequence[Call]) -> list[Any]:
+    """Everybody's payload; None for who gives none."""
+    return [
+        None if seen.dtype is None
+        else Stretch(endpoint, rank, buffer.payload, seen.dtype, seen.nbytes // max(1, seen.dtype.itemsize))
+        for rank, buffer, seen in zip(group.ranks, group.buffers(sequence), calls, strict=True)
+    ]
+
+
+def _from_stretches(
+    endpoint: Endpoint, group: Group, sequence: int, calls: Sequence[Call], reduction: Reduction | None,
+    out: NDArray[Any] | None,
+) -> Any:
+    """The result of this member, from the others' memory."""
+    call, position = calls[group.position], group.position
+    sources = _stretches(endpoint, group, sequence, calls)
+    if call.kind == "all_scatter":
+        return [
+            new_result(endpoint, call.kind, Result(seen.shape or (), source.dtype, partial(_whole, source)))
+            for seen, source in zip(calls, sources, strict=True)
+        ]
+    looks = [
+        None if seen.dtype is None or seen.shape is None
+        else np.broadcast_to(np.empty((), seen.dtype), seen.shape)
+        for seen in calls
+    ]
+    made = prepare(calls, position, looks, reduction)
+    if made is None:
+        return None
+
+    def fill(out: NDArray[Any]) -> None:
+        flat = out.reshape(-1)
+        if reduction is not None:
+            first = 0 if call.kind == "reduce" else sum(call.sizes[:position]) * prod(made.shape[1:])
+            reduce_into(sources, first, flat, reduction)
+            return
+        at = 0
+        for place, first, count in blocks(calls, position):
+            sources[place].copy_to(first, flat[at : at + count])
+            at += count
+        flat[at:] = 0  # where a permute brings nothing
+
+    return new_result(endpoint, call.kind, Result(made.shape, made.dtype, fill), out)
+
+
+def _whole(source: Stretch, out: NDArray[Any]) -> None:
+    source.copy_to(0, out.reshape(-1))
 
 
 class Result(NamedTuple):
@@ -166,27 +221,4 @@ def _joined(views: Views, dim: int) -> Result:
 
 def _reduced(terms: Views, reduction: Reduction | None) -> Result:
     assert reduction is not None
-    first = terms[0]
-    if first.nbytes <= INLINE_BYTES or not all(term.flags.c_contiguous for term in terms):
-        return Result(first.shape, first.dtype, partial(reduction.reduce, terms))
-    flat = [term.reshape(-1) for term in terms]
-
-    def fill(out: NDArray[Any]) -> None:
-        flat_out = out.reshape(-1)
-        for start in range(0, flat_out.size, PIECE_ELEMENTS):
-            piece = slice(start, start + PIECE_ELEMENTS)
-            reduction.reduce([term[piece] for term in flat], flat_out[piece])
-
-    return Result(first.shape, first.dtype, fill)
-
-
-def _reduce_own_slice(terms: Views, outs: Views, position: int, reduction: Reduction) -> None:
-    places = starts(split_sizes(terms[0].size, (len(terms),)))
-    stop = places[position + 1]
-    scratch = np.empty(min(PIECE_ELEMENTS, stop - places[position]), terms[0].dtype)
-    for start in range(places[position], stop, PIECE_ELEMENTS):
-        end = min(start + PIECE_ELEMENTS, stop)
-        piece = scratch[: end - start]
-        reduction.reduce([term[start:end] for term in terms], piece)
-        for out in outs:
-            out[start:end] = piece
+    return Result(terms[0].shape, terms[0].dtype, partial(reduction.reduce, terms))

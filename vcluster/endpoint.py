@@ -11,6 +11,7 @@ from vcluster.blocks import HOLDER, TAKEN
 from vcluster.control import Layout
 from vcluster.mailbox import Mailbox
 from vcluster.memory import Arena, Heap
+from vcluster.peers import Peers
 from vcluster.status import RUNNING, Operation, Status
 from vcluster.tasks import Tasks
 from vcluster.waiting import Signals
@@ -33,6 +34,7 @@ class Endpoint:
         self.capacity = capacity
         self.signals = Signals(arena, layout, number, spins=spins)
         self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
+        self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues
         self.mailboxes: dict[int, Mailbox] = {}
