@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 
 from parallelism.operation import ReduceOp
 
-PIECE_ELEMENTS = 1 << 15
-"""A large reduction goes through its terms in pieces of so many elements: the accumulator stays in cache."""
-
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
@@ -62,13 +59,15 @@ class Reduction:
 
     def reduce(self, terms: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         """All terms into ``out``, which may be one of them only if there are at most two or it is the first."""
+        combine: Any = self._ufunc or self.combine
         if len(terms) == 1:
             np.copyto(out, terms[0])
         else:
-            self.combine(terms[0], terms[1], out)
+            combine(terms[0], terms[1], out=out)
             for term in terms[2:]:
-                self.combine(out, term, out)
-        self.finish(out, len(terms))
+                combine(out, term, out=out)
+        if self._is_mean:
+            self.finish(out, len(terms))
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,17 +1,21 @@
 """How the members of a group meet: each posts what it is about to do, and sees what the others posted.
 
 For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted,
-a word that counts those it has finished, and two buffers used in turn, each with a description of the call, a place for
-a small payload and the address of a large one.  Posting and waiting for the others' counts is the only synchronisation
-a small collective needs; a buffer is written again only when everybody has finished the operation before last.
+a token for each of the last two, a word that counts those it has finished with the others, and two buffers used in
+turn, each with a description of the call, a place for a small payload and the address of a large one.
 
-Slots are found by a key of the group in a directory that each device keeps.  The description holds all that must agree,
-so that a mismatch is found before any data moves.
+Posting and waiting until the others have posted is the only synchronisation a small collective needs: who posts the
+next operation has read all it wanted of the one before, so when everybody has posted number n, nobody reads the buffers
+of n-1 any more, which are those of n+1.  The token is made of what is called and of its number, so that one comparison
+says both that a member has come and that it calls the same; the description, read if the tokens differ, holds all that
+must agree, so that a mismatch is found before any data moves.
+
+Slots are found by a key of the group in a directory that each device keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,34 +26,39 @@ from vcluster.errors import ClusterError
 from vcluster.memory import LINE
 from vcluster.status import Need
 from vcluster.tasks import Wait
+from vcluster.waiting import STORES_IN_ORDER
 
 if TYPE_CHECKING:
     from vcluster.calls import Call
     from vcluster.endpoint import Endpoint
 
-INLINE_BYTES = 8 << 10
+INLINE_BYTES = 1 << 16
 """Payloads up to this size are copied into the slot; each member then reads them all by itself."""
 
+DESCRIPTION_BYTES = 1024
+"""A longer description lies in a block of its own."""
+
 _WORDS = 8
-_DESCRIPTION_BYTES = 1024
-_SIGNATURE, _LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(5)
-_BUFFER_BYTES = 8 * _WORDS + _DESCRIPTION_BYTES + INLINE_BYTES
+_LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(4)
+_BUFFER_BYTES = 8 * _WORDS + DESCRIPTION_BYTES + INLINE_BYTES
 _SLOT_BYTES = 2 * LINE + 2 * _BUFFER_BYTES
 
 
 class Buffer:
     """One of the two buffers of a slot, as its owner writes it and the others read it."""
 
-    __slots__ = ("_arena", "_description", "described", "inline", "words")
+    __slots__ = ("_arena", "_description", "described", "inline", "shows", "words")
 
     def __init__(self, endpoint: Endpoint, offset: int) -> None:
         self._arena = endpoint.arena
         self.described: int | None = None
         """The signature of what its owner wrote here last: repeated calls need not be described again."""
+        self.shows: object = None
+        """Who wrote it, if nothing of it changes when they write again."""
         self.words = endpoint.arena.words(offset, _WORDS)
         start = offset + 8 * _WORDS
-        self._description = endpoint.arena.view[start : start + _DESCRIPTION_BYTES]
-        self.inline = start + _DESCRIPTION_BYTES
+        self._description = endpoint.arena.view[start : start + DESCRIPTION_BYTES]
+        self.inline = start + DESCRIPTION_BYTES
 
     def read_description(self) -> bytes:
         length, elsewhere = self.words[_LENGTH], self.words[_DESCRIPTION]
@@ -60,7 +69,8 @@ class Buffer:
     def write(self, call: Call, payload: int, out: int, elsewhere: int) -> None:
         """``elsewhere`` is a block for a description that is too long for its place here, or 0."""
         words, description = self.words, call.description
-        words[_SIGNATURE], words[_PAYLOAD], words[_OUT] = call.signature, payload, out
+        self.shows = None
+        words[_PAYLOAD], words[_OUT] = payload, out
         if words[_DESCRIPTION] or elsewhere or self.described != call.signature:
             words[_LENGTH], words[_DESCRIPTION] = len(description), elsewhere
             if elsewhere:
@@ -81,11 +91,13 @@ class Buffer:
 class Slot:
     """What one member of a group shows the others."""
 
-    __slots__ = ("buffers", "done", "offset", "posted")
+    __slots__ = ("buffers", "done", "offset", "posted", "tokens")
 
     def __init__(self, endpoint: Endpoint, offset: int) -> None:
         self.offset = offset
         self.posted = endpoint.arena.words(offset)
+        self.tokens = (endpoint.arena.words(offset + 8), endpoint.arena.words(offset + 16))
+        """Of the last operation with an even number, and of the last with an odd one."""
         self.done = endpoint.arena.words(offset + LINE)
         first = offset + 2 * LINE
         self.buffers = (Buffer(endpoint, first), Buffer(endpoint, first + _BUFFER_BYTES))
@@ -101,14 +113,13 @@ class Group:
         self.key = group_key(ranks)
         self.sequence = 0
         self._endpoint = endpoint
-        self._others = tuple(rank for rank in ranks if rank != endpoint.number)
+        self.others = tuple(rank for rank in ranks if rank != endpoint.number)
         self._slots: list[Slot | None] = [None] * self.size
         self._place = endpoint.heap.allocate(_SLOT_BYTES)
         endpoint.arena.view[self._place : self._place + 2 * LINE] = bytes(2 * LINE)
-        self._own = self._slots[self.position] = Slot(endpoint, self._place)
+        self.own = self._slots[self.position] = Slot(endpoint, self._place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
         self._looked_at = 0
-        self._views: dict[tuple[int, np.dtype[Any], tuple[int, ...]], list[NDArray[Any]]] = {}
         if self.size > 1:
             self._enter_directory()
 
@@ -117,15 +128,14 @@ class Group:
     ) -> Generator[Wait, None, int]:
         """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
 
-        ``payload`` is a contiguous array that the others may read; ``place`` its offset if it lies in the arena for as
-        long as they may (the caller then waits for `all_done`), None to have it copied.
+        ``payload`` is a contiguous array that the others may read; ``place`` tells where, if it stays there for as long
+        as they may (the caller then waits for `all_done`): its offset in the arena, or less than 0, its address.  None
+        to have it copied.
         """
         sequence = self.sequence
         self.sequence += 1
-        if sequence >= 2 and not self._all_done(sequence - 1):
-            yield self._wait_done(sequence - 1)
         endpoint = self._endpoint
-        buffer = self._own.buffers[sequence & 1]
+        buffer = self.own.buffers[sequence & 1]
         blocks = self._blocks[sequence & 1]
         while blocks:
             endpoint.heap.free(blocks.pop())
@@ -136,26 +146,39 @@ class Group:
                 blocks.append(place)
                 np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
             elif payload.size:
-                np.copyto(self.inline_views(sequence, payload.dtype, payload.shape)[self.position], payload)
+                np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
         elsewhere = 0
-        if len(call.description) > _DESCRIPTION_BYTES:
+        if len(call.description) > DESCRIPTION_BYTES:
             elsewhere = endpoint.heap.allocate(len(call.description))
             blocks.append(elsewhere)
         buffer.write(call, place or 0, out, elsewhere)
+        self.announce(call.signature + sequence, sequence)
+        if self.others and not self._all_posted(sequence + 1):
+            yield self._wait_posted(sequence + 1)
         endpoint.signals.fence()
-        self._own.posted[0] = sequence + 1
-        if self._others:
-            endpoint.signals.wake(self._others)
-            if not self._all_posted(sequence + 1):
-                yield self._wait_posted(sequence + 1)
-            endpoint.signals.fence()
         return sequence
 
+    def announce(self, token: int, sequence: int) -> None:
+        """Say that this rank has come to an operation, whose buffer is written."""
+        signals = self._endpoint.signals
+        if not STORES_IN_ORDER:
+            signals.fence()
+        self.own.tokens[sequence & 1][0] = token
+        self.own.posted[0] = sequence + 1
+        if self.others:
+            signals.wake(self.others)
+
+    def all_come(self, sequence: int) -> Generator[Wait]:
+        """Return when everybody has posted an operation."""
+        if not self._all_posted(sequence + 1):
+            yield self._wait_posted(sequence + 1)
+        self._endpoint.signals.fence()
+
     def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
-        """This rank has read all it needs; with ``together``, return only when everybody has."""
-        self._own.done[0] = sequence + 1
-        if self._others:
-            self._endpoint.signals.wake(self._others)
+        """This rank has read all it needs of the others' memory; with ``together``, return only when everybody has."""
+        self.own.done[0] = sequence + 1
+        if self.others:
+            self._endpoint.signals.wake(self.others)
             if together and not self._all_done(sequence + 1):
                 yield self._wait_done(sequence + 1)
         if together:
@@ -169,27 +192,34 @@ class Group:
 
     def disagreement(self, sequence: int, call: Call) -> list[bytes] | None:
         """None if everybody posted the same description; else everybody's, in group order."""
-        parity, signature = sequence & 1, call.signature
+        parity, token = sequence & 1, call.signature + sequence
         for slot in self._slots:
             assert slot is not None
-            if slot.buffers[parity].words[_SIGNATURE] != signature:
+            if slot.tokens[parity][0] != token:
                 return [buffer.read_description() for buffer in self.buffers(sequence)]
         return None
 
-    def inline_views(self, sequence: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[NDArray[Any]]:
-        """Everybody's small payload as arrays, once everybody has posted; before that, one's own."""
-        key = sequence & 1, dtype, shape
-        found = self._views.get(key)
-        if found is None:
-            array = self._endpoint.arena.array
-            slots = [slot for slot in self._slots if slot is not None]
-            if len(slots) < self.size:  # not everybody is known yet
-                return [array(self._own.buffers[sequence & 1].inline, shape, dtype)] * self.size
-            if len(self._views) > 256:
-                self._views.clear()
-            found = [array(slot.buffers[sequence & 1].inline, shape, dtype) for slot in slots]
-            self._views[key] = found
-        return found
+    @property
+    def slots(self) -> list[Slot]:
+        """Everybody's slot, in group order, once everybody has posted something."""
+        return self._slots  # type: ignore[return-value]
+
+    def views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+        """Everybody's small payload in the buffers for even (0) or odd numbers; None for who gives none."""
+        array = self._endpoint.arena.array
+        return [
+            None if call.dtype is None or call.shape is None
+            else array(slot.buffers[parity].inline, call.shape, call.dtype)
+            for slot, call in zip(self.slots, calls, strict=True)
+        ]
+
+    def views_at(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+        """Everybody's payload, wherever it lies in the arena."""
+        array = self._endpoint.arena.array
+        return [
+            None if call.dtype is None or call.shape is None else array(buffer.payload, call.shape, call.dtype)
+            for buffer, call in zip(self.buffers(sequence), calls, strict=True)
+        ]
 
     def _wait_posted(self, count: int) -> Wait:
         return Wait(lambda: self._all_posted(count), lambda: self._missing(count, 0))

@@ -14,6 +14,7 @@ from typing import Any
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.arguments import PerDevice
+from vcluster.blocks import hand_over, release
 from vcluster.channel import VirtualChannel
 from vcluster.conduct import Conduct, ShowOutput, show_with_rank
 from vcluster.control import Layout
@@ -21,7 +22,6 @@ from vcluster.crew import Crew, Died, ProcessCrew, ThreadCrew
 from vcluster.endpoint import Endpoint
 from vcluster.errors import ClusterError, UnusedResultWarning
 from vcluster.interrupts import DeferredInterrupt
-from vcluster.mailbox import hand_over, release
 from vcluster.memory import Arena
 from vcluster.outcome import Reply, memory_kills
 from vcluster.pending import Pending

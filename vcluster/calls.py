@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,8 @@ class Call:
     description: bytes = field(init=False, compare=False)
     """All that the others need to know, for `agree`."""
     signature: int = field(init=False, compare=False)
-    """A number that is the same for the same description, and for no other that anybody will ever meet."""
+    """A number that is the same for the same description, and for no other that anybody will ever meet.  Of 62 bits,
+    so that the number of an operation can be added to it."""
 
     def __post_init__(self) -> None:
         dtype = None if self.dtype is None else self.dtype.str
@@ -57,7 +59,7 @@ class Call:
         description = marshal.dumps(fields, 2)
         object.__setattr__(self, "description", description)
         digest = blake2b(description, digest_size=8).digest()
-        object.__setattr__(self, "signature", int.from_bytes(digest, "little", signed=True))
+        object.__setattr__(self, "signature", int.from_bytes(digest, "little") >> 2)
 
     @property
     def size(self) -> int:
@@ -67,6 +69,11 @@ class Call:
     def gives(self) -> bool:
         """Whether this member's ``x`` takes part."""
         return self.dtype is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Of this member's ``x``; 0 if it takes no part."""
+        return 0 if self.dtype is None or self.shape is None else self.dtype.itemsize * prod(self.shape)
 
     def steps(self) -> Algorithm:
         """The algorithm as data; ``ValueError``, with the names that apply, if there is none of that name."""

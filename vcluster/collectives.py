@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,16 @@ from parallelism.reductions import Reduction, reduction
 from parallelism.splitting import split_sizes
 from vcluster.agreement import Group, group_key
 from vcluster.calls import Call, Traffic, traffic
-from vcluster.direct import run_direct
+from vcluster.direct import Posted, run_direct
 from vcluster.endpoint import Endpoint
+from vcluster.large import Shown
 from vcluster.pending import Pending
 from vcluster.places import call_site
+from vcluster.repeated import Repeated, Unlike
 from vcluster.status import Lane
 from vcluster.stepwise import run_stepwise
 from vcluster.tasks import Steps, Wait
-from vcluster.tracing import Recorder
+from vcluster.tracing import Recorder, Template
 from vcluster.values import (
     SCALAR,
     as_array,
@@ -54,14 +56,24 @@ OUTSIDE_ALLOWED = ("broadcast", "permute")
 """With ``groups=``, a rank may be in none of them: it gets zeros."""
 
 
+class _InGroup(NamedTuple):
+    """A call of some ranks only, or in another order, as it is told."""
+
+    what: object
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.what} of group {list(self.ranks)}"
+
+
 class Plan:
     """A checked call, kept for when the same is called again with another array."""
 
-    __slots__ = ("call", "lane", "reduction", "result_counts", "traffic", "what")
+    __slots__ = ("call", "lane", "reduction", "repeated", "result_counts", "template", "times", "traffic", "what")
 
-    def __init__(self, call: Call, reduction: Reduction | None, *, what: object = None) -> None:
+    def __init__(self, call: Call, reduction: Reduction | None, size: int, *, what: object = None) -> None:
         self.call = call
-        self.what = what or call
+        self.what = what or call if call.ranks == tuple(range(size)) else _InGroup(what or call, call.ranks)
         """What its ``str`` says is told of it while it is under way."""
         self.reduction = reduction
         self.result_counts = call.kind in RESULT_FOR_ALL or (call.kind == "broadcast" and not call.gives)
@@ -69,6 +81,16 @@ class Plan:
         self.lane: Lane = ("group", group_key(call.ranks))
         self.traffic: Traffic | None = None
         """What this rank sends and receives if everybody calls the very same."""
+        self.times = 0
+        """How often it was run the long way."""
+        self.repeated: Repeated | None = None
+        self.template: Template | None = None
+
+
+    def forget_repeated(self) -> None:
+        """Somebody has called something else: it is worth preparing again when that has been repeated."""
+        self.repeated = self.template = None
+        self.times = 0
 
 
 class Collectives:
@@ -90,6 +112,7 @@ class Collectives:
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
         self._groups.clear()
+        self._known.clear()
         self.unwaited.clear()
 
     def wait_for_all(self) -> None:
@@ -104,18 +127,28 @@ class Collectives:
         algorithm: str | None = None, async_op: bool = False, dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
         pairs: Sequence[tuple[int, int]] | None = None, name: str | None = None,
-        then: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Run one collective; see `vcluster.device` for what each means.  ``then`` is applied to the result."""
+        """Run one collective; see `vcluster.device` for what each means."""
         key = None
-        plain = groups is None and pairs is None and split_sizes is None and not callable(op)
-        if plain and (type(x) is np.ndarray or kind == "barrier"):
-            looks = (x.dtype, x.shape) if type(x) is np.ndarray else None
-            key = kind, axes, looks, algorithm, dim, concat_dim, root, op
-            known = self._known.get(key)
-            if known is not None and out is None and (looks is None or x.flags.c_contiguous):
-                same: Any = x if known.reduction is None else x.astype(known.reduction.dtype, copy=False)
-                return self._drive(known, partial(self._one, known, x, same, out), name or kind, then, async_op)
+        plain = groups is None and split_sizes is None and not callable(op)
+        if plain and (x is None or type(x) is np.ndarray):
+            looks = None if x is None else (x.dtype, x.shape)
+            key = kind, axes, looks, algorithm, dim, concat_dim, root, op, pairs, name
+            try:
+                known = self._known.get(key)
+            except TypeError:  # a list somewhere
+                key = known = None
+            if known is not None:
+                repeated = known.repeated
+                if repeated is not None and not async_op and not self.endpoint.tasks.lanes:
+                    shown = repeated.ready(x, out)
+                    if shown is not None:
+                        return self._repeat(known, repeated, x, out, shown)
+                same: Any = x
+                if out is None and (same is None or same.flags.c_contiguous):
+                    if known.reduction is not None:
+                        same = same.astype(known.reduction.dtype, copy=False)
+                    return self._drive(known, partial(self._one, known, x, same, out), name or kind, async_op)
         root, dim, concat_dim = _integer("root", root), _integer("dim", dim), _integer("dim", concat_dim)
         members, axis_names, factors = self._members(kind, axes, groups)
         if members is None:
@@ -129,24 +162,43 @@ class Collectives:
         }
         if kind == "all_reduce" and is_tree(x):
             _no_out(kind, x, out)
-            plan = Plan(Call(kind, **base), None, what=f"all_reduce({type(x).__name__} of arrays)")
-            return self._drive(plan, partial(self._reduce_tree, x, op, base), name or kind, then, async_op)
+            plan = Plan(Call(kind, **base), None, self._mesh.size, what=f"all_reduce({type(x).__name__} of arrays)")
+            return self._drive(plan, partial(self._reduce_tree, x, op, base), name or kind, async_op)
         call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
         if out is not None:
             if is_tree(x):
                 _no_out(kind, x, out)
             check_out(call, out, array)
-        plan = Plan(call, reducing)
+        plan = Plan(call, reducing, self._mesh.size)
         if key is not None:
             if len(self._known) >= KNOWN_CALLS:
                 self._known.clear()
             self._known[key] = plan
-        return self._drive(plan, partial(self._one, plan, x, array, out), name or kind, then, async_op, out is not None)
+        return self._drive(plan, partial(self._one, plan, x, array, out), name or kind, async_op, out is not None)
 
-    def _drive(
-        self, plan: Plan, steps: MakeSteps, name: str, then: Callable[[Any], Any] | None, async_op: bool,
-        has_out: bool = False,
-    ) -> Any:
+    def _repeat(self, plan: Plan, repeated: Repeated, x: Any, out: Any, shown: Shown) -> Any:
+        """Run a call by the short way, if the others call the same as the last time."""
+        recorder = self.recorder
+        start = recorder.enter()
+        try:
+            site = call_site(2)
+            template = plan.template
+            assert template is not None
+            if out is None and site.drops_result and plan.result_counts:
+                self.dropped.setdefault(site.location, template.name)
+            recorder.begins(template.name, site.location)
+            try:
+                result = repeated.run(x, out, shown)
+            except Unlike as unlike:
+                plan.forget_repeated()
+                steps = partial(self._one, plan, x, x, out, posted=unlike.posted)
+                return self._drive(plan, steps, template.name, False, out is not None)
+            recorder.add_repeated(template, site.location, start)
+            return result
+        finally:
+            recorder.leave()
+
+    def _drive(self, plan: Plan, steps: MakeSteps, name: str, async_op: bool, has_out: bool = False) -> Any:
         """Run the steps of a call, recorded as one event."""
         recorder, tasks, call = self.recorder, self.endpoint.tasks, plan.call
         start = recorder.enter()
@@ -159,7 +211,7 @@ class Collectives:
         def whole() -> Steps:
             result, told = yield from steps(event)
             recorder.finish_collective(event, told, start)
-            return result if then is None else then(result)
+            return result
 
         try:
             if work is None:
@@ -170,17 +222,24 @@ class Collectives:
             recorder.leave()
 
     def _one(
-        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: list[Any]
+        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: list[Any], *,
+        posted: Posted | None = None,
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The result of one call, in the form in which its value was given."""
         call = plan.call
-        result, calls = yield from self._carry_out(call, array, out, plan.reduction, event)
+        result, calls = yield from self._carry_out(call, array, out, plan.reduction, event, posted)
         if all(seen is call for seen in calls):  # everybody called the very same
             if plan.traffic is None:
                 plan.traffic = traffic(calls, call.position)
             told = plan.traffic
         else:
             told = traffic(calls, call.position)
+        plan.times += 1
+        if plan.times > 1 and plan.repeated is None and self._is_direct(call) and Repeated.serves(calls):
+            group = self._groups[call.ranks]
+            plan.repeated = Repeated(self.endpoint, group, calls, plan.reduction, plan.lane, plan.what)
+            name = event[1]
+            plan.template = Template(name, call.axes, call.ranks, call.algorithm or "direct", told)
         if call.kind in ("broadcast", "permute"):
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
             if out is None:
@@ -204,7 +263,7 @@ class Collectives:
             buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
             call, converted, reducing = self._call("all_reduce", buffer, op, 0, 0, None, (), base)
             call = replace(call, form=form)
-            result, told = yield from self._one(Plan(call, reducing), buffer, converted, None, event)
+            result, told = yield from self._one(Plan(call, reducing, self._mesh.size), buffer, converted, None, event)
             total = total.plus(told)
             place = 0
             for i in indices:
@@ -214,19 +273,23 @@ class Collectives:
         return rebuild(x, reduced), total
 
     def _carry_out(
-        self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None, event: list[Any]
+        self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None,
+        event: list[Any], posted: Posted | None,
     ) -> Generator[Wait, None, tuple[Any, list[Call]]]:
         group = self._groups.get(call.ranks)
         if group is None:
             group = self._groups[call.ranks] = Group(self.endpoint, call.ranks)
-        if call.algorithm in (None, "direct") and not self._by_messages:
-            return (yield from run_direct(self.endpoint, group, call, x, out, reducing))
+        if self._is_direct(call):
+            return (yield from run_direct(self.endpoint, group, call, x, out, reducing, posted))
         result, calls = yield from run_stepwise(self.endpoint, group, call, x, reducing, partial(self._child, event))
         if out is not None and result is not None:
             check_shape(call.kind, out, result.shape, result.dtype)
             np.copyto(out, result)
             result = out
         return result, calls
+
+    def _is_direct(self, call: Call) -> bool:
+        return call.algorithm in (None, "direct") and not self._by_messages
 
     def _child(self, parent: list[Any], kind: str, peer: int, nbytes: int) -> None:
         """A message inside a collective."""

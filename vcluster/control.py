@@ -1,9 +1,11 @@
 """Where things lie in the shared memory of a cluster, and the few words that all its members watch.
 
-    page 0            the cancel word, and how often traffic was forgotten eight pages each  of every device: what it is
-    doing (`vcluster.status`) a row each        of every endpoint: how many blocks it holds of each other's heap a page
-    each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring to it
-                      was found full
+    page 0            the cancel word, and how often traffic was forgotten
+    a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring
+                      to it was found full, its process
+    eight pages each  of every device: what it is doing (`vcluster.status`)
+    a row each        of every endpoint: how many blocks it holds of each other's heap
+    four pages each   of every device: notes between it and the host (`vcluster.wire`)
     a directory each  of every endpoint: where its slot for a group lies (`vcluster.agreement`)
     a page a pair     of endpoints: the ring of messages from one to the other (`vcluster.channel`)
     a region each     of every endpoint: its heap
@@ -24,6 +26,7 @@ EPOCH = LINE
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
 STATUS_BYTES = 8 * PAGE
+WIRE_BYTES = 4 * PAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +71,21 @@ class Layout:
     def crowded_word(self, endpoint: int) -> int:
         return PAGE * (1 + endpoint) + 3 * LINE
 
+    def process_word(self, endpoint: int) -> int:
+        return PAGE * (1 + endpoint) + 4 * LINE
+
     def status(self, rank: int) -> int:
         return PAGE * (1 + self.endpoints) + STATUS_BYTES * rank
 
     def held_word(self, holder: int, owner: int) -> int:
         return self.status(self.size) + 8 * (holder * self.endpoints + owner)
 
-    def directory(self, endpoint: int) -> int:
+    def wire(self, rank: int) -> int:
         pages = -(-self.held_word(self.endpoints, 0) // PAGE)
-        return PAGE * pages + DIRECTORY_BYTES * endpoint
+        return PAGE * pages + WIRE_BYTES * rank
+
+    def directory(self, endpoint: int) -> int:
+        return self.wire(self.size) + DIRECTORY_BYTES * endpoint
 
     def ring(self, source: int, target: int) -> int:
         return self.directory(self.endpoints) + PAGE * (source * self.endpoints + target)

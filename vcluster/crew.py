@@ -19,9 +19,12 @@ from multiprocessing import Pipe
 from typing import Any, NamedTuple, Protocol
 
 from parallelism.trace import HOST
+from vcluster.control import WIRE_BYTES
 from vcluster.errors import OperationCancelled
 from vcluster.memory import Arena
 from vcluster.processes import Descriptor, Process, start_process
+from vcluster.waiting import give_way
+from vcluster.wire import LOOKS, Wire
 from vcluster.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
 
 STOP_SECONDS = 2.0
@@ -76,7 +79,7 @@ class ProcessCrew:
         self._start_method = start_method
         self._selector = selectors.DefaultSelector()
         self._processes: dict[int, Process] = {}
-        self._connections: dict[int, Any] = {}
+        self._wires: dict[int, Wire] = {}
         self._killed: set[int] = set()
         self._waker = os.pipe()
         os.set_blocking(self._waker[1], False)
@@ -86,7 +89,9 @@ class ProcessCrew:
         ranks = []
         for spec in specs:
             ours, theirs = Pipe()
-            mine = [*(c.fileno() for c in self._connections.values()), ours.fileno()]
+            mine = [*(wire.connection.fileno() for wire in self._wires.values()), ours.fileno()]
+            place = spec.layout.wire(spec.rank)
+            self._arena.clear(place, WIRE_BYTES)
             try:
                 process = start_process(
                     run_in_process, (spec, Descriptor(self._arena.fd), theirs), name=f"vcluster-{spec.rank}",
@@ -97,7 +102,8 @@ class ProcessCrew:
                 raise
             finally:
                 theirs.close()
-            self._processes[spec.rank], self._connections[spec.rank] = process, ours
+            self._processes[spec.rank] = process
+            self._wires[spec.rank] = Wire(self._arena, place, ours, host=True)
             self._selector.register(ours, selectors.EVENT_READ, (spec.rank, "connection"))
             self._selector.register(process.sentinel, selectors.EVENT_READ, (spec.rank, "sentinel"))
             ranks.append(spec.rank)
@@ -107,12 +113,34 @@ class ProcessCrew:
         self.send_bytes(rank, pickle.dumps(message, 5))
 
     def send_bytes(self, rank: int, data: bytes) -> None:
-        connection = self._connections.get(rank)
-        if connection is not None:
+        wire = self._wires.get(rank)
+        if wire is not None:
             with suppress(OSError):  # its death will be told by `receive`
-                connection.send_bytes(data)
+                wire.send(data)
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        for _ in range(1 + LOOKS // (1 + len(self._wires))):
+            messages = self._look()
+            if messages or timeout_seconds == 0:
+                break
+            give_way()
+        else:
+            for wire in self._wires.values():
+                wire.fall_asleep()
+            try:
+                messages = self._look() or self._listen(timeout_seconds)
+            finally:
+                for wire in self._wires.values():
+                    wire.awake()
+        return messages or self._listen(0.0) if timeout_seconds == 0 else messages
+
+    def _look(self) -> list[tuple[int, Any]]:
+        """The notes that lie there."""
+        found = [(rank, wire.look()) for rank, wire in self._wires.items()]
+        return [(rank, pickle.loads(data)) for rank, data in found if data is not None]
+
+    def _listen(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        """What comes through the pipes; who rings has left a note, and who hangs up has died."""
         messages: list[tuple[int, Any]] = []
         for key, _ in self._selector.select(timeout_seconds):
             rank, what = key.data
@@ -121,10 +149,13 @@ class ProcessCrew:
             if rank not in self._processes:
                 continue
             if what == "connection":
+                wire = self._wires[rank]
                 try:
-                    messages.append((rank, pickle.loads(key.fileobj.recv_bytes())))  # type: ignore[union-attr]
+                    said = [*wire.read(), wire.look() or b""]
                 except (EOFError, OSError):
                     self._bury(rank, messages)
+                    continue
+                messages += [(rank, pickle.loads(data)) for data in said if data]
             else:
                 self._bury(rank, messages)
         return messages
@@ -159,10 +190,10 @@ class ProcessCrew:
                 process.kill()
                 process.join()
             process.close()
-        for connection in list(self._connections.values()):
-            connection.close()
+        for wire in list(self._wires.values()):
+            wire.connection.close()
         self._processes.clear()
-        self._connections.clear()
+        self._wires.clear()
         self._selector.close()
         for fd in self._waker:
             os.close(fd)
@@ -172,10 +203,14 @@ class ProcessCrew:
 
     def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
         """Take note of a death, after what the device said last."""
-        process, connection = self._processes.pop(rank), self._connections.pop(rank)
+        process, wire = self._processes.pop(rank), self._wires.pop(rank)
+        connection = wire.connection
+        said: list[bytes] = []
         with suppress(EOFError, OSError):
             while connection.poll():
-                messages.append((rank, pickle.loads(connection.recv_bytes())))
+                said += wire.read()
+        said.append(wire.look() or b"")
+        messages += [(rank, pickle.loads(data)) for data in said if data]
         process.join(STOP_SECONDS)
         if process.exitcode is None:  # it closed its connection and lives: of no use any more
             process.kill()

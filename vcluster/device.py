@@ -6,6 +6,7 @@ import difflib
 import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -259,8 +260,7 @@ class VirtualDevice:
             if not mine:
                 raise ValueError(f"rank {self.rank} is in none of groups={[list(g) for g in groups]}, but calls shift")
             size = len(mine[0])
-        pairs = [(position, (position + by) % size) for position in range(size)]
-        return self.collectives.run("permute", x, axes, pairs=pairs, **options)
+        return self.collectives.run("permute", x, axes, pairs=_round_the_ring(size, by), **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when everybody has come.  **Communication**: no bytes."""
@@ -289,11 +289,13 @@ class VirtualDevice:
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to rank ``dst`` (to that position, with ``axes``); see `VirtualChannel.send`."""
-        self.channel(self._peer(dst, axes)).send(x, tag=tag)
+        channel = self._channels.get(dst) if axes is None else None
+        (channel or self.channel(self._peer(dst, axes))).send(x, tag=tag)
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
         """The oldest message of rank ``src`` with this tag; see `VirtualChannel.recv`."""
-        return self.channel(self._peer(src, axes)).recv(tag=tag, out=out)
+        channel = self._channels.get(src) if axes is None else None
+        return (channel or self.channel(self._peer(src, axes))).recv(tag=tag, out=out)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:
         """`send` that returns a `Work` at once."""
@@ -320,6 +322,11 @@ class VirtualDevice:
         if not 0 <= place < len(group):
             raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {place}")
         return group[place]
+
+
+@lru_cache(maxsize=256)
+def _round_the_ring(size: int, by: int) -> tuple[tuple[int, int], ...]:
+    return tuple((position, (position + by) % size) for position in range(size))
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:

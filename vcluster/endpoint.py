@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vcluster.blocks import HOLDER, TAKEN
 from vcluster.control import Layout
-from vcluster.mailbox import HOLDER, TAKEN, Mailbox
+from vcluster.mailbox import Mailbox
 from vcluster.memory import Arena, Heap
+from vcluster.peers import Peers
 from vcluster.status import RUNNING, Operation, Status
 from vcluster.tasks import Tasks
 from vcluster.waiting import Signals
@@ -32,6 +34,7 @@ class Endpoint:
         self.capacity = capacity
         self.signals = Signals(arena, layout, number, spins=spins)
         self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
+        self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues
         self.mailboxes: dict[int, Mailbox] = {}
@@ -50,7 +53,7 @@ class Endpoint:
         return found
 
     def _note_awaited(self) -> list[Operation]:
-        return self.tasks.under_way()
+        return self.tasks.blocked_on()
 
     def _tell_awaited(self, operations: list[Operation]) -> None:
         self.status.set_blocked(self.number, operations, self.tasks.waits_at())
@@ -86,6 +89,8 @@ class Endpoint:
     def forget_traffic(self, gone: Collection[int] = ()) -> None:
         """Start from empty channels, after the control area was cleared; ``gone`` are endpoints that died."""
         self.tasks.drop_all()
+        for mailbox in self.mailboxes.values():
+            mailbox.forget()
         self.mailboxes.clear()
 
         def is_stray(offset: int) -> bool:

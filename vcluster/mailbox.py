@@ -12,33 +12,33 @@ from __future__ import annotations
 
 import queue
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vcluster.blocks import BLOCK_NBYTES, LANE, NBYTES, NUMBER, RELEASED, TAG, TAKEN, adopt, lend_block
 from vcluster.control import EPOCH
 from vcluster.errors import ChannelClosedError, ClusterError
 from vcluster.memory import PAGE
 from vcluster.payload import HEADER_BYTES, Encoded, decode
+from vcluster.reused import Block, ReusedBlocks
 from vcluster.status import Lane, Need
 from vcluster.tasks import Wait
+from vcluster.waiting import STORES_IN_ORDER
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
-    from vcluster.memory import Arena, Loan
-
-TAKEN, RELEASED, LANE, TAG, BLOCK_NBYTES, NBYTES, HOLDER = range(7)
-"""The words of a header."""
+    from vcluster.memory import Loan
 
 _HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
 """Words of a ring's page, those of the sender and of the receiver on different cache lines."""
 SLOTS = PAGE // 8 - _FIRST_SLOT
 
-COPIED_BYTES = 1 << 14
-"""A message up to this size is copied out, so that a small array kept for long does not hold a block."""
+KNOWN_BLOCKS = 1024
+"""Blocks of a peer that a receiver remembers to have read the description of."""
 
 
 class Envelope:
@@ -70,6 +70,10 @@ class Mailbox:
         self._arrived: dict[tuple[int, int], deque[Envelope]] = {}
         self._untaken: dict[tuple[int, int], deque[tuple[memoryview, Loan]]] = {}
         self._epoch = arena.words(EPOCH)
+        self._peers = (peer,)
+        self._known: dict[int, Block] = {}
+        """Blocks of the peer that it uses again and again, by their offset."""
+        self._reused: list[ReusedBlocks] = []
         self._taking_in = threading.Lock()
         self.sent = 0
         self.received = 0
@@ -135,6 +139,33 @@ class Mailbox:
             untaken.popleft()
         return not untaken or len(untaken) < capacity
 
+    def send_again(self, blocks: ReusedBlocks, x: NDArray[Any], tag: int, capacity: int) -> bool:
+        """Put an array of a look that was sent before; False, and nothing done, if there is no room for it now."""
+        untaken = self._untaken.get((0, tag))
+        if untaken is None:
+            untaken = self._untaken[0, tag] = deque()
+        if len(untaken) >= capacity and not self._has_room((0, tag), capacity):
+            return False
+        out = self._out
+        head = out[_HEAD]
+        if head - out[_TAIL] >= SLOTS or out[_CLOSED] or self._in[_CLOSED]:
+            return False
+        taken = blocks.take(tag)
+        if taken is None:
+            return False
+        block, loan = taken
+        block.elements[...] = x
+        out[_FIRST_SLOT + head % SLOTS] = block.offset
+        signals = self._endpoint.signals
+        if not STORES_IN_ORDER:
+            signals.fence()
+        out[_HEAD] = head + 1
+        signals.wake(self._peers)
+        untaken.append((block.header, loan))
+        self.sent += 1
+        self.bytes_sent += x.nbytes
+        return True
+
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def receiving(self, tag: int, *, lane: int = 0) -> Generator[Wait, None, Envelope]:
@@ -160,6 +191,35 @@ class Mailbox:
                 self.received += 1
                 self.bytes_received += envelope.nbytes
             return envelope
+
+    def take_again(self, tag: int) -> Block | None:
+        """The message that comes next, if it comes soon, has this tag and lies in a block that is known.
+
+        The caller reads it and says so by `read`.
+        """
+        if self._arrived:
+            return None
+        ring, signals = self._in, self._endpoint.signals
+        tail = ring[_TAIL]
+        for _ in signals.turns():
+            if ring[_HEAD] != tail:
+                break
+        else:
+            return None
+        if not STORES_IN_ORDER:
+            signals.fence()
+        block = self._known.get(ring[_FIRST_SLOT + tail % SLOTS])
+        if block is None or block.header[NUMBER] != block.number or block.header[TAG] != tag:
+            return None
+        ring[_TAIL] = tail + 1
+        return block
+
+    def read(self, block: Block) -> None:
+        """The message of `take_again` was copied."""
+        block.header[TAKEN] = block.header[RELEASED] = 1
+        self._endpoint.signals.wake(self._peers)
+        self.received += 1
+        self.bytes_received += block.nbytes
 
     def has_message(self, key: tuple[int, int]) -> bool:
         if key in self._arrived:
@@ -219,6 +279,10 @@ class Mailbox:
         endpoint = self._endpoint
         arena = endpoint.arena
         header = arena.words(offset, 8)
+        if header[NUMBER] and (offset not in self._known or self._known[offset].number != header[NUMBER]):
+            if len(self._known) >= KNOWN_BLOCKS:
+                self._known.clear()
+            self._known[offset] = Block(endpoint, offset)
 
         def taken() -> None:
             header[TAKEN] = 1
@@ -234,18 +298,19 @@ class Mailbox:
 
     def adopt(self, offset: int) -> Any:
         """The content of a block of the peer; the block is given back when the last array in it has gone."""
-        arena = self._endpoint.arena
-        header = arena.words(offset, HEADER_BYTES // 8)
-        header[TAKEN] = 1
-        block_nbytes = header[BLOCK_NBYTES]
-        if block_nbytes <= COPIED_BYTES:
-            content = bytearray(arena.view[offset : offset + block_nbytes])
-            header[RELEASED] = 1
-            return decode(np.frombuffer(content, np.uint8))
-        block = np.frombuffer(arena.view, np.uint8, block_nbytes, offset)
-        self._held[0] += 1
-        _borrowed.add(_Borrowed(block, header, self._held))
-        return decode(block)
+        return adopt(self._endpoint.arena, offset, self._held)
+
+    def reuse_blocks(self, like: Encoded) -> ReusedBlocks:
+        """Blocks for more messages that look like this one."""
+        blocks = ReusedBlocks(self._endpoint, self._peer, like)
+        self._reused.append(blocks)
+        return blocks
+
+    def forget(self) -> None:
+        """Give back what lies ready for more messages; nobody reads those that are under way."""
+        for blocks in self._reused:
+            blocks.give_back()
+        self._reused.clear()
 
     # -- about --------------------------------------------------------------------------------------------------------
 
@@ -310,51 +375,3 @@ class Mailbox:
     @property
     def closed_there(self) -> bool:
         return bool(self._in[_CLOSED])
-
-
-def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memoryview, Loan]:
-    """A block for somebody else to read and release: its offset, its header and the loan."""
-    offset = endpoint.heap.allocate(nbytes)
-    header = endpoint.arena.words(offset, HEADER_BYTES // 8)
-    header[TAKEN] = header[RELEASED] = 0
-    header[HOLDER] = holder
-    return offset, header, endpoint.heap.lend(offset, header[RELEASED : RELEASED + 1])
-
-
-def hand_over(endpoint: Endpoint, encoded: Encoded, holder: int) -> int:
-    """Write a value into a block for ``holder``, who gets its offset some other way and calls `Mailbox.adopt`."""
-    offset, header, _ = lend_block(endpoint, encoded.block_nbytes, holder)
-    header[BLOCK_NBYTES], header[NBYTES] = encoded.block_nbytes, encoded.nbytes
-    encoded.write(endpoint.arena.view[offset : offset + encoded.block_nbytes])
-    return offset
-
-
-def release(arena: Arena, offset: int) -> None:
-    """Nobody needs a block any more that was handed over."""
-    arena.words(offset, HEADER_BYTES // 8)[RELEASED] = 1
-
-
-class _Borrowed(weakref.ref):  # type: ignore[type-arg]
-    """Notices that the last array in a block of somebody else has gone."""
-
-    __slots__ = ("header", "held")
-
-    def __new__(cls, block: Any, header: memoryview, held: memoryview) -> _Borrowed:
-        return super().__new__(cls, block, _give_back)
-
-    def __init__(self, block: Any, header: memoryview, held: memoryview) -> None:
-        self.header = header
-        self.held = held
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-_borrowed: set[_Borrowed] = set()
-
-
-def _give_back(borrowed: weakref.ref[Any]) -> None:
-    assert isinstance(borrowed, _Borrowed)
-    _borrowed.discard(borrowed)
-    borrowed.header[RELEASED] = 1
-    borrowed.held[0] -= 1

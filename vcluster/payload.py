@@ -38,12 +38,14 @@ class Encoded:
             total += _aligned(buffer.nbytes)
         return total
 
+    def write_description(self, block: NDArray[np.uint8] | memoryview) -> None:
+        """Write the description to its place in ``block``."""
+        block[HEADER_BYTES : HEADER_BYTES + len(self.description)] = memoryview(self.description)
+
     def write(self, block: NDArray[np.uint8] | memoryview) -> None:
         """Write all but the header to the start of ``block``."""
-        place = HEADER_BYTES
-        size = len(self.description)
-        block[place : place + size] = memoryview(self.description)
-        place += _aligned(size)
+        self.write_description(block)
+        place = HEADER_BYTES + _aligned(len(self.description))
         for buffer in self.buffers:
             nbytes = buffer.nbytes
             if nbytes:
@@ -58,7 +60,7 @@ def encode_message(value: Any) -> Encoded:
     """A message: an array, a scalar, or tuples, lists and dicts of them; other values are pickled whole."""
     if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS:
         array = np.ascontiguousarray(value).reshape(value.shape)
-        return Encoded(_array_description(array), [array], array.nbytes)
+        return Encoded(_array_description(array.dtype, array.shape, array.nbytes), [array], array.nbytes)
     buffers: list[Any] = []
 
     def quickly(obj: Any) -> bytes:
@@ -98,12 +100,12 @@ _ARRAY_MARK = 0  # no pickle begins with this byte
 _descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
 
 
-def _array_description(array: NDArray[Any]) -> bytes:
-    key = (array.dtype, array.shape)
+def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> bytes:
+    key = dtype, shape
     found = _descriptions.get(key)
     if found is None:
-        body = bytes([_ARRAY_MARK]) + pickle.dumps((array.dtype.str, array.shape), 5)
-        found = struct.pack("<qqq", len(body), 1, array.nbytes) + body
+        body = bytes([_ARRAY_MARK]) + pickle.dumps((dtype.str, shape), 5)
+        found = struct.pack("<qqq", len(body), 1, nbytes) + body
         if len(_descriptions) < 4096:
             _descriptions[key] = found
     return found

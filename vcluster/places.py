@@ -67,6 +67,10 @@ def call_site(skip: int = 0) -> CallSite:
     ``skip`` leaves out that many frames above the one that calls.  Below half a microsecond, after the first time.
     """
     frame: FrameType | None = sys._getframe(skip + 1)
+    assert frame is not None
+    site = _sites.get((frame.f_code, frame.f_lasti))
+    if site is not None and site.is_users:
+        return site
     outermost = frame
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -53,7 +53,6 @@ def run_stepwise(
         held = arrive(held, messages, position, op)
     dim = call.concat_dim if call.kind == "all_to_all" else call.dim
     result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
-    yield from group.finish(sequence, together=False)
     return _own(result, reduction, group.size), calls
 
 

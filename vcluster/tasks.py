@@ -73,13 +73,14 @@ class Tasks:
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
-        self._lanes: dict[Lane, deque[Task]] = {}
+        self.lanes: dict[Lane, deque[Task]] = {}
+        """The asynchronous operations under way."""
         self._blocked_in: tuple[Lane, object, Wait | None] | None = None
         self._issued_at = ""
 
     def run(self, lane: Lane, steps: Steps, what: object) -> Any:
         """Drive an operation to its end and return its result.  ``what`` it is, its ``str`` tells."""
-        if lane in self._lanes:
+        if lane in self.lanes:
             return self.wait(self.issue(lane, steps, what))
         try:
             while True:
@@ -93,7 +94,7 @@ class Tasks:
     def issue(self, lane: Lane, steps: Steps, what: object) -> Task:
         """Start an operation; it advances inside later calls."""
         task = Task(lane, steps, what)
-        queue = self._lanes.setdefault(lane, deque())
+        queue = self.lanes.setdefault(lane, deque())
         queue.append(task)
         if queue[0] is task:
             self._advance_lane(lane, queue)
@@ -101,7 +102,7 @@ class Tasks:
 
     def advance(self) -> None:
         """Let everything go on as far as it can."""
-        for lane, queue in list(self._lanes.items()):
+        for lane, queue in list(self.lanes.items()):
             self._advance_lane(lane, queue)
 
     def wait(self, task: Task) -> Any:
@@ -116,7 +117,7 @@ class Tasks:
 
     def drop_all(self) -> None:
         """Forget everything, after a failure."""
-        self._lanes.clear()
+        self.lanes.clear()
         self._blocked_in = None
 
     def waits_at(self) -> str:
@@ -124,13 +125,13 @@ class Tasks:
         site = call_site()
         return site.location if site.is_users else self._issued_at
 
-    def under_way(self) -> list[Operation]:
+    def blocked_on(self) -> list[Operation]:
         """What is under way, for `vcluster.status`: first what the kernel itself waits for."""
         assert self._blocked_in is not None
         lane, what, wait = self._blocked_in
         if not call_site().is_users:
             what = f"{what}, never waited for,"
-        heads = {lane: queue[0] for lane, queue in self._lanes.items()}
+        heads = {lane: queue[0] for lane, queue in self.lanes.items()}
         own = heads.pop(lane, None)
         if wait is None and own is not None:
             wait = own.waits_for
@@ -139,7 +140,7 @@ class Tasks:
         return [first, *others]
 
     def _block(self, ready: Ready) -> None:
-        if not self._lanes:
+        if not self.lanes:
             self._signals.wait(ready)
             return
 
@@ -153,7 +154,7 @@ class Tasks:
         while queue and queue[0].advance():
             queue.popleft()
         if not queue:
-            self._lanes.pop(lane, None)
+            self.lanes.pop(lane, None)
 
 
 def _needs(wait: Wait | None) -> list[Need] | None:

@@ -1,25 +1,28 @@
 """The record that a device keeps of what it does, and how the host makes a `Trace` of everybody's.
 
 A device appends one list to its record for each thing it did, in the order of the fields of `parallelism.trace.Event`
-(``rank`` left out); that costs a microsecond.  What it computed between two calls is known by the CPU time of its
+(``rank`` left out), or, for a collective that it has called before, what is the same each time and what is not; that
+costs a microsecond.  What it computed between two calls is known by the CPU time of its
 thread, which is the same however crowded the machine is.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.timeline import replay
 from parallelism.trace import Event, Trace
 
 _FIELDS = tuple(field.name for field in fields(Event))[1:]
 _INDEX = {name: i for i, name in enumerate(_FIELDS)}
-_AXES, _GROUP, _ALGORITHM, _WORK, _LOCATION, _SEQUENCE, _SERIAL = map(
-    _INDEX.__getitem__, ("axes", "group", "algorithm", "work", "location", "sequence", "serial")
+_AXES, _GROUP, _ALGORITHM, _WORK, _LOCATION, _SEQUENCE, _SERIAL, _PARENT, _PEER, _TAG = map(
+    _INDEX.__getitem__,
+    ("axes", "group", "algorithm", "work", "location", "sequence", "serial", "parent", "peer", "tag"),
 )
 _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION = map(
     _INDEX.__getitem__,
@@ -32,7 +35,27 @@ _SHORTEST_COMPUTE_NS = 2000
 if TYPE_CHECKING:
     from vcluster.calls import Traffic
 
-Record = list[list[Any]]
+class Template(NamedTuple):
+    """What is the same whenever a collective is repeated."""
+
+    name: str
+    axes: tuple[str, ...] | None
+    group: tuple[int, ...]
+    algorithm: str
+    traffic: Traffic
+
+
+class MessageTemplate(NamedTuple):
+    """What is the same for all messages of one size in one channel."""
+
+    kind: str
+    peer: int
+    tag: int
+    nbytes: int
+
+
+Record = list[Any]
+"""Of each event its fields in a list; of what is repeated (template, location, start, duration) in nanoseconds."""
 
 
 class Recorder:
@@ -41,19 +64,21 @@ class Recorder:
     def __init__(self) -> None:
         self._clear()
         self.stopped = True
+        self.note: Callable[[str, str], object] | None = None
+        """Told what is called and at which line, lest the process die there."""
+        self._noted: tuple[str, str] = "", ""
         self._wall_zero = self._wall_mark = self._cpu_mark = 0
 
     def _clear(self) -> None:
         self.record: Record = []
         self._label: tuple[str, dict[str, Any]] | None = None
         self._work = 0
-        self._sequences: dict[Any, int] = {}
-        self._collectives: dict[tuple[int, ...], int] = {}
         self._depth = 0
 
     def start(self) -> None:
         """Begin with an empty record; the clocks start here."""
         self._clear()
+        self._noted = "", ""
         self.stopped = False
         self._wall_zero = time.perf_counter_ns()
         self._cpu_mark = time.thread_time_ns()
@@ -80,6 +105,8 @@ class Recorder:
         event[1] = name
         for key, value in values.items():
             event[_INDEX[key]] = value
+        if event[_LOCATION] is not None:
+            self.begins(name, event[_LOCATION])
         if not self.stopped:
             event[_INDEX["serial"]] = len(self.record)
             self.record.append(event)
@@ -94,16 +121,48 @@ class Recorder:
         event[0], event[1] = "collective", name
         event[_AXES], event[_GROUP], event[_ALGORITHM] = axes, group, algorithm
         event[_WORK], event[_LOCATION] = work, location
-        event[_SEQUENCE] = self._collectives[group] = self._collectives.get(group, -1) + 1
         event[_SERIAL] = len(self.record)
         self.record.append(event)
+        self.begins(name, location)
         return event
+
+    def begins(self, name: str, location: str) -> None:
+        """Something is called at a line; said once while it is called again and again."""
+        noted_name, noted_location = self._noted
+        if self.note is not None and (location is not noted_location or name is not noted_name):
+            self.note(name, location)
+            self._noted = name, location
+
+    @contextmanager
+    def as_one(self, name: str, location: str) -> Iterator[list[Any]]:
+        """The event of an operation made of others: what is called inside are its children."""
+        event = self.add("collective", name, location=location)
+        try:
+            yield event
+        finally:
+            serial = event[_SERIAL]
+            for i in range(serial + 1, len(self.record)):
+                row = self.record[i] = _written_out(self.record[i], i)
+                if row[_PARENT] is None:
+                    row[_PARENT] = serial
+
+    def moved_since(self, serial: int) -> list[tuple[Any, ...]]:
+        """The fields of a `Traffic` of each collective inside `as_one` that was recorded from this number on."""
+        return [
+            (row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES])
+            for row in self.record[serial:] if row[0] == "collective"
+        ]
 
     def finish_collective(self, event: list[Any], traffic: Traffic, start_ns: int) -> None:
         """What it moved, and how long it took."""
         event[_SENT], event[_RECEIVED], event[_MESSAGES], event[_SOURCES] = traffic
         event[_WALL_START] = (start_ns - self._wall_zero) * 1e-9
         event[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) * 1e-9
+
+    def add_repeated(self, template: Template | MessageTemplate, location: str, start_ns: int) -> None:
+        """The event of a collective or a message that ends now, and was like an earlier one."""
+        self.begins(template[0], location)
+        self.record.append((template, location, start_ns - self._wall_zero, time.perf_counter_ns() - start_ns))
 
     def serial(self, event: list[Any]) -> int:
         """The number of an event on this rank."""
@@ -114,12 +173,6 @@ class Recorder:
         for key, value in values.items():
             event[_INDEX[key]] = value
 
-    def next_sequence(self, key: Any) -> int:
-        """Number of a message among those of its channel and tag."""
-        number = self._sequences.get(key, 0)
-        self._sequences[key] = number + 1
-        return number
-
     def next_work(self) -> int:
         self._work += 1
         return self._work
@@ -127,9 +180,11 @@ class Recorder:
     def enter(self) -> int:
         """A call of the library begins: what was computed before it becomes an event.  Wall time in nanoseconds."""
         self._depth += 1
-        if self._depth == 1:
+        now = time.perf_counter_ns()
+        if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
             self._flush_compute()
-        return time.perf_counter_ns()
+            now = time.perf_counter_ns()
+        return now
 
     def leave(self) -> None:
         self._depth -= 1
@@ -185,9 +240,64 @@ class Recorder:
         self._cpu_mark, self._wall_mark = cpu, wall
 
 
+def _written_out(row: Any, serial: int) -> list[Any]:
+    """What is repeated, as a list of fields like the rest."""
+    if type(row) is list:
+        return row
+    template, location, start_ns, duration_ns = row
+    event = _DEFAULTS.copy()
+    if type(template) is Template:
+        event[0], event[1], event[_AXES], event[_GROUP], event[_ALGORITHM], told = "collective", *template
+        event[_SENT], event[_RECEIVED], event[_MESSAGES], event[_SOURCES] = told
+    else:
+        kind, event[_PEER], event[_TAG], nbytes = template
+        event[0] = event[1] = kind
+        event[_SENT], event[_RECEIVED], event[_MESSAGES] = (nbytes, 0, 1) if kind == "send" else (0, nbytes, 0)
+    event[_WALL_START], event[_WALL_DURATION] = start_ns * 1e-9, duration_ns * 1e-9
+    event[_LOCATION], event[_SERIAL] = location, serial
+    return event
+
+
 def events_of(rank: int, record: Record) -> list[Event]:
     """The events of one rank's record."""
-    return [Event(rank, *event) for event in record]
+    events = []
+    counts: Counter[Any] = Counter()
+    for serial, row in enumerate(record):
+        if type(row) is list:
+            key = _counted_as(row)
+            if key is not None:
+                row[_SEQUENCE] = counts[key]
+                counts[key] += 1
+            events.append(Event(rank, *row))
+            continue
+        template, location, start_ns, duration_ns = row
+        start, duration = start_ns * 1e-9, duration_ns * 1e-9
+        if type(template) is Template:
+            name, axes, group, algorithm, traffic = template
+            events.append(Event(
+                rank, "collective", name, 0.0, 0.0, start, duration, 0.0, traffic.bytes_sent, traffic.bytes_received,
+                traffic.messages, axes=axes, group=group, algorithm=algorithm, sequence=counts[group],
+                serial=serial, sources=traffic.sources, location=location,
+            ))
+            counts[group] += 1
+        else:
+            kind, peer, tag, nbytes = template
+            sent, received = (nbytes, 0) if kind == "send" else (0, nbytes)
+            events.append(Event(
+                rank, kind, kind, 0.0, 0.0, start, duration, 0.0, sent, received, int(kind == "send"), peer=peer,
+                tag=tag, sequence=counts[kind, peer, tag], serial=serial, location=location,
+            ))
+            counts[kind, peer, tag] += 1
+    return events
+
+
+def _counted_as(row: list[Any]) -> Any:
+    """What an event is numbered among: the collectives of its group, the messages of its channel and tag."""
+    if row[0] == "collective":
+        return row[_GROUP]
+    if row[0] in ("send", "recv") and row[_PARENT] is None:
+        return row[0], row[_PEER], row[_TAG]
+    return None
 
 
 def make_trace(records: Sequence[Record], mesh_shape: dict[str, int]) -> Trace:

@@ -17,7 +17,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,20 @@ from vcluster.memory import Arena
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 1 << 30
+STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+"""Whether others see what this processor stores in the order in which it was stored."""
+
 SHORTEST_NAP_SECONDS = 3e-4
 """Where nobody can wake a sleeper, it looks again after so long."""
+
+LONGEST_SPIN_NS = 500_000
+"""On crowded cores each turn of a spin may be a time slice of others: 200 of them took a second."""
 
 LONGEST_NAP_SECONDS = 0.1
 """A sleeper looks again after so long even if nobody woke it."""
 
-_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Let another run on this core, if one wants to."""
 
 
 class _Timespec(ctypes.Structure):
@@ -48,7 +55,7 @@ class Signals:
     def __init__(self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200) -> None:
         self._arena = arena
         self._layout = layout
-        self._spins = spins
+        self.spins = spins
         self._cancelled = arena.words(0)
         self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
@@ -107,15 +114,23 @@ class Signals:
             self.told_cancelled = True
             raise OperationCancelled("another device failed")
 
+    def turns(self) -> Iterator[None]:
+        """Turns to look whether something has come, giving way after each: few, and none once the run is cancelled."""
+        cancelled = self._cancelled
+        yield
+        give_up = time.perf_counter_ns() + LONGEST_SPIN_NS
+        for _ in range(self.spins):
+            give_way()
+            yield
+            if cancelled[0] or time.perf_counter_ns() > give_up:
+                return
+
     def wait(self, ready: Callable[[], bool]) -> None:
         """Return when ``ready()`` is true."""
-        cancelled = self._cancelled
-        for _ in range(self._spins):
+        for _ in self.turns():
             if ready():
                 return
-            if cancelled[0]:
-                self.check()
-            _yield()
+        self.check()
         try:
             while True:
                 self._me[0] = 1

@@ -6,13 +6,13 @@ import gc
 import io
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
@@ -21,22 +21,20 @@ import numpy as np
 from parallelism.mesh import Mesh
 from parallelism.trace import HOST
 from vcluster.arguments import fill
+from vcluster.blocks import COPIED_BYTES, hand_over
 from vcluster.control import Layout
 from vcluster.device import VirtualDevice
 from vcluster.endpoint import Endpoint
 from vcluster.errors import OperationCancelled
 from vcluster.failures import Failure, Frame, describe_exception, where_cancelled
 from vcluster.line_coverage import measure
-from vcluster.mailbox import COPIED_BYTES, hand_over
 from vcluster.memory import Arena
 from vcluster.payload import decode, encode
 from vcluster.places import code_of
 from vcluster.processes import Descriptor
 from vcluster.programs import Environment, apply_environment, refresh_modules
 from vcluster.status import FINISHED
-
-LOOKS_BEFORE_SLEEP = 40
-"""How often an idle device looks for the next command before it sleeps: some 30 microseconds."""
+from vcluster.wire import LOOKS, Wire
 
 INTERRUPT = getattr(signal, "SIGUSR1", None)
 """Sent to a device that computes while its run has failed elsewhere."""
@@ -118,6 +116,7 @@ class Worker:
         self.link = link
         self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
         self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
+        self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
         self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
         self._generation = spec.generation
         self._in_kernel = False
@@ -259,11 +258,9 @@ class RankedOutput(io.TextIOBase):
             self.write("\n")
 
 
-class _ConnectionLink:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._arrivals = select.poll()
-        self._arrivals.register(connection.fileno(), select.POLLIN)
+class _WireLink:
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
         self._lock = threading.Lock()
         self._speaking = False
         self._interrupted = False
@@ -275,7 +272,7 @@ class _ConnectionLink:
             self._speaking = True
         try:
             with self._lock:  # a kernel's own threads may print
-                self._connection.send_bytes(data)
+                self._wire.send(data)
         finally:
             if mine:
                 self._speaking = False
@@ -294,19 +291,16 @@ class _ConnectionLink:
             raise OperationCancelled("another device failed")
 
     def receive(self) -> Any:
-        """Runs often follow each other closely, and to be woken costs more than to look a few times."""
-        for _ in range(LOOKS_BEFORE_SLEEP):
-            if self._arrivals.poll(0):
-                break
-            os.sched_yield()
-        return pickle.loads(self._connection.recv_bytes())
+        return pickle.loads(self._wire.receive())
 
 
 def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
     """The body of a device's process."""
     gc.freeze()  # what was there before the fork stays shared with the others
-    link = _ConnectionLink(connection)
-    worker = Worker(spec, Arena(spec.layout.nbytes, descriptor.take()), link, spins=200, own_process=True)
+    arena = Arena(spec.layout.nbytes, descriptor.take())
+    looks = LOOKS // spec.layout.size
+    link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
+    worker = Worker(spec, arena, link, spins=200, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:

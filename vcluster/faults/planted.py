@@ -168,6 +168,8 @@ class _PlantedCollectives:
 class _PlantedChannel(VirtualChannel):
     """A channel of a device, its messages counted."""
 
+    repeats = False
+
     def __init__(self, owner: Owner, peer: int, plan: _Plan) -> None:
         super().__init__(owner, peer)
         self._plan = plan

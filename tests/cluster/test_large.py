@@ -1,0 +1,175 @@
+"""Collectives on arrays too large for the slots: read and written where they lie, in private memory and in shared."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from oracle import results
+
+from parallelism.mesh import Mesh
+from vcluster.agreement import INLINE_BYTES
+from vcluster.errors import CollectiveMismatchError, DeviceFailedError
+
+ROWS = 3 * INLINE_BYTES // 8 // 7 + 1
+CALLS = {
+    "all_reduce": [{}, {"op": "max"}, {"op": "mean"}],
+    "reduce": [{"root": 1}],
+    "reduce_scatter": [{}, {"dim": 1}],
+    "all_gather": [{}, {"dim": 1}],
+    "gather": [{"root": 1}, {"root": 0, "dim": 1}],
+    "all_to_all": [{}, {"split_dim": 1}, {"concat_dim": 1}],
+    "broadcast": [{"root": 1}],
+    "scatter": [{"root": 1}, {"root": 0, "dim": 1}],
+    "all_scatter": [{}],
+    "permute": [{"pairs": ((0, 1),)}, {"pairs": ((1, 0), (0, 1))}],
+}
+PLACES = ("private", "shared", "mixed", "out=x", "out", "out shared", "out mixed", "out strided")
+
+
+def values(rank, dtype=np.float64):
+    return (np.arange(ROWS * 7).reshape(ROWS, 7) % 11 + 10 * rank).astype(dtype)
+
+
+def call_all(device, calls, places, unseen=False):
+    if unseen:  # as where ptrace is forbidden
+        device.endpoint.peers.can_be_read = lambda ranks: False
+    found = {}
+    for kind, variants in calls.items():
+        for number, options in enumerate(variants):
+            for place in places:
+                x = values(device.rank)
+                if place == "shared" or (place == "mixed" and device.rank):
+                    shared = device.empty(x.shape)
+                    shared[...] = x
+                    x = shared
+                call = getattr(device, kind)
+                gives = kind not in ("broadcast", "scatter") or device.rank == options["root"]
+                given = x if gives else None
+                if "out" not in place:
+                    result = call(given, **options)
+                elif kind == "all_scatter":
+                    continue
+                elif place == "out=x":
+                    if kind not in ("all_reduce", "broadcast", "permute"):
+                        continue
+                    result = call(given, **options, out=x)
+                    assert result is x
+                else:
+                    like = call(given, **options)
+                    out = None if like is None else np.full(like.shape, 77, like.dtype)
+                    if out is not None and (place == "out shared" or (place == "out mixed" and device.rank)):
+                        out = device.empty(like.shape, like.dtype)
+                    if out is not None and place == "out strided":
+                        out = np.full((*like.shape[:-1], 2 * like.shape[-1]), 77, like.dtype)[..., ::2]
+                    result = call(given, **options, out=out)
+                    assert out is None or result is out
+                if place != "out=x" and gives:
+                    np.testing.assert_array_equal(x, values(device.rank))
+                found[kind, number, place] = [*result] if kind == "all_scatter" else result
+    return found
+
+
+@pytest.mark.parametrize(("backend", "devices", "unseen"), [
+    ("process", 2, False), ("process", 3, False), ("process", 3, True), ("thread", 3, False),
+])
+def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, unseen):
+    cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
+    run = cluster.run(call_all, CALLS, PLACES, unseen)
+    xs = [values(rank) for rank in range(devices)]
+    checked = 0
+    for kind, variants in CALLS.items():
+        for number, options in enumerate(variants):
+            expected = results(kind, xs, [devices], **options)
+            for place in PLACES:
+                for rank in range(devices):
+                    if (kind, number, place) not in run[rank]:
+                        continue
+                    found = run[rank][kind, number, place]
+                    if isinstance(found, list):
+                        found, wanted = np.stack(found), np.stack(expected[rank])
+                    else:
+                        wanted = expected[rank]
+                    np.testing.assert_array_equal(found, wanted, err_msg=f"{kind} {options} {place} on rank {rank}")
+                    checked += 1
+    assert checked > 80 * devices
+    if unseen:
+        cluster.restart()
+
+
+def of_any_dtype(device, dtype):
+    x = values(device.rank, dtype)
+    return device.all_reduce(x), device.all_reduce(x, op=lambda a, b: np.where(a < b, a, b)), device.all_reduce(x[::2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.complex128, np.uint16, ">i8"])
+def test_any_dtype_and_op_and_input(cluster_of, dtype):
+    run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(of_any_dtype, np.dtype(dtype))
+    xs = [values(rank, dtype) for rank in range(3)]
+    for total, smallest, strided in run:
+        np.testing.assert_array_equal(total, xs[0] + xs[1] + xs[2])
+        np.testing.assert_array_equal(smallest, np.where(xs[0] < xs[1], xs[0], xs[1]))
+        np.testing.assert_array_equal(strided, (xs[0] + xs[1] + xs[2])[::2])
+        assert total.dtype == np.dtype(dtype)
+
+
+def uneven(device):
+    """Large for one, inline for another, empty for the third."""
+    rows = (ROWS, 3, 0)[device.rank]
+    x = np.full((rows, 7), float(device.rank))
+    return device.all_gather(x), device.all_scatter(x), device.shift(x)
+
+
+def test_large_and_small_shards_mix(cluster_of):
+    xs = [np.full((rows, 7), float(rank)) for rank, rows in enumerate((ROWS, 3, 0))]
+    run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(uneven)
+    for rank, (gathered, scattered, shifted) in enumerate(run):
+        np.testing.assert_array_equal(gathered, np.concatenate(xs))
+        for found, wanted in zip(scattered, xs, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(shifted, xs[rank - 1])
+
+
+def one_differs(device):
+    x = np.ones((ROWS, 7) if device.rank != 1 else (ROWS + 1, 7))
+    return device.all_reduce(x)
+
+
+def test_a_mismatch_of_large_arrays_moves_nothing(cluster_of):
+    with pytest.raises(CollectiveMismatchError, match="differ in shape") as caught:
+        cluster_of(Mesh(devices=3), "process", "shared_memory").run(one_differs)
+    assert caught.value.ranks == (1,)
+
+
+def until_killed(device, victim):
+    x = np.ones(200_000)
+    out = np.empty_like(x)
+    for time in range(10**6):
+        if device.rank == victim and time == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        device.all_reduce(x, out=out)
+        device.all_gather(x)
+
+
+def test_a_death_among_large_collectives_is_told(cluster_of):
+    cluster = cluster_of(Mesh(devices=3), "process", "shared_memory")
+    for victim in (1, 2):
+        with pytest.raises(DeviceFailedError) as caught:
+            cluster.run(until_killed, victim)
+        assert caught.value.ranks == (victim,)
+        assert caught.value.signal == "SIGKILL"
+
+
+def async_private(device):
+    x, y = np.full(100_000, float(device.rank)), np.full(100_000, 1.0)
+    first = device.all_reduce(x, async_op=True)
+    second = device.all_gather(y, async_op=True)
+    small = device.all_reduce(np.ones(3), "devices")
+    return first.wait()[0], second.wait().sum(), small[0]
+
+
+def test_asynchronous_private_collectives(cluster_of):
+    run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(async_private)
+    assert list(run) == [(3.0, 300_000.0, 3.0)] * 3

@@ -1,0 +1,207 @@
+"""A collective that is called again and again: the same answers, the same record, the same errors as the first time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import results
+
+from parallelism.mesh import Mesh
+from vcluster.errors import ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
+
+TIMES = 5
+CALLS = {
+    "all_reduce": {}, "reduce_scatter": {"dim": 1}, "all_gather": {"dim": 1}, "all_to_all": {"split_dim": 1},
+    "broadcast": {"root": 1}, "reduce": {"root": 1}, "scatter": {"root": 1, "dim": 1}, "gather": {"root": 1},
+    "shift": {"by": 1}, "barrier": {},
+}
+
+
+def values(rank, time, dtype=np.float64):
+    return (np.arange(15).reshape(3, 5) * (rank + 1) + 7 * time).astype(dtype)
+
+
+def again_and_again(device, kind, options, form):
+    """The results of calls that differ in nothing but the values."""
+    found = []
+    out = None
+    for time in range(TIMES):
+        x = None if kind == "barrier" else values(device.rank, time)
+        if form == "strided" and x is not None:
+            x = np.repeat(x, 2, axis=1)[:, ::2]
+        if kind in ("broadcast", "scatter") and device.rank != options["root"]:
+            x = None
+        given = options if form != "out" or out is None else {**options, "out": out}
+        result = getattr(device, kind)(*(() if kind == "barrier" else (x,)), **given)
+        if "out" in given:
+            assert result is out
+        out = result
+        if x is not None and isinstance(result, np.ndarray):
+            assert not np.may_share_memory(x, result)
+        found.append(result if form != "out" or result is None else result.copy())
+    return found
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
+                                                    ("process", "queue")])
+def test_every_repetition_gives_what_numpy_gives(cluster_of, devices, backend, transport):
+    cluster = cluster_of(Mesh(devices=devices), backend, transport)
+    for kind, options in CALLS.items():
+        for form in ("plain", "strided", "out"):
+            if kind == "barrier" and form != "plain":
+                continue
+            run = cluster.run(again_and_again, kind, options, form)
+            for time in range(TIMES):
+                xs = [values(rank, time) for rank in range(devices)]
+                expected = [None] * devices if kind == "barrier" else results(kind, xs, [devices], **options)
+                for rank in range(devices):
+                    np.testing.assert_array_equal(run[rank][time], expected[rank])
+                    if expected[rank] is not None:
+                        assert run[rank][time].dtype == expected[rank].dtype
+            name = "permute" if kind == "shift" else kind
+            assert run.trace.count(name) == TIMES
+            events = run.trace.filter(name=name, rank=0)
+            assert [event.sequence for event in events] == list(range(TIMES))
+            first = events[0]
+            for event in events:
+                assert (event.bytes_sent, event.bytes_received, event.messages, event.sources, event.group) == (
+                    first.bytes_sent, first.bytes_received, first.messages, first.sources, first.group
+                )
+                assert event.location == first.location
+                assert event.algorithm == "direct"
+
+
+def changing(device):
+    """Shards whose extents change, of others and of one's own, between repetitions."""
+    found = []
+    for extent in (1, 1, 1, 1, 4, 1, 4, 4, 4, 0, 0, 0, 0):
+        x = np.full((extent if device.rank == 1 else 2, 3), 10 * device.rank + extent)
+        found.append(device.all_gather(x))
+        assert device.all_reduce(np.array([device.rank])) == 3
+    return found
+
+
+def test_a_member_may_come_with_another_shape_than_the_last_time(cluster_of):
+    for gathered in cluster_of(Mesh(devices=3), "process", "shared_memory").run(changing):
+        for extent, found in zip((1, 1, 1, 1, 4, 1, 4, 4, 4, 0, 0, 0, 0), gathered, strict=True):
+            shards = [np.full((extent if rank == 1 else 2, 3), 10 * rank + extent) for rank in range(3)]
+            np.testing.assert_array_equal(found, np.concatenate(shards))
+
+
+def mixed(device):
+    """Two groups in turn, asynchronous calls and calls by name in between, large arrays and small ones."""
+    total = []
+    for time in range(6):
+        x = np.full(5, float(device.rank + time))
+        work = device.all_reduce(x, "x", async_op=True) if time % 2 else None
+        total.append(device.all_reduce(x, "x"))
+        total.append(device.all_reduce(x, "y"))
+        if work is not None:
+            total.append(work.wait())
+        total.append(device.all_reduce(x, "x", algorithm="ring"))
+        total.append(device.all_reduce(np.full(40_000, float(device.rank)), "x")[:5])
+        total.append(device.all_reduce(x, "x", op="max"))
+    return total
+
+
+def test_short_and_long_ways_mix(cluster_of):
+    mesh = Mesh(x=2, y=2)
+    run = cluster_of(mesh, "process", "shared_memory").run(mixed)
+    for rank in range(4):
+        along = {axis: np.array(next(g for g in mesh.groups(axis) if rank in g)) for axis in ("x", "y")}
+        expected = []
+        for time in range(6):
+            x = float((along["x"] + time).sum())
+            expected += [x, float((along["y"] + time).sum())] + [x] * (time % 2)
+            expected += [x, float(along["x"].sum()), float((along["x"] + time).max())]
+        np.testing.assert_array_equal(np.array(run[rank]), np.repeat(np.array(expected)[:, None], 5, 1))
+
+
+def differs_at_last(device, odd):
+    x = np.ones(4)
+    for _ in range(5):
+        x = device.all_reduce(x)
+    if device.rank == 1:
+        return odd(device)
+    return device.all_reduce(x)
+
+
+@pytest.mark.parametrize(("odd", "told"), [
+    (lambda device: device.all_reduce(np.ones(5)), "shape"),
+    (lambda device: device.all_reduce(np.ones(4, np.float32)), "dtype"),
+    (lambda device: device.all_reduce(np.ones(4), op="max"), "op"),
+    (lambda device: device.all_gather(np.ones(4)), "what they call"),
+], ids=["shape", "dtype", "op", "kind"])
+def test_a_mismatch_after_many_repetitions_is_told(cluster_of, odd, told):
+    cluster = cluster_of(Mesh(devices=3), "process", "shared_memory")
+    with pytest.raises(CollectiveMismatchError, match=f"differ in {told}") as caught:
+        cluster.run(differs_at_last, odd)
+    assert caught.value.ranks == (1,)
+    assert len(caught.value.locations) == 3
+    run = cluster.run(again_and_again, "all_reduce", {}, "plain")  # the cluster goes on
+    np.testing.assert_array_equal(run[0][4], sum(values(rank, 4) for rank in range(3)))
+
+
+def test_who_stops_repeating_is_named(cluster_of):
+    cluster = cluster_of(Mesh(devices=3), "process", "shared_memory")
+    with pytest.raises(DeadlockError, match="rank 1 returned") as caught:
+        cluster.run(differs_at_last, lambda device: None)
+    assert set(caught.value.ranks) == {0, 2}
+    with pytest.raises(DeviceFailedError, match="rank 1 raised ZeroDivisionError"):
+        cluster.run(differs_at_last, lambda device: 1 / 0)
+
+
+def wrong_out(device):
+    x = np.ones(4)
+    for _ in range(4):
+        device.all_reduce(x, out=np.empty(4))
+    told = []
+    longer = np.ones(5)
+    frozen = np.ones(4)
+    frozen.flags.writeable = False
+    for given, out in [(x, np.empty(5)), (x, np.empty(4, int)), (x, frozen), (x, [0] * 4), (longer[:4], longer[1:])]:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            device.all_reduce(given, out=out)
+        told.append(str(caught.value))
+    inplace = np.full(4, 2.0)
+    device.all_reduce(inplace, out=inplace)
+    return told, inplace
+
+
+def test_a_wrong_out_is_refused_however_often_the_call_was_right(cluster_of):
+    run = cluster_of(Mesh(devices=2), "process", "shared_memory").run(wrong_out)
+    for told, inplace in run:
+        assert [text.split(" ")[0] for text in told] == ["out="] * 5
+        assert "float64[4]" in told[0]
+        assert "float64[5]" in told[0]
+        np.testing.assert_array_equal(inplace, np.full(4, 4.0))
+
+
+def dropping(device):
+    x = np.ones(4)
+    for _ in range(4):
+        device.all_reduce(x)
+
+
+def test_a_result_thrown_away_is_told_once(cluster_of):
+    with pytest.warns(UserWarning, match="all_reduce is not used") as caught:
+        cluster_of(Mesh(devices=2), "process", "shared_memory").run(dropping)
+    assert len(caught) == 1
+
+
+def ended(device):
+    for time in range(50):
+        if device.rank == 1 and time == 40:
+            import os
+
+            os._exit(7)
+        device.all_reduce(np.ones(4), out=np.empty(4))
+
+
+def test_a_death_among_repetitions_is_told(cluster_of):
+    with pytest.raises(ClusterError) as caught:
+        cluster_of(Mesh(devices=3), "process", "shared_memory").run(ended)
+    assert caught.value.ranks == (1,)
+    assert isinstance(caught.value, DeviceFailedError)
+    assert caught.value.exitcode == 7
