@@ -124,13 +124,13 @@ class Group:
             self._enter_directory()
 
     def post(
-        self, call: Call, payload: NDArray[Any] | None, place: int | None, out: int
+        self, call: Call, payload: NDArray[Any] | None, place: int, out: int
     ) -> Generator[Wait, None, int]:
         """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
 
-        ``payload`` is a contiguous array that the others may read; ``place`` tells where, if it stays there for as long
-        as they may (the caller then waits for `all_done`): its offset in the arena, or less than 0, its address.  None
-        to have it copied.
+        ``payload`` is a small array, for the slot; or None, and ``place`` tells where a large one lies for as long as
+        the others may read it (the caller then waits until all have done): its offset in the arena, or less than 0,
+        its address.  ``out`` tells likewise where the others write.
         """
         sequence = self.sequence
         self.sequence += 1
@@ -139,19 +139,15 @@ class Group:
         blocks = self._blocks[sequence & 1]
         while blocks:
             endpoint.heap.free(blocks.pop())
-        if payload is not None and place is None:
+        if payload is not None:
             place = buffer.inline
-            if payload.nbytes > INLINE_BYTES:
-                place = endpoint.heap.allocate(payload.nbytes)
-                blocks.append(place)
-                np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
-            elif payload.size:
+            if payload.size:
                 np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
         elsewhere = 0
         if len(call.description) > DESCRIPTION_BYTES:
             elsewhere = endpoint.heap.allocate(len(call.description))
             blocks.append(elsewhere)
-        buffer.write(call, place or 0, out, elsewhere)
+        buffer.write(call, place, out, elsewhere)
         self.announce(call.signature + sequence, sequence)
         if self.others and not self._all_posted(sequence + 1):
             yield self._wait_posted(sequence + 1)
@@ -181,10 +177,6 @@ class Group:
             self._endpoint.signals.wake(self.others)
             if together and not self._all_done(sequence + 1):
                 yield self._wait_done(sequence + 1)
-        if together:
-            blocks = self._blocks[sequence & 1]
-            while blocks:
-                self._endpoint.heap.free(blocks.pop())
 
     def buffers(self, sequence: int) -> list[Buffer]:
         """Everybody's buffer of an operation, in group order."""

@@ -129,7 +129,7 @@ class Collectives:
         pairs: Sequence[tuple[int, int]] | None = None, name: str | None = None,
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each means."""
-        key = None
+        key = known = None
         plain = groups is None and split_sizes is None and not callable(op)
         if plain and (x is None or type(x) is np.ndarray):
             looks = None if x is None else (x.dtype, x.shape)
@@ -169,8 +169,8 @@ class Collectives:
             if is_tree(x):
                 _no_out(kind, x, out)
             check_out(call, out, array)
-        plan = Plan(call, reducing, self._mesh.size)
-        if key is not None:
+        plan = known or Plan(call, reducing, self._mesh.size)
+        if key is not None and known is None:
             if len(self._known) >= KNOWN_CALLS:
                 self._known.clear()
             self._known[key] = plan

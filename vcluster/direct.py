@@ -39,7 +39,8 @@ def run_direct(
     large = payload is not None and payload.nbytes > INLINE_BYTES
     if posted is None:
         shown = show(endpoint, call, payload, out) if payload is not None and large else Shown()
-        posted = (yield from group.post(call, payload, shown.place, shown.target_place)), shown
+        small = None if large else payload
+        posted = (yield from group.post(call, small, shown.place, shown.target_place)), shown
     sequence, shown = posted
 
     told = group.disagreement(sequence, call)

@@ -25,33 +25,50 @@ from vcluster.stretches import Stretch, blocks, is_contiguous, reduce_everywhere
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
 
+PRIVATE_BYTES = 1 << 22
+"""From this size on a payload in private memory is read there.  What fits the caches, and what many read, is copied
+into shared memory first: the system reads another process's memory at half the speed of a copy."""
+
 MOST_STRETCHES = 64
 """Of others' memory that a prepared call remembers."""
+
+
+READ_BY_ALL = ("all_gather", "broadcast", "all_scatter")
 
 
 class Shown(NamedTuple):
     """Where one's payload lies and one's result shall lie: offsets in the arena, or less than 0, addresses."""
 
-    place: int | None = None
-    """None if the payload must be copied for the others."""
+    place: int = 0
     target_place: int = 0
     target: NDArray[Any] | None = None
     """The array for the result, where others write it."""
+    copied: NDArray[Any] | None = None
+    """The copy that the others read, which must not go before they have done."""
 
 
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
     """What a member shows of a contiguous payload that is too large for its slot."""
-    private = is_contiguous(call) and endpoint.peers.can_be_read(call.ranks)
-    if call.kind == "all_reduce" and call.size > 1:
-        target = out if out is not None and out.flags.c_contiguous else None
-        found = None if target is None else _place(endpoint, target, private)
-        if target is None or found is None:
+    private = (
+        payload.nbytes >= PRIVATE_BYTES and (call.size == 2 or call.kind not in READ_BY_ALL) and is_contiguous(call)
+        and endpoint.peers.can_be_read(call.ranks)
+    )
+    target, target_place = None, None
+    together = call.kind == "all_reduce" and call.size > 1
+    if together:
+        if out is not None and out.flags.c_contiguous:
+            target, target_place = out, _place(endpoint, out, private)
+        if target_place is None:
             target = endpoint.heap.empty(payload.shape, payload.dtype)
-            found = endpoint.arena.offset_of(target)
-        return Shown(_place(endpoint, payload, private), found or 0, target)
-    if out is not None and np.may_share_memory(out, payload):
-        return Shown()  # it will be overwritten while others read
-    return Shown(_place(endpoint, payload, private))
+            target_place = endpoint.arena.offset_of(target)
+    place = copied = None
+    if together or out is None or not np.may_share_memory(out, payload):  # it is not overwritten while others read
+        place = _place(endpoint, payload, private)
+    if place is None:
+        copied = endpoint.heap.empty(payload.shape, payload.dtype)
+        np.copyto(copied, payload)
+        place = endpoint.arena.offset_of(copied)
+    return Shown(place or 0, target_place or 0, target, copied)
 
 
 def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None:

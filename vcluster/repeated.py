@@ -101,8 +101,7 @@ class Repeated:
             return _IN_THE_SLOT
         if not x.flags.c_contiguous or x.dtype != self._call.dtype:
             return None
-        shown = show(self._endpoint, self._call, x, out)
-        return None if shown.place is None else shown
+        return show(self._endpoint, self._call, x, out)
 
     def run(self, x: Any, out: NDArray[Any] | None, shown: Shown) -> NDArray[Any] | None:
         """The result of the call with ``x``.  Raises `Unlike` if somebody calls something else."""
@@ -111,7 +110,7 @@ class Repeated:
         group.sequence = sequence + 1
         parity = sequence & 1
         buffer = self._buffers[parity]
-        if shown.place is not None:
+        if shown is not _IN_THE_SLOT:
             buffer.write(self._call, shown.place, shown.target_place, 0)
         else:
             mine = self._mine[parity]
@@ -128,9 +127,13 @@ class Repeated:
             self._endpoint.signals.fence()
         if self._large is not None:
             try:
-                return cast("NDArray[Any] | None", self._large.conclude(sequence, shown.target, out))
+                result = self._large.conclude(sequence, shown.target, out)
             finally:
-                self._finish(sequence, together=shown.place is not None)
+                self._finish(sequence, together=shown is not _IN_THE_SLOT)
+            if out is not None and result is not out and result is not None:
+                np.copyto(out, result)
+                result = out
+            return cast("NDArray[Any] | None", result)
         made = self._results[parity]
         if made is None:
             return None

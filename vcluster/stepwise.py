@@ -31,7 +31,7 @@ def run_stepwise(
     on_message: OnMessage,
 ) -> Generator[Wait, None, tuple[Any, list[Call]]]:
     """The result and everybody's call."""
-    sequence = yield from group.post(call, None, None, 0)
+    sequence = yield from group.post(call, None, 0, 0)
     told = group.disagreement(sequence, call)
     calls = [call] * group.size if told is None else agree(call, told)
     giver = next((c for c in calls if c.gives), call)
