@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from typing import Any
 
 from vcluster.control import WIRE_BYTES
@@ -41,6 +42,8 @@ class Wire:
         self._fd = connection.fileno()
         self._read = bytearray()
         """What came through the pipe and is not a whole message yet."""
+        self._left: deque[bytes] = deque()
+        """What was read and not received yet."""
         self._sent = 0
         """Messages through the pipe."""
         self._received = 0
@@ -74,7 +77,8 @@ class Wire:
         return data
 
     def read(self) -> list[bytes]:
-        """What the pipe brings next, waiting for it: nothing if that was only the bell, or part of a message.
+        """What the pipe brings next, waiting for it, and a note that was left before: nothing if it brought only the
+        bell, or part of a message.
 
         ``EOFError`` or ``OSError`` at its end.
         """
@@ -82,16 +86,19 @@ class Wire:
         if not more:
             raise EOFError
         self._read += more
-        found = []
+        found: list[bytes] = []
         while len(self._read) >= 4 and len(self._read) >= (end := 4 + int.from_bytes(self._read[:4], "little")):
             if end > 4:
-                found.append(bytes(self._read[4:end]))
+                note = self.look()  # one that lies there was left before
+                found += [bytes(self._read[4:end])] if note is None else [note, bytes(self._read[4:end])]
+                self._received += 1
             del self._read[:end]
-        self._received += len(found)
         return found
 
     def receive(self) -> bytes:
-        """The next message, waiting for it.  The other side sends one and waits for what comes back."""
+        """The next message, waiting for it."""
+        if self._left:
+            return self._left.popleft()
         for _ in range(self._looks):
             data = self.look()
             if data is not None:
@@ -103,8 +110,9 @@ class Wire:
                 data = self.look()
                 if data is not None:
                     return data
-                for data in self.read():
-                    return data
+                self._left.extend(self.read())
+                if self._left:
+                    return self._left.popleft()
         finally:
             self.awake()
 
