@@ -286,3 +286,34 @@ def test_a_result_that_cannot_be_unpacked_does_not_hide_the_failure_of_another_r
     with pytest.raises(DeviceFailedError, match="LookupError: the cause"):
         cluster.run(kernel)
     assert works(cluster)
+
+
+def dies_computing(device, rank, times):
+    x = np.ones(3)
+    for _ in range(times):
+        x = device.all_reduce(x)  # the last call
+    if device.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    device.barrier()
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_of_a_process_that_dies_while_it_computes_the_last_call_is_told(processes, times):
+    with pytest.raises(DeviceFailedError) as caught:
+        processes.run(dies_computing, 1, times)
+    assert caught.value.ranks == (1,)
+    assert caught.value.operation == "all_reduce"
+    assert line_of(dies_computing, "# the last call") in caught.value.locations
+    assert works(processes)
+
+
+def test_a_deadlock_over_different_groups_names_them(cluster):
+    def kernel(device):
+        if device.rank < 2:
+            device.barrier(groups=[[0, 1]])
+        else:
+            device.barrier(groups=[[1, 2]])
+
+    with pytest.raises(DeadlockError, match=r"barrier\(\) of group \[1, 2\]"):
+        cluster.run(kernel)
+    assert works(cluster)

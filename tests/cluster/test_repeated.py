@@ -12,7 +12,7 @@ from vcluster.errors import ClusterError, CollectiveMismatchError, DeadlockError
 TIMES = 5
 CALLS = {
     "all_reduce": {}, "reduce_scatter": {"dim": 1}, "all_gather": {"dim": 1}, "all_to_all": {"split_dim": 1},
-    "broadcast": {"root": 1}, "reduce": {"root": 1}, "scatter": {"root": 1, "dim": 1}, "gather": {"root": 1},
+    "broadcast": {"root": -1}, "reduce": {"root": -1}, "scatter": {"root": -1, "dim": 1}, "gather": {"root": -1},
     "shift": {"by": 1}, "barrier": {},
 }
 
@@ -42,12 +42,13 @@ def again_and_again(device, kind, options, form):
     return found
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
                                                     ("process", "queue")])
 def test_every_repetition_gives_what_numpy_gives(cluster_of, devices, backend, transport):
     cluster = cluster_of(Mesh(devices=devices), backend, transport)
-    for kind, options in CALLS.items():
+    for kind, fixed in CALLS.items():
+        options = {**fixed, "root": devices - 1} if "root" in fixed else fixed
         for form in ("plain", "strided", "out"):
             if kind == "barrier" and form != "plain":
                 continue
