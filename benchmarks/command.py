@@ -18,6 +18,7 @@ from benchmarks.results import Results, write_json
 from benchmarks.suites import SUITES
 from benchmarks.systems import Say, SystemFailedError
 from benchmarks.tables import paragraph
+from benchmarks.targets import Standing
 from vcluster.demo.command_line import Parser, WrongWords, choice, whole, wholes, writable
 
 PROGRAM = "python -m benchmarks"
@@ -65,7 +66,9 @@ def main(words: Sequence[str]) -> int:
                 print(paragraph(f"{system}: skipped, {reason}"))
     if path is not None:
         command = ["python", "-m", "benchmarks", *words]
-        write_json(path, results.document(command, started, about))
+        document = results.document(command, started, about)
+        document["targets"] = [verdict.plain() for verdict in Standing(results).verdicts()]
+        write_json(path, document)
         print(f"\n{path}: the figures of {shlex.join(command)}")
     return status
 

@@ -360,6 +360,7 @@ def pretended_results() -> Results:
     for system, seconds in (("vcluster", 0.001), ("queue", 0.04)):
         results.add("messages", system, "round_trip", [seconds], devices=2, nbytes=8, memory="private")
         results.add("messages", system, "stream", [seconds], devices=2, nbytes=4 * MIB, memory="private")
+    results.note("startup", "vcluster", "memory", [5e6, 6e6], "bytes", devices=4)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
         results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
     return results
@@ -408,6 +409,23 @@ def test_the_document_is_json_with_machine_versions_command_and_every_figure(tmp
     assert "from_first_start" not in first
     collective = next(m for m in read["measurements"] if m["suite"] == "collectives")
     assert collective["from_first_start"]["median"] == 0.2
+    assert Results.from_document(read) == results
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "figures are 'vcluster benchmarks' in format 1, got None in None"),
+        ({"format": "vcluster benchmarks", "format_version": 1}, "the figures are incomplete: 'measurements'"),
+        (
+            {"format": "vcluster benchmarks", "format_version": 1, "measurements": [{"seconds": {"median": 1.0}}]},
+            "the figures are incomplete: .*low_quartile",
+        ),
+    ],
+)
+def test_a_document_that_is_none_of_figures_is_refused(document, said):
+    with pytest.raises(ValueError, match=said):
+        Results.from_document(document)
 
 
 def test_a_figure_that_is_no_number_is_never_written(tmp_path):
