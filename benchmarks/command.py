@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.cases import COLLECTIVES, ITEM_BYTES, WrongAnswerError
 from benchmarks.installed import missing
 from benchmarks.machine import in_a_line, machine, versions
@@ -30,11 +31,15 @@ EXAMPLES = f"""examples:
   {PROGRAM} collectives --devices 4 --sizes 8,64KiB,16MiB
   {PROGRAM} peers --peers peers/bin/python  peers that another environment has
   {PROGRAM} --json figures.json             also for programs to read
+  {PROGRAM} peers --svg curves              also as pictures
+  {PROGRAM} page figures.json               into docs/performance.md
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Run what the words ask for; the exit status: 1 if a timed operation gave a wrong answer or vcluster failed."""
+    if words and words[0] == "page":
+        return page.main(words[1:])
     asked = _parser().parse(words)
     if asked.list:
         width = max(map(len, SUITES))
@@ -43,6 +48,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     plan = plan_of(asked)
     path = None if asked.json is None else writable(Path(asked.json))
+    draw = None if asked.svg is None else page.drawing("--svg")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     about, results = machine(), Results(versions=versions())
     print(paragraph(in_a_line(about, results.versions), indent=""))
@@ -70,6 +76,9 @@ def main(words: Sequence[str]) -> int:
         document["targets"] = [verdict.plain() for verdict in Standing(results).verdicts()]
         write_json(path, document)
         print(f"\n{path}: the figures of {shlex.join(command)}")
+    if draw is not None:
+        for picture in draw(results, Path(asked.svg)):
+            print(picture)
     return status
 
 
@@ -125,6 +134,7 @@ def _parser() -> Parser:
     add("--passes", type=whole(1, 1000), metavar="N", help="how often all is gone through (5; quick: 2)")
     add("--peers", metavar="PYTHON", help="the interpreter that has mpi4py, jax, torch (default: this one)")
     add("--json", metavar="FILE", help="write the figures to a file, too")
+    add("--svg", metavar="DIR", help="draw the curves of collectives and peers there, too")
     return parser
 
 

@@ -5,10 +5,10 @@ The bounds are ratios to a peer's median in the same run, to the time that the l
 
 1. Collectives up to 64 KiB.  4 and 8 devices: 1.0 x MPICH, 0.3 x JAX and 0.1 x gloo; 2 devices: 2.5 x MPICH and 12 us.
    A broadcast is held against the peer's barrier and broadcast together, since its root returns early.
-2. Collectives of 1 to 64 MiB with ``out=``.  Private arrays, 4 and 8 devices: all_reduce and reduce_scatter 0.7 x
-   MPICH, others 1.0 x MPICH or 1.3 x the least, whichever is more.  Shared arrays, 4 and 8: all_reduce 0.9 x the best peer
-   and 0.45 x MPICH, others 0.9 x the best or 1.3 x the least, whichever is more.  2 devices: all_reduce 0.9 x, others
-   1.3 x MPICH.  Without ``out=``: 1.15 x the figure with it.
+2. Collectives of 1 to 64 MiB with ``out=``.  4 and 8 devices, private arrays: all_reduce and reduce_scatter 0.7 x
+   MPICH; others 1.0 x MPICH or 1.3 x the least, whichever is more.  Arrays in shared memory: all_reduce 0.9 x the best
+   peer and 0.45 x MPICH; others 0.9 x the best or 1.3 x the least, whichever is more.  2 devices: all_reduce 0.9 x,
+   others 1.3 x MPICH.  Without ``out=``: 1.15 x the figure with it.
 3. Round trips.  Below 64 KiB: 12 us on 2 devices, 1.5 x MPICH on 4; above: 1.0 x MPICH.
 4. More than 8 devices: the time on 2g over the time on g is no more than that of the peer that is fastest on 2g.
 """
