@@ -20,8 +20,9 @@ from parallelism.reductions import Reduction, reduction
 from parallelism.splitting import split_sizes
 from vcluster.agreement import Group, group_key
 from vcluster.calls import Call, Traffic, traffic
-from vcluster.direct import run_direct
+from vcluster.direct import Posted, run_direct
 from vcluster.endpoint import Endpoint
+from vcluster.large import Shown
 from vcluster.pending import Pending
 from vcluster.places import call_site
 from vcluster.repeated import Repeated, Unlike
@@ -129,10 +130,10 @@ class Collectives:
                 key = known = None
             if known is not None:
                 repeated = known.repeated
-                if repeated is not None and not async_op and not self.endpoint.tasks.lanes and (
-                    out is None or repeated.takes(x, out)
-                ):
-                    return self._repeat(known, repeated, x, out)
+                if repeated is not None and not async_op and not self.endpoint.tasks.lanes:
+                    shown = repeated.ready(x, out)
+                    if shown is not None:
+                        return self._repeat(known, repeated, x, out, shown)
                 same: Any = x
                 if out is None and (same is None or same.flags.c_contiguous):
                     if known.reduction is not None:
@@ -165,7 +166,7 @@ class Collectives:
             self._known[key] = plan
         return self._drive(plan, partial(self._one, plan, x, array, out), name or kind, async_op, out is not None)
 
-    def _repeat(self, plan: Plan, repeated: Repeated, x: Any, out: Any) -> Any:
+    def _repeat(self, plan: Plan, repeated: Repeated, x: Any, out: Any, shown: Shown) -> Any:
         """Run a call by the short way, if the others call the same as the last time."""
         recorder = self.recorder
         start = recorder.enter()
@@ -176,10 +177,10 @@ class Collectives:
             if out is None and site.drops_result and plan.result_counts:
                 self.dropped.setdefault(site.location, template.name)
             try:
-                result = repeated.run(x, out)
+                result = repeated.run(x, out, shown)
             except Unlike as unlike:
                 plan.forget_repeated()
-                steps = partial(self._one, plan, x, x, out, posted=unlike.sequence)
+                steps = partial(self._one, plan, x, x, out, posted=unlike.posted)
                 return self._drive(plan, steps, template.name, False, out is not None)
             recorder.add_repeated(template, site.location, start)
             return result
@@ -210,7 +211,8 @@ class Collectives:
             recorder.leave()
 
     def _one(
-        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: list[Any], *, posted: int | None = None
+        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: list[Any], *,
+        posted: Posted | None = None,
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The result of one call, in the form in which its value was given."""
         call = plan.call
@@ -260,7 +262,7 @@ class Collectives:
 
     def _carry_out(
         self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None,
-        event: list[Any], posted: int | None,
+        event: list[Any], posted: Posted | None,
     ) -> Generator[Wait, None, tuple[Any, list[Call]]]:
         group = self._groups.get(call.ranks)
         if group is None:

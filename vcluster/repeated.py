@@ -1,8 +1,9 @@
-"""A small collective that a group has run before, run again by the short way.
+"""A collective that a group has run before, run again by the short way.
 
 The first time, a call is checked, described and compared (`vcluster.direct`).  After that everything about it is
-known: what token each member will show, where its payload will lie, what the result looks like, what it moves.  What is
-left is to write one's payload and token, to wait for the others' tokens and to combine what lies in their slots.
+known: what token each member will show, where a small payload will lie, what the result looks like, what it moves.
+What is left is to write one's payload (or where it is) and token, to wait for the others' tokens and to combine what
+they gave.
 
 If a member shows another token than the last time, it has called something else, or something of another shape: then
 the operation goes on by the long way, from where it is.
@@ -11,7 +12,7 @@ the operation goes on by the long way, from where it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from parallelism.reductions import Reduction
 from vcluster.agreement import DESCRIPTION_BYTES, INLINE_BYTES, Group
 from vcluster.calls import Call
-from vcluster.direct import Result, new_array, prepare
+from vcluster.large import Large, Shown, is_shown, show
+from vcluster.results import Result, new_array, prepare
 from vcluster.status import Lane
 from vcluster.values import ARRAY
 from vcluster.waiting import STORES_IN_ORDER, give_way
@@ -31,15 +33,18 @@ if TYPE_CHECKING:
 class Unlike(Exception):
     """Somebody calls something else than the last time."""
 
-    def __init__(self, sequence: int) -> None:
-        self.sequence = sequence
-        """The number of the operation, which everybody has posted."""
+    def __init__(self, sequence: int, shown: Shown) -> None:
+        self.posted = sequence, shown
+        """The number of the operation, which everybody has posted, and what this member showed."""
 
 
 class Repeated:
     """One call of one member, prepared."""
 
-    __slots__ = ("_buffers", "_call", "_endpoint", "_group", "_lane", "_members", "_mine", "_results", "_signature")
+    __slots__ = (
+        "_buffers", "_call", "_endpoint", "_group", "_lane", "_large", "_members", "_mine", "_others_done", "_results",
+        "_signature",
+    )
 
     def __init__(
         self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None, lane: Lane
@@ -51,55 +56,79 @@ class Repeated:
         self._call = calls[group.position]
         self._signature = self._call.signature
         self._buffers = group.own.buffers
+        self._large = Large(endpoint, group, calls, reduction) if is_shown(calls) else None
         self._mine: list[NDArray[Any] | None] = []
         self._results: list[Result | None] = []
         self._members: list[list[tuple[memoryview, int]]] = []
         """The token of each other member, and what it is less the number of the operation."""
+        others = [place for place in range(group.size) if place != group.position]
+        self._others_done = [group.slots[place].done for place in others]
         for parity in (0, 1):
-            views = group.views(parity, calls)
-            self._mine.append(views[group.position])
-            self._results.append(prepare(calls, group.position, views, reduction))
-            self._members.append([
-                (slot.tokens[parity], call.signature)
-                for place, (slot, call) in enumerate(zip(group.slots, calls, strict=True)) if place != group.position
-            ])
+            if self._large is None:
+                views = group.views(parity, calls)
+                self._mine.append(views[group.position])
+                self._results.append(prepare(calls, group.position, views, reduction))
+            else:
+                self._mine.append(None)
+                self._results.append(self._large.made)
+            self._members.append(
+                [(group.slots[place].tokens[parity], calls[place].signature) for place in others]
+            )
 
     @staticmethod
     def serves(calls: Sequence[Call]) -> bool:
         """Whether a call goes the short way when it is repeated."""
-        return len(calls) > 1 and calls[0].kind != "all_scatter" and all(
-            call.form == ARRAY and call.nbytes <= INLINE_BYTES and len(call.description) <= DESCRIPTION_BYTES
-            for call in calls
-        )
-
-    def takes(self, x: Any, out: Any) -> bool:
-        """Whether the result can be written to ``out`` as it is."""
-        made = self._results[0]
+        sizes = [call.nbytes for call in calls if call.gives]
         return (
-            made is not None and type(out) is np.ndarray and out.dtype == made.dtype and out.shape == made.shape
-            and out.flags.c_contiguous and out.flags.writeable
-            and (out is x or x is None or not np.may_share_memory(out, x))
+            len(calls) > 1 and calls[0].kind != "all_scatter"
+            and all(call.form == ARRAY and len(call.description) <= DESCRIPTION_BYTES for call in calls)
+            and (max(sizes, default=0) <= INLINE_BYTES or (min(sizes) > INLINE_BYTES and is_shown(calls)))
         )
 
-    def run(self, x: Any, out: NDArray[Any] | None) -> NDArray[Any] | None:
+    def ready(self, x: Any, out: Any) -> Shown | None:
+        """What the others are shown of a large ``x``; None if the call must go the long way."""
+        if out is not None:
+            made = self._results[0]
+            if not (
+                made is not None and type(out) is np.ndarray and out.dtype == made.dtype and out.shape == made.shape
+                and out.flags.c_contiguous and out.flags.writeable
+                and (out is x or x is None or not np.may_share_memory(out, x))
+            ):
+                return None
+        if self._large is None or not self._call.gives:
+            return _IN_THE_SLOT
+        if not x.flags.c_contiguous or x.dtype != self._call.dtype:
+            return None
+        shown = show(self._endpoint, self._call, x, out)
+        return None if shown.place is None else shown
+
+    def run(self, x: Any, out: NDArray[Any] | None, shown: Shown) -> NDArray[Any] | None:
         """The result of the call with ``x``.  Raises `Unlike` if somebody calls something else."""
         group = self._group
         sequence = group.sequence
         group.sequence = sequence + 1
         parity = sequence & 1
-        mine = self._mine[parity]
-        if mine is not None:
-            mine[...] = x
         buffer = self._buffers[parity]
-        if buffer.shows is not self:  # the description is for those who call something else
-            buffer.write(self._call, buffer.inline, 0, 0)
-            buffer.shows = self
+        if shown.place is not None:
+            buffer.write(self._call, shown.place, shown.target_place, 0)
+        else:
+            mine = self._mine[parity]
+            if mine is not None:
+                mine[...] = x
+            if buffer.shows is not self:  # the description is for those who call something else
+                buffer.write(self._call, buffer.inline, 0, 0)
+                buffer.shows = self
         group.announce(self._signature + sequence, sequence)
         for token, signature in self._members[parity]:
             if token[0] != signature + sequence:
-                self._wait(token, signature + sequence, sequence)
+                self._wait(token, signature + sequence, sequence, shown)
         if not STORES_IN_ORDER:
             self._endpoint.signals.fence()
+        if self._large is not None:
+            try:
+                return cast("NDArray[Any] | None", self._large.conclude(sequence, shown.target, out))
+            finally:
+                self._finish(sequence, together=shown.place is not None)
         made = self._results[parity]
         if made is None:
             return None
@@ -108,7 +137,7 @@ class Repeated:
         made.fill(out)
         return out
 
-    def _wait(self, token: memoryview, expected: int, sequence: int) -> None:
+    def _wait(self, token: memoryview, expected: int, sequence: int, shown: Shown) -> None:
         signals = self._endpoint.signals
         for _ in range(signals.spins):
             give_way()
@@ -118,4 +147,22 @@ class Repeated:
                 break
         self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._call)
         if token[0] != expected:
-            raise Unlike(sequence)
+            raise Unlike(sequence, shown)
+
+    def _finish(self, sequence: int, *, together: bool) -> None:
+        group, signals = self._group, self._endpoint.signals
+        group.own.done[0] = sequence + 1
+        signals.wake(group.others)
+        if together:
+            for done in self._others_done:
+                for _ in range(signals.spins):
+                    if done[0] > sequence or signals.cancelled:
+                        break
+                    give_way()
+                if done[0] <= sequence:
+                    steps = group.finish(sequence, together=True)
+                    self._endpoint.tasks.run(self._lane, steps, self._call)
+                    return
+
+
+_IN_THE_SLOT = Shown()

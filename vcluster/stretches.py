@@ -55,6 +55,9 @@ class Stretch:
         else:
             self._peers.read(self._rank, self._address + start * self.dtype.itemsize, out)
 
+    def copy_whole(self, out: NDArray[Any]) -> None:
+        self.copy_to(0, out.reshape(-1))
+
     def store(self, start: int, array: NDArray[Any]) -> None:
         """Overwrite elements from ``start`` on."""
         if self.view is not None:

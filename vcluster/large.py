@@ -1,0 +1,128 @@
+"""A large collective: what a member shows of its memory, and what it makes of the others'.
+
+Nothing is copied to be read: a payload stays where it is, in shared memory or in private memory that the others can
+reach (`vcluster.peers`), until everybody has done with it.  In an all_reduce each member also shows where its result
+shall lie: the owner of a slice reduces it, and stores it straight into everybody's result, so that all memory is read
+once and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.reductions import Reduction
+from vcluster.agreement import INLINE_BYTES, Group
+from vcluster.calls import Call
+from vcluster.peers import address_of
+from vcluster.results import Result, look_of, new_result, prepare
+from vcluster.stretches import Stretch, blocks, is_contiguous, reduce_everywhere, reduce_into
+
+if TYPE_CHECKING:
+    from vcluster.endpoint import Endpoint
+
+MOST_STRETCHES = 64
+"""Of others' memory that a prepared call remembers."""
+
+
+class Shown(NamedTuple):
+    """Where one's payload lies and one's result shall lie: offsets in the arena, or less than 0, addresses."""
+
+    place: int | None = None
+    """None if the payload must be copied for the others."""
+    target_place: int = 0
+    target: NDArray[Any] | None = None
+    """The array for the result, where others write it."""
+
+
+def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
+    """What a member shows of a contiguous payload that is too large for its slot."""
+    private = is_contiguous(call) and endpoint.peers.can_be_read(call.ranks)
+    if call.kind == "all_reduce" and call.size > 1:
+        target = out if out is not None and out.flags.c_contiguous else None
+        found = None if target is None else _place(endpoint, target, private)
+        if target is None or found is None:
+            target = endpoint.heap.empty(payload.shape, payload.dtype)
+            found = endpoint.arena.offset_of(target)
+        return Shown(_place(endpoint, payload, private), found or 0, target)
+    if out is not None and np.may_share_memory(out, payload):
+        return Shown()  # it will be overwritten while others read
+    return Shown(_place(endpoint, payload, private))
+
+
+def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None:
+    offset = endpoint.arena.offset_of(array)
+    return -address_of(array) if offset is None and private else offset
+
+
+def is_shown(calls: Sequence[Call]) -> bool:
+    """Whether members read the memory of others, of whole stretches."""
+    return any(call.nbytes > INLINE_BYTES for call in calls) and is_contiguous(calls[0])
+
+
+class Large:
+    """The memory of the members of a group, for calls of one kind and size."""
+
+    def __init__(self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        """``calls`` is what the members call, in group order."""
+        self._endpoint = endpoint
+        self._group = group
+        self._calls = calls
+        self._reduction = reduction
+        looks = [look_of(call) for call in calls]
+        self.made = prepare(calls, group.position, looks, reduction)
+        """The look of this member's result; None if it gets none, or a list."""
+        self._known: dict[tuple[int, int], Stretch] = {}
+
+    def conclude(self, sequence: int, target: NDArray[Any] | None, out: NDArray[Any] | None) -> Any:
+        """The result, when everybody has come: in ``target``, which was shown, in ``out``, or in a new array."""
+        call, calls, endpoint = self._calls[self._group.position], self._calls, self._endpoint
+        buffers = self._group.buffers(sequence)
+        sources: list[Any] = [
+            None if seen.dtype is None else self._stretch(i, buffers[i].payload) for i, seen in enumerate(calls)
+        ]
+        if target is not None and self._reduction is not None:
+            outs = [self._stretch(i, buffer.out) for i, buffer in enumerate(buffers)]
+            reduce_everywhere(sources, outs, target.size, self._group.position, self._reduction)
+            return target
+        if call.kind == "all_scatter":
+            return [
+                new_result(endpoint, call.kind, Result(seen.shape or (), source.dtype, source.copy_whole))
+                for seen, source in zip(calls, sources, strict=True) if source is not None
+            ]
+        if self.made is None:
+            return None
+        fill = self._reduce if self._reduction is not None else self._join
+        return new_result(
+            endpoint, call.kind, Result(self.made.shape, self.made.dtype, lambda array: fill(sources, array)), out
+        )
+
+    def _reduce(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
+        assert self._reduction is not None
+        call, position = self._calls[self._group.position], self._group.position
+        first = 0 if call.kind == "reduce" else sum(call.sizes[:position]) * prod(out.shape[1:])
+        reduce_into(sources, first, out.reshape(-1), self._reduction)
+
+    def _join(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
+        flat = out.reshape(-1)
+        at = 0
+        for place, first, count in blocks(self._calls, self._group.position):
+            sources[place].copy_to(first, flat[at : at + count])
+            at += count
+        flat[at:] = 0  # where a permute brings nothing
+
+    def _stretch(self, position: int, place: int) -> Stretch:
+        found = self._known.get((position, place))
+        if found is None:
+            call = self._calls[position]
+            assert call.dtype is not None
+            if len(self._known) >= MOST_STRETCHES:
+                self._known.clear()
+            count = prod(call.shape or ())
+            found = Stretch(self._endpoint, call.ranks[position], place, call.dtype, count)
+            self._known[position, place] = found
+        return found
