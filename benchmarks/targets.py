@@ -31,8 +31,33 @@ SMALL_BYTES = 64 * KIB
 LARGE_BYTES = MIB
 SMALL_SECONDS = 12e-6
 FRESH = 1.15
+PLAIN = {
+    ("startup", "cold minus numpy", 4): 0.080, ("startup", "warm", 4): 0.020, ("startup", "cold", 64): 0.5,
+    ("startup", "cold", 256): 2.5, ("startup", "shutdown", 64): 0.2, ("run", "empty", 4): 200e-6,
+    ("run", "empty", 64): 4e-3, ("idle", "wake", 2): 60e-6,
+}
+"""Of other suites: seconds by suite, operation and devices."""
+MEMORY_BYTES = {4: 10 * MIB, 64: 6 * MIB}
+"""Proportional set size of an idle device, by the number of devices."""
+FIRST_TEST_FACTOR = 20.0
+"""How many times sooner than torch's a first test on 4 devices is over."""
+COPIES_FACTOR = 1.5
+"""A run with arguments and results, by the copies that it needs."""
+STEP_OVERHEAD = 0.10
+"""CPU time of a step of a pipeline over the same arithmetic in one process, in parts of it."""
+IDLE_PART = 0.01
+"""Of a core, for an idle cluster of 64."""
+STREAM_RATE, STREAM_FACTOR = 10e9, 40.0
+"""Bytes a second in messages of 4 MiB, and how many times faster than ``multiprocessing.Queue``."""
 JUDGED = (2, 4, 8)
 """Numbers of devices that have bounds of their own; larger ones are judged by their growth."""
+
+
+def against(limit: float | None, value: float, text: str) -> str:
+    """``20.0 ms yes`` or ``20.0 ms NO``: a plain limit as ``text``, and whether a value keeps it; ``-`` without one."""
+    if limit is None:
+        return "-"
+    return f"{text} {'yes' if value <= limit else 'NO'}"
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,15 @@ def cells(document: dict[str, Any], system: str = "vcluster") -> set[tuple[str, 
 def test_startup(tmp_path):
     imports = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}
     starts = {"cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"}
-    assert cells(figures(tmp_path, "startup")) == imports | {(what, 2, 0) for what in starts}
+    document = figures(tmp_path, "startup")
+    assert cells(document) == imports | {(what, 2, 0) for what in starts}
+    (memory,) = document["quantities"]
+    assert (memory["unit"], memory["devices"], memory["amount"]["rounds"]) == ("bytes", 2, 2)
+    assert memory["amount"]["minimum"] > 1 << 20
 
 
 def test_run(tmp_path):
-    large = {(what, 2, nbytes) for what in ("arguments", "results", "both") for nbytes in (8, 4096)}
+    large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in (8, 4096)}
     assert cells(figures(tmp_path, "run")) == {("empty", 2, 0)} | large
 
 
@@ -86,6 +90,20 @@ def test_messages(tmp_path):
     expected = {("round_trip", 2, 8), ("round_trip", 2, 4096), ("stream", 2, 4096)}
     assert cells(document) == expected
     assert cells(document, "queue") == expected
+
+
+def test_step(tmp_path):
+    document = figures(tmp_path, "step")
+    for system in ("vcluster", "one process"):
+        assert {(what, devices) for what, devices, _ in cells(document, system)} == {("wide", 2), ("narrow", 2)}
+
+
+def test_idle(tmp_path):
+    document = figures(tmp_path, "idle")
+    assert cells(document) == {("wake", 2, 0)}
+    assert [(q["what"], q["devices"], q["unit"]) for q in document["quantities"]] == [
+        ("idle", 2, "of a core"), ("waiting", 2, "of a core"),
+    ]
 
 
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):
