@@ -16,12 +16,13 @@ from benchmarks.copying import cases as copies
 from benchmarks.installed import PEERS, missing, start_peer
 from benchmarks.plan import KIB, MIB, Plan
 from benchmarks.results import Measurement, Results
-from benchmarks.suites.collectives import DEVICES, SIZES, cases, spread_line
+from benchmarks.suites.collectives import DEVICES, cases, spread_line
 from benchmarks.systems import OurCluster, Say, System, SystemFailedError, take_turns
 from benchmarks.tables import nbytes_text, paragraph, rate_text, ratio_text, seconds_text, table
 from benchmarks.targets import JUDGED, LARGE_BYTES, Bound, Growth, Standing, Verdict
 
 NAME = "peers"
+SIZES = (8, 512, 4 * KIB, 32 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 QUICK_SIZES = (8, 64 * KIB, MIB, 16 * MIB)
 MOST_BYTES = 512 * MIB
 """Of the buffers of all devices together, where nobody asked for sizes."""

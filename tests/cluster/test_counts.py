@@ -207,7 +207,10 @@ def test_private_memory_is_moved_by_the_kernel_once_and_ones_own_not_at_all(clus
 
 
 def count_memory(device, memory):
-    """By collective: the most that was allocated at once, how far the heap grew, pages that were not there."""
+    """By collective: the most that was allocated at once, how far the heap grew, pages that were not there.
+
+    And whether new results lie in shared memory.
+    """
     found = {}
     for kind in COLLECTIVES:
         x, out = arrays(device, kind, LARGE, memory)
@@ -219,6 +222,7 @@ def count_memory(device, memory):
         top = heap._next
         tracemalloc.start()
         call(x, out=out)
+        y = call(x)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -226,14 +230,15 @@ def count_memory(device, memory):
             y = call(x)
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         assert y.size == out.size
-        found[kind] = peak, heap._next - top, faults
+        found[kind] = peak, heap._next - top, faults, device.endpoint.arena.offset_of(y) is not None
     return found
 
 
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_results_again(cluster_of, memory):
     for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):
-        for kind, (peak, grown, faults) in found.items():
+        for kind, (peak, grown, faults, shared) in found.items():
+            assert shared or kind == "broadcast", kind  # the root of one may get its own array back
             assert peak < 2 * PIECE_BYTES + 16_384, kind  # the accumulator and a place for a term
             assert grown == 0, kind
             assert faults < 8 * 8 * LARGE // 4 // 4096, kind  # new pages each time would be at least that many
