@@ -72,9 +72,7 @@ def main(words: Sequence[str]) -> int:
                 print(paragraph(f"{system}: skipped, {reason}"))
     if path is not None:
         command = ["python", "-m", "benchmarks", *words]
-        document = results.document(command, started, about)
-        document["targets"] = [verdict.plain() for verdict in Standing(results).verdicts()]
-        write_json(path, document)
+        write_json(path, results.document(command, started, about) | Standing(results).plain())
         print(f"\n{path}: the figures of {shlex.join(command)}")
     if draw is not None:
         for picture in draw(results, Path(asked.svg)):

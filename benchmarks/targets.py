@@ -16,7 +16,7 @@ The bounds are ratios to a peer's median in the same run, to the time that the l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.cases import COLLECTIVES
@@ -24,7 +24,7 @@ from benchmarks.installed import PEERS
 from benchmarks.plan import KIB, MIB
 from benchmarks.results import Measurement, Results
 from benchmarks.systems import OURS
-from benchmarks.traffic import CopyRates
+from benchmarks.traffic import CopyRates, least_bytes
 
 SUITE = "peers"
 SMALL_BYTES = 64 * KIB
@@ -126,7 +126,7 @@ class Standing:
     def __init__(self, results: Results) -> None:
         found = list(results.of(SUITE))
         self._found = {(m.system, m.operation, m.memory, m.fresh, m.devices, m.nbytes): m for m in found}
-        self.devices = tuple(dict.fromkeys(m.devices for m in found))
+        self.devices = tuple(sorted({m.devices for m in found}))
         self.peers = tuple(name for name in PEERS if any(m.system == name for m in found))
         self.rates = {
             devices: CopyRates([m for m in found if m.devices == devices]) for devices in self.devices
@@ -181,6 +181,23 @@ class Standing:
                 None if after.devices in JUDGED or fastest is None else fastest[1] / fastest[0],
             ))
         return found
+
+    def plain(self) -> dict[str, Any]:
+        """What follows from the figures, for the JSON document."""
+        least = []
+        for devices, operation, nbytes in dict.fromkeys((m.devices, m.operation, m.nbytes) for m in self.ours()):
+            seconds = self.least(operation, devices, nbytes)
+            if seconds is not None:
+                read, written = least_bytes(operation, nbytes, devices)
+                least.append({
+                    "operation": operation, "devices": devices, "nbytes": nbytes, "bytes_read": read,
+                    "bytes_written": written, "seconds": seconds,
+                })
+        return {
+            "targets": [verdict.plain() for verdict in self.verdicts()],
+            "least_traffic": least,
+            "growth": [{**asdict(growth), "met": growth.met} for growth in self.growths()],
+        }
 
     def _bounds(self, m: Measurement) -> list[Bound]:
         if m.devices not in JUDGED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks.copying import SIZES, cases, name_of
@@ -168,6 +170,24 @@ def test_growth_is_judged_above_eight_devices_by_the_fastest_peers():
     assert by_devices[16].theirs == {"mpich": 2.5, "gloo": 10.0}
     assert by_devices[8].met
     assert not by_devices[16].met
+
+
+def test_the_document_has_targets_least_traffic_and_growth():
+    figures = {
+        ("vcluster", "all_gather", 4, MIB): 5e-3, ("mpich", "all_gather", 4, MIB): 4e-3,
+        ("vcluster", "all_gather", 8, MIB): 9e-3,
+    }
+    plain = Standing(results_of(figures, [MIB])).plain()
+    assert plain["targets"] == [{
+        "operation": "all_gather", "devices": 4, "nbytes": MIB, "memory": "private", "fresh": False, "seconds": 5e-3,
+        "allowed_seconds": 4e-3, "factor": 1.0, "of": "mpich", "met": False,
+    }]
+    assert [(least["devices"], least["bytes_read"], least["bytes_written"]) for least in plain["least_traffic"]] == [
+        (4, MIB, 4 * MIB), (8, MIB, 8 * MIB)
+    ]
+    assert plain["least_traffic"][0]["seconds"] == pytest.approx(2.5 * MIB / 1e9)
+    assert [(growth["devices"], growth["ours"], growth["allowed"]) for growth in plain["growth"]] == [(8, 1.8, None)]
+    assert json.dumps(plain)
 
 
 def test_the_report_shows_target_and_mark_below_each_figure_and_counts_what_is_met():
