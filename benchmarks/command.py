@@ -27,7 +27,7 @@ MOST_DEVICES = 256
 MOST_BYTES = 1 << 30
 
 EXAMPLES = f"""examples:
-  {PROGRAM} --quick                         everything, in about 20 s
+  {PROGRAM} --quick                         everything, in about a minute
   {PROGRAM} collectives --devices 4 --sizes 8,64KiB,16MiB
   {PROGRAM} peers --peers peers/bin/python  peers that another environment has
   {PROGRAM} --json figures.json             also for programs to read
@@ -125,7 +125,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("suites", nargs="*", type=choice(tuple(SUITES)), metavar="SUITE", help=f"{', '.join(SUITES)}; default: all")
     add("--list", action="store_true", help="the suites, one line each")
-    add("--quick", action="store_true", help="fewer devices, sizes and rounds: about 20 s")
+    add("--quick", action="store_true", help="fewer devices, sizes and rounds: a minute")
     add("--devices", type=_devices, metavar="N,N", help="numbers of devices, where a suite has a choice")
     add("--sizes", type=_sizes, metavar="SIZE,SIZE", help="sizes of buffers: 8,64KiB,16MiB")
     add("--operations", type=_operations, metavar="NAME,NAME", help="collectives, out of all")

@@ -1,8 +1,9 @@
 """What devices cost that have nothing to do, and how soon one that sleeps is awake.
 
-``idle``: nothing runs; ``waiting``: all devices but one wait in a barrier for that one, which sleeps.  Both are CPU
-seconds of all devices and the host for each second by the wall, in parts of a core.  ``wake``: from just before a
-device sends until its peer, which has slept in a ``recv``, has returned from it.
+``idle``: nothing runs; ``waiting``: all devices but one wait in a barrier for that one, which sleeps (less what the
+same run takes if it does not).  Both are CPU seconds of all devices and the host for each second by the wall, in parts
+of a core.  ``wake``: from just before a device sends until its peer, which has slept in a ``recv``, has returned from
+it.
 """
 
 from __future__ import annotations
@@ -63,14 +64,18 @@ def report(results: Results) -> str:
 
 def _part(cluster: VirtualCluster, what: str, seconds: float) -> float:
     pids = {*cluster.pids(), os.getpid()}
+
+    def spent(seconds: float) -> float:
+        time.sleep(SLEEP_SECONDS)  # who still goes to sleep from before does so now
+        before = cpu_seconds(pids)
+        if what == "waiting":
+            cluster.run(_late, seconds)
+        else:
+            time.sleep(seconds)
+        return cpu_seconds(pids) - before
+
     cluster.run(_late, 0.0)
-    time.sleep(SLEEP_SECONDS)
-    before, start = cpu_seconds(pids), time.perf_counter()
-    if what == "waiting":
-        cluster.run(_late, seconds)
-    else:
-        time.sleep(seconds)
-    return (cpu_seconds(pids) - before) / (time.perf_counter() - start)
+    return (spent(seconds) - (spent(0.0) if what == "waiting" else 0.0)) / seconds
 
 
 def _late(device: VirtualDevice, seconds: float) -> None:
