@@ -24,6 +24,8 @@ ITEM_BYTES = 4
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
 POINT_TO_POINT = ("round_trip", "stream")
 OPERATIONS = (*COLLECTIVES, *POINT_TO_POINT)
+COPY = "copy"
+"""No operation, but what limits them: each of some processes copies its own array (`benchmarks.copying`)."""
 MEMORIES = ("private", "shared")
 
 STREAM_MESSAGES = 16
@@ -45,15 +47,17 @@ class Case:
     ``nbytes`` is the whole buffer: the input of an all_reduce, a reduce_scatter, an all_to_all, a broadcast or a
     message, the output of an all_gather.  Where it is dealt to the ranks each gets the same, at least one element.
     ``memory`` is ``private`` (ordinary arrays) or ``shared`` (of `VirtualDevice.empty`, which only vcluster has).
+    ``fresh``: without ``out=``, each result is a new array.
     """
 
     operation: str
     nbytes: int
     memory: str = "private"
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         for what, got, right in (
-            ("operation", self.operation, OPERATIONS), ("memory", self.memory, MEMORIES)
+            ("operation", self.operation, (*OPERATIONS, COPY)), ("memory", self.memory, MEMORIES)
         ):
             if got not in right:
                 raise ValueError(f"the {what} of a case is one of {', '.join(right)}, got {got!r}")
@@ -117,6 +121,7 @@ class Trial:
             "barrier": (0, []),
             "round_trip": (whole, [_Piece(0, whole, 0, 1, 0.0)]),
             "stream": (whole, [_Piece(0, whole, 0, 1, 0.0)]),
+            COPY: (whole, [_Piece(0, whole, 0, 1, _STEP * rank)]),
         }[case.operation]
         self.x = make(given)
         self.out = make(self._answer[-1].stop if self._answer else 0)
@@ -158,10 +163,14 @@ def timed_rounds(
     trial: Trial, count: int, barrier: Callable[[], object], call: Callable[[], Any],
     prepare: Callable[[], None] | None = None,
 ) -> Times:
-    """``count`` rounds of ``call`` on this rank, after one to warm up; each answer is checked, outside the clock."""
+    """``count`` rounds of ``call`` on this rank; each answer is checked, outside the clock.
+
+    One more goes before them to warm up: two where results are fresh, since the last one lives while the next is made.
+    """
+    warm = 2 if trial.case.fresh else 1
     make_ready = prepare if prepare is not None else trial.spoil
     times: Times = []
-    for _ in range(count + 1):
+    for _ in range(warm + count):
         make_ready()
         barrier()
         barrier()
@@ -170,7 +179,7 @@ def timed_rounds(
         end = time.perf_counter()
         trial.check(answer)
         times.append((start, end))
-    return times[1:]
+    return times[warm:]
 
 
 def receive_stream(receive: Callable[[], Array]) -> Array:
@@ -190,7 +199,10 @@ def seconds_of(operation: str, times: Sequence[Times]) -> list[float]:
     before the last rank came, so this leaves out little more than the ranks' way out of the barrier; calls made back to
     back, with no barrier, cost about as much.  A broadcast counts from the first start, since its root need not wait
     for anybody.  A round trip: rank 0's own.  A stream: from the sender's start to the receiver's end, a message.
+    A copy: the slowest rank's own.
     """
+    if operation == COPY:
+        return [max(end - start for start, end in rounds) for rounds in zip(*times, strict=True)]
     if operation == "round_trip":
         return [end - start for start, end in times[0]]
     if operation == "stream":
@@ -205,7 +217,7 @@ def seconds_of(operation: str, times: Sequence[Times]) -> list[float]:
 
 def seconds_from_first_start(operation: str, times: Sequence[Times]) -> list[float]:
     """As `seconds_of`, but a collective counts from the moment the first rank starts: its upper bound."""
-    if operation in POINT_TO_POINT:
+    if operation in (*POINT_TO_POINT, COPY):
         return seconds_of(operation, times)
     return [
         max(end for _, end in rounds) - min(start for start, _ in rounds) for rounds in zip(*times, strict=True)

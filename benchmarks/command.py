@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.cases import COLLECTIVES, ITEM_BYTES, WrongAnswerError
 from benchmarks.installed import missing
 from benchmarks.machine import in_a_line, machine, versions
@@ -18,6 +19,7 @@ from benchmarks.results import Results, write_json
 from benchmarks.suites import SUITES
 from benchmarks.systems import Say, SystemFailedError
 from benchmarks.tables import paragraph
+from benchmarks.targets import Standing
 from vcluster.demo.command_line import Parser, WrongWords, choice, whole, wholes, writable
 
 PROGRAM = "python -m benchmarks"
@@ -25,15 +27,19 @@ MOST_DEVICES = 256
 MOST_BYTES = 1 << 30
 
 EXAMPLES = f"""examples:
-  {PROGRAM} --quick                         everything, in about 20 s
+  {PROGRAM} --quick                         everything, in about a minute
   {PROGRAM} collectives --devices 4 --sizes 8,64KiB,16MiB
   {PROGRAM} peers --peers peers/bin/python  peers that another environment has
   {PROGRAM} --json figures.json             also for programs to read
+  {PROGRAM} peers --svg curves              also as pictures
+  {PROGRAM} page figures.json               into docs/performance.md
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Run what the words ask for; the exit status: 1 if a timed operation gave a wrong answer or vcluster failed."""
+    if words and words[0] == "page":
+        return page.main(words[1:])
     asked = _parser().parse(words)
     if asked.list:
         width = max(map(len, SUITES))
@@ -42,6 +48,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     plan = plan_of(asked)
     path = None if asked.json is None else writable(Path(asked.json))
+    draw = None if asked.svg is None else page.drawing("--svg")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     about, results = machine(), Results(versions=versions())
     print(paragraph(in_a_line(about, results.versions), indent=""))
@@ -65,8 +72,11 @@ def main(words: Sequence[str]) -> int:
                 print(paragraph(f"{system}: skipped, {reason}"))
     if path is not None:
         command = ["python", "-m", "benchmarks", *words]
-        write_json(path, results.document(command, started, about))
+        write_json(path, results.document(command, started, about) | Standing(results).plain())
         print(f"\n{path}: the figures of {shlex.join(command)}")
+    if draw is not None:
+        for picture in draw(results, Path(asked.svg)):
+            print(picture)
     return status
 
 
@@ -115,13 +125,14 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("suites", nargs="*", type=choice(tuple(SUITES)), metavar="SUITE", help=f"{', '.join(SUITES)}; default: all")
     add("--list", action="store_true", help="the suites, one line each")
-    add("--quick", action="store_true", help="fewer devices, sizes and rounds: about 20 s")
+    add("--quick", action="store_true", help="fewer devices, sizes and rounds: a minute")
     add("--devices", type=_devices, metavar="N,N", help="numbers of devices, where a suite has a choice")
     add("--sizes", type=_sizes, metavar="SIZE,SIZE", help="sizes of buffers: 8,64KiB,16MiB")
     add("--operations", type=_operations, metavar="NAME,NAME", help="collectives, out of all")
     add("--passes", type=whole(1, 1000), metavar="N", help="how often all is gone through (5; quick: 2)")
     add("--peers", metavar="PYTHON", help="the interpreter that has mpi4py, jax, torch (default: this one)")
     add("--json", metavar="FILE", help="write the figures to a file, too")
+    add("--svg", metavar="DIR", help="draw the curves of collectives and peers there, too")
     return parser
 
 

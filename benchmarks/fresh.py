@@ -1,8 +1,8 @@
 """What the startup suite runs in fresh interpreters: ``python -m benchmarks.fresh import MODULE [NAME]``, or
 ``devices COUNT REPEATS``.
 
-Prints one JSON object of lists of seconds.  Imports stand inside the functions, since they are what is timed; nothing
-on the way here may import NumPy.
+Prints one JSON object of lists of seconds; under ``memory`` of bytes, of each device when it is idle after its first
+run.  Imports stand inside the functions, since they are what is timed; nothing on the way here may import NumPy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 
 
 def imports(module: str, *names: str) -> dict[str, list[float]]:
@@ -30,22 +31,35 @@ def devices(count: int, repeats: int) -> dict[str, list[float]]:
     """Start and end ``count`` devices: once cold, then ``repeats`` times warm; each cluster must answer a run."""
     from vcluster.cluster import VirtualCluster
 
-    found: dict[str, list[float]] = {"cold": [], "warm": [], "first_run": [], "shutdown": []}
+    found: dict[str, list[float]] = {"cold": [], "warm": [], "first_run": [], "shutdown": [], "memory": []}
     for number in range(repeats + 1):
         moments = [time.perf_counter()]
         cluster = VirtualCluster(count)
         moments.append(time.perf_counter())
         ranks = cluster.run(lambda device: device.rank).outputs
         moments.append(time.perf_counter())
+        if not number:
+            sizes = (proportional_set_size(pid) for pid in cluster.pids())
+            found["memory"] = [nbytes for nbytes in sizes if nbytes is not None]
+        closing = time.perf_counter()
         cluster.close()
-        moments.append(time.perf_counter())
+        shutdown = time.perf_counter() - closing
         if ranks != list(range(count)):
             raise SystemExit(f"{count} new devices say that their ranks are {ranks}")
-        started, first_run, shutdown = (after - before for before, after in pairwise(moments))
+        started, first_run = (after - before for before, after in pairwise(moments))
         found["warm" if number else "cold"].append(started)
         found["first_run"].append(first_run)
         found["shutdown"].append(shutdown)
     return found
+
+
+def proportional_set_size(pid: int) -> float | None:
+    """Bytes of a process's memory, those shared with others counted in parts; None where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
 
 
 def main(words: Sequence[str]) -> None:

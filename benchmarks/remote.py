@@ -116,8 +116,8 @@ class RemoteSystem:
         self._lines = [by_rank[rank] for rank in sorted(by_rank)]
 
     def supports(self, case: Case) -> bool:
-        """Private arrays only: nobody else has shared ones."""
-        return case.memory == "private" and case.operation in self._operations
+        """Private arrays only, and results that are given: nobody else has others."""
+        return case.memory == "private" and not case.fresh and case.operation in self._operations
 
     def rounds(self, case: Case, count: int) -> list[Times]:
         """Start and end of each round, by rank."""

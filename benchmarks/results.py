@@ -21,6 +21,8 @@ DEFINITIONS = {
     "round_trip": "rank 0 sends, rank 1 sends back what came; the time of rank 0",
     "limits": "from the moment from which nothing can save the run until the error leaves it, the cluster repaired",
     "stream": "16 messages one after the other, receiver's end minus sender's start, per message",
+    "copy": "each of some processes copies an array of its own; the slowest one's time for one copy",
+    "fresh": "without out=: each result is a new array",
     "nbytes": "input of all_reduce, reduce_scatter, all_to_all, broadcast and messages; output of all_gather",
 }
 
@@ -37,6 +39,20 @@ class Measurement:
     memory: str
     seconds: Summary
     from_first_start: Summary | None = None
+    fresh: bool = False
+    """Without ``out=``."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One figure that is no time: how much of what, in which unit."""
+
+    suite: str
+    system: str
+    what: str
+    devices: int
+    unit: str
+    amount: Summary
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,7 @@ class Results:
     """Everything one run of the benchmarks found."""
 
     measurements: list[Measurement] = field(default_factory=list)
+    quantities: list[Quantity] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Systems that could not be measured, with the reason in one line."""
     levels: list[Level] = field(default_factory=list)
@@ -65,13 +82,23 @@ class Results:
 
     def add(
         self, suite: str, system: str, operation: str, seconds: Sequence[float], *, devices: int = 0, nbytes: int = 0,
-        memory: str = "", from_first_start: Sequence[float] | None = None,
+        memory: str = "", from_first_start: Sequence[float] | None = None, fresh: bool = False,
     ) -> None:
         """Note the figures of all rounds of one thing."""
         first = None if from_first_start is None else Summary.of(from_first_start)
         self.measurements.append(
-            Measurement(suite, system, operation, devices, nbytes, memory, Summary.of(seconds), first)
+            Measurement(suite, system, operation, devices, nbytes, memory, Summary.of(seconds), first, fresh)
         )
+
+    def note(
+        self, suite: str, system: str, what: str, amounts: Sequence[float], unit: str, *, devices: int = 0
+    ) -> None:
+        """Note the figures of something that is no time."""
+        self.quantities.append(Quantity(suite, system, what, devices, unit, Summary.of(amounts)))
+
+    def amounts_of(self, suite: str) -> Iterator[Quantity]:
+        """The quantities of one suite, in the order in which they were noted."""
+        return (quantity for quantity in self.quantities if quantity.suite == suite)
 
     def of(self, suite: str) -> Iterator[Measurement]:
         """The measurements of one suite, in the order in which they were added."""
@@ -97,7 +124,32 @@ class Results:
                 for measurement in self.measurements
             ],
             "levels": [asdict(level) for level in self.levels],
+            "quantities": [asdict(quantity) for quantity in self.quantities],
         }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Results:
+        """What `document` made plain values of.  ``ValueError`` if that is something else."""
+        if document.get("format") != FORMAT or document.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"figures are {FORMAT!r} in format {FORMAT_VERSION}, got {document.get('format')!r} in "
+                f"{document.get('format_version')!r}"
+            )
+        try:
+            return cls(
+                [
+                    Measurement(**{
+                        **values, "seconds": Summary(**values["seconds"]),
+                        "from_first_start": Summary(**first) if (first := values.get("from_first_start")) else None,
+                    })
+                    for values in document["measurements"]
+                ],
+                [Quantity(**{**values, "amount": Summary(**values["amount"])}) for values in document["quantities"]],
+                dict(document["skipped"]), [Level(**values) for values in document["levels"]],
+                dict(document["versions"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the figures are incomplete: {error}") from None
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.cases import (
+    COPY,
     STREAM_MESSAGES,
     Array,
     Case,
@@ -62,7 +63,7 @@ class OurCluster:
         self._cluster = VirtualCluster(devices)
 
     def supports(self, case: Case) -> bool:
-        return True
+        return case.operation != COPY
 
     def rounds(self, case: Case, count: int) -> list[Times]:
         try:
@@ -88,7 +89,8 @@ def run_case(device: VirtualDevice, case: Case, count: int) -> Times:
 
 
 def _call(device: VirtualDevice, trial: Trial) -> Callable[[], Any]:
-    x, out = trial.x, trial.out
+    x = trial.x
+    out = None if trial.case.fresh else trial.out
     if trial.case.operation == "round_trip":
         return _round_trip(device, x)
     if trial.case.operation == "stream":
@@ -158,5 +160,5 @@ def take_turns(
     for (name, case), (plain, upper) in figures.items():
         results.add(
             suite, name, case.operation, plain, devices=systems[0].devices, nbytes=case.nbytes, memory=case.memory,
-            from_first_start=upper,
+            fresh=case.fresh, from_first_start=upper,
         )

@@ -151,14 +151,19 @@ class Repeated:
             raise Unlike(sequence, shown)
 
     def _finish(self, sequence: int, *, together: bool) -> None:
-        group, signals = self._group, self._endpoint.signals
-        group.own.done[0] = sequence + 1
-        signals.wake(group.others)
+        """This member has read all it needs; with ``together``, return when everybody has."""
+        self._group.own.done[0] = sequence + 1
+        self._endpoint.signals.wake(self._group.others)
         if together:
             for done in self._others_done:
                 if done[0] <= sequence:
-                    self._endpoint.tasks.run(self._lane, group.finish(sequence, together=True), self._what)
-                    return
+                    self._wait_until_done(done, sequence)
+
+    def _wait_until_done(self, done: memoryview, sequence: int) -> None:
+        for _ in self._endpoint.signals.turns():
+            if done[0] > sequence:
+                return
+        self._endpoint.tasks.run(self._lane, self._group.finish(sequence, together=True), self._what)
 
 
 _IN_THE_SLOT = Shown()

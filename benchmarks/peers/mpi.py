@@ -21,7 +21,13 @@ def main(path: str) -> None:
         in_place = case.operation == "broadcast" and world.rank == 0
         return timed_rounds(trial, count, world.Barrier, _call(world, trial), trial.load if in_place else None)
 
-    serve(path, world.rank, mpi.Get_library_version().split("\n")[0].replace("\t", " ").strip(" \0"), rounds)
+    serve(path, world.rank, _version(mpi), rounds)
+
+
+def _version(mpi: Any) -> str:
+    """``MPICH 5.0.2``."""
+    first: str = mpi.Get_library_version().split("\n")[0].replace("Version:", " ")
+    return " ".join(first.strip(" \0").split())
 
 
 def _call(world: Any, trial: Trial) -> Callable[[], Any]:

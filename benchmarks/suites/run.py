@@ -1,6 +1,7 @@
 """What one `VirtualCluster.run` costs the host: empty, and with large arguments and results.
 
-The large ones are dealt to the devices (`PerDevice`), so that all of them together are ``nbytes``.
+The large ones are dealt to the devices (`PerDevice`), so that all of them together are ``nbytes``.  What they need is
+one copy of each byte each way; beside them stands how often the host could copy the same bytes, alone.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from benchmarks.plan import MIB, Plan
 from benchmarks.results import Results
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import nbytes_text, rate_text, seconds_text, table
+from benchmarks.targets import COPIES_FACTOR, PLAIN, against
 from vcluster.arguments import PerDevice
 from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
 
 NAME = "run"
-TEXTS = {"empty": "empty run", "arguments": "arguments", "results": "results", "both": "both"}
+TEXTS = {"empty": "empty run", "arguments": "arguments", "results": "results", "both": "both", "copy": "a copy"}
+COPIES = {"arguments": 1, "results": 1, "both": 2}
+"""Of all bytes, at least."""
+MOST_BYTES = 64 * MIB
 MOST_DEVICES_WITH_DATA = 8
 
 
 def measure(plan: Plan, results: Results, say: Say) -> None:
     """All clusters stand ready, and everything is timed on each in turn."""
     crowds = plan.devices_or((4, 8, 64), (4, 64))
-    sizes = plan.sizes_or((MIB, 64 * MIB), (64 * MIB,))
+    sizes = plan.sizes_or((MIB, MOST_BYTES), (MOST_BYTES,))
     seconds: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:
         # Where user's modules are loaded, a device looks before each run whether they have changed: some 3 us a module.
@@ -45,6 +50,7 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
                 seconds.setdefault(("empty", cluster.size, 0), []).extend(_empty_runs(cluster, plan.rounds(0)))
             for cluster in with_data:
                 for nbytes in sizes:
+                    seconds.setdefault(("copy", cluster.size, nbytes), []).extend(_copies(nbytes, plan.rounds(nbytes)))
                     for what, figures in _runs_with_data(cluster, nbytes, plan.rounds(nbytes)).items():
                         seconds.setdefault((what, cluster.size, nbytes), []).extend(figures)
     for (what, devices, nbytes), figures in seconds.items():
@@ -53,15 +59,34 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
 
 def report(results: Results) -> str:
     """A line for each figure, with its spread."""
-    rows = [
-        [
+    found = list(results.of(NAME))
+    copy = {(m.devices, m.nbytes): m.seconds.median for m in found if m.operation == "copy"}
+    rows = []
+    for m in found:
+        seconds, copies = m.seconds.median, COPIES.get(m.operation, 0)
+        limit, said, needed = PLAIN.get((NAME, m.operation, m.devices)), "", copy.get((m.devices, m.nbytes))
+        if limit is not None:
+            said = seconds_text(limit)
+        elif copies and needed and m.nbytes == MOST_BYTES:
+            limit, said = COPIES_FACTOR * copies * needed, f"{COPIES_FACTOR:g} x"
+        rows.append([
             TEXTS[m.operation], str(m.devices), nbytes_text(m.nbytes) if m.nbytes else "-",
-            *map(seconds_text, m.seconds.points),
-            rate_text(m.nbytes / m.seconds.median) if m.nbytes else "-",
-        ]
-        for m in results.of(NAME)
-    ]
-    return table(("", "devices", "bytes", "median", "25 %", "75 %", "least", "rate"), rows)
+            seconds_text(seconds), f"{m.seconds.spread:.0%}", rate_text(m.nbytes / seconds) if m.nbytes else "-",
+            f"{seconds / copies / needed:.2f} x" if copies and needed else "-", against(limit, seconds, said),
+        ])
+    return table(("", "devices", "bytes", "median", "spread", "rate", "copies", "at most"), rows)
+
+
+def _copies(nbytes: int, rounds: int) -> list[float]:
+    """Seconds that the host takes to copy so many bytes, between pages that are there already."""
+    whole = np.ones(max(1, nbytes // 4), np.float32)
+    other = whole.copy()
+    found = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        np.copyto(other, whole)
+        found.append(time.perf_counter() - start)
+    return found
 
 
 def _empty_runs(cluster: VirtualCluster, rounds: int) -> list[float]:

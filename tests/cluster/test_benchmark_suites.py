@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,9 +16,15 @@ import pytest
 
 from benchmarks import systems
 from benchmarks.cases import MEMORIES, OPERATIONS, Case, WrongAnswerError
-from benchmarks.installed import PEERS
+from benchmarks.copying import cases as copies
+from benchmarks.copying import name_of
+from benchmarks.installed import PEERS, start_queue_pair
+from benchmarks.plan import MIB, Plan
 from benchmarks.remote import RemoteSystem
+from benchmarks.results import Results
+from benchmarks.suites import peers
 from benchmarks.systems import OurCluster, SystemFailedError
+from benchmarks.targets import Standing
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--quick", "--passes", "1", "--devices", "2", "--sizes", "8,4096"]
@@ -73,10 +80,13 @@ def test_startup(document):
     imports = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}
     starts = {"cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"}
     assert cells(of(document, "startup")) == imports | {(what, 2, 0) for what in starts}
+    (memory,) = (quantity for quantity in document["quantities"] if quantity["suite"] == "startup")
+    assert (memory["unit"], memory["devices"], memory["amount"]["rounds"]) == ("bytes", 2, 2)
+    assert memory["amount"]["minimum"] > 1 << 20
 
 
 def test_run(document):
-    large = {(what, 2, nbytes) for what in ("arguments", "results", "both") for nbytes in (8, 4096)}
+    large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in (8, 4096)}
     assert cells(of(document, "run")) == {("empty", 2, 0)} | large
 
 
@@ -96,6 +106,20 @@ def test_messages(document):
     assert cells(measurements, "queue") == expected
 
 
+def test_step(tmp_path):
+    measurements = figures(tmp_path, "step")["measurements"]
+    for system in ("vcluster", "one process"):
+        assert {(what, devices) for what, devices, _ in cells(measurements, system)} == {("wide", 2), ("narrow", 2)}
+
+
+def test_idle(tmp_path):
+    document = figures(tmp_path, "idle")
+    assert cells(document["measurements"]) == {("wake", 2, 0)}
+    assert [(q["what"], q["devices"], q["unit"]) for q in document["quantities"]] == [
+        ("idle", 2, "of a core"), ("waiting", 2, "of a core"),
+    ]
+
+
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):
     document = figures(tmp_path, "peers", "--operations", "all_reduce")
     for name, module in PEERS.items():
@@ -104,6 +128,35 @@ def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_mea
             assert cells(of(document, "peers"), name) == set()
         elif name not in document["skipped"]:
             assert ("all_reduce", 2, 4096) in cells(of(document, "peers"), name)
+
+
+def test_the_peers_suite_measures_copies_and_new_results_beside_a_peer(monkeypatch):
+    def queues(name: str, python: str, devices: int) -> RemoteSystem:
+        peer = start_queue_pair()
+        peer.name = name
+        return peer
+
+    monkeypatch.setattr(peers, "missing", lambda python: {"jax": "not here", "gloo": "not here"})
+    monkeypatch.setattr(peers, "start_peer", queues)
+    results = Results()
+    plan = Plan(devices=(2,), sizes=(8, MIB), operations=("all_gather", "barrier"), passes=1, quick=True)
+    peers.measure(plan, results, lambda text: None)
+    assert results.skipped == {"jax": "not here", "gloo": "not here"}
+    found = {(m.system, m.operation, m.nbytes, m.memory, m.fresh) for m in results.of("peers")}
+    assert found == {
+        *(("vcluster", "all_gather", nbytes, memory, False) for nbytes in (8, MIB) for memory in MEMORIES),
+        *(("vcluster", "all_gather", MIB, memory, True) for memory in MEMORIES),
+        ("vcluster", "barrier", 0, "private", False),
+        *((system, "round_trip", nbytes, "private", False) for system in ("vcluster", "mpich") for nbytes in (8, MIB)),
+        *((name_of(processes), case.operation, case.nbytes, "private", False)
+          for processes in (1, 2) for case in copies(2, MIB)),
+    }
+    standing = Standing(results)
+    assert standing.least("all_gather", 2, MIB) is not None
+    assert {(v.ours.operation, v.ours.nbytes, v.ours.fresh) for v in standing.verdicts()} == {
+        ("all_gather", 8, False), ("all_gather", MIB, True), ("barrier", 0, False), ("round_trip", 8, False),
+        ("round_trip", MIB, False),
+    }
 
 
 def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(tmp_path):
@@ -120,8 +173,8 @@ def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(tmp_path):
 @pytest.mark.parametrize("nbytes", [8, 100_004])
 def test_three_devices_give_the_right_answers_in_every_case(memory, nbytes):
     with closing(OurCluster(3)) as system:
-        for operation in OPERATIONS:
-            times = system.rounds(Case(operation, nbytes, memory), 2)
+        for operation, fresh in itertools.product(OPERATIONS, (False, True)):
+            times = system.rounds(Case(operation, nbytes, memory, fresh), 2)
             assert [len(rounds) for rounds in times] == [2, 2, 2]
             assert all(start <= end for rounds in times for start, end in rounds)
 

@@ -106,7 +106,9 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     assert command.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
-    assert list(SUITES) == ["startup", "run", "collectives", "messages", "checks", "limits", "peers"]
+    assert list(SUITES) == [
+        "startup", "run", "collectives", "messages", "checks", "limits", "step", "idle", "peers"
+    ]
     assert max(map(len, lines)) <= 80
 
 
@@ -346,7 +348,7 @@ def pretended_results() -> Results:
     for devices in (2, 64):
         for what in ("cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"):
             results.add("startup", "vcluster", what, [0.1234, 0.5678], devices=devices)
-        for what in ("arguments", "results", "both"):
+        for what in ("arguments", "results", "both", "copy"):
             results.add("run", "vcluster", what, [0.1234, 0.5678], devices=devices, nbytes=64 * MIB)
         results.add("run", "vcluster", "empty", [0.1234], devices=devices)
         for memory, (operation, nbytes) in itertools.product(("private", "shared"), cases()):
@@ -360,6 +362,13 @@ def pretended_results() -> Results:
     for system, seconds in (("vcluster", 0.001), ("queue", 0.04)):
         results.add("messages", system, "round_trip", [seconds], devices=2, nbytes=8, memory="private")
         results.add("messages", system, "stream", [seconds], devices=2, nbytes=4 * MIB, memory="private")
+        results.note("startup", "vcluster", "proportional set size", [5e6, 6e6], "bytes", devices=devices)
+        for what in ("idle", "waiting"):
+            results.note("idle", "vcluster", what, [0.123, 0.456], "of a core", devices=devices)
+        for system, what in itertools.product(("vcluster", "one process"), ("wide", "narrow")):
+            results.add("step", system, what, [0.1234, 0.5678], devices=devices, nbytes=MIB)
+    results.add("startup", "gloo", "script", [8.1], devices=2)
+    results.add("idle", "vcluster", "wake", [123e-6], devices=2)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
         results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
     return results
@@ -388,8 +397,45 @@ def test_the_checks_report_says_what_each_costs():
 
 def test_the_messages_report_says_how_many_times_faster():
     lines = SUITES["messages"].report(pretended_results()).splitlines()
-    assert lines[1].split() == ["round", "trip", "8", "B", "1.00", "ms", "40.0", "ms", "40.0", "x"]
-    assert lines[2].split() == ["stream", "4", "MiB", "4.19", "GB/s", "0.10", "GB/s", "40.0", "x"]
+    assert lines[1].split() == ["round", "trip", "8", "B", "1.00", "ms", "40.0", "ms", "40.0", "x", "-"]
+    assert lines[2].split()[:9] == ["stream", "4", "MiB", "4.19", "GB/s", "0.10", "GB/s", "40.0", "x"]
+    assert lines[2].split()[9:] == ["10.0", "GB/s,", "40", "x", "NO"]
+
+
+def said(suite: str, results: Results) -> dict[str, list[str]]:
+    """The rows of a report, by what they begin with."""
+    rows = [line.strip() for line in SUITES[suite].report(results).splitlines()]
+    return {row.rpartition("  ")[0].split("  ")[0]: row.split("  ")[-1].split() for row in rows}
+
+
+def test_other_reports_say_whether_a_figure_is_what_it_may_be_at_most():
+    results = Results()
+    for what, devices, seconds in (
+        ("cold minus numpy", 4, 0.07), ("warm", 4, 0.03), ("cold", 256, 2.6), ("script", 4, 0.3)
+    ):
+        results.add("startup", "vcluster", what, [seconds], devices=devices)
+    results.add("startup", "gloo", "script", [8.0], devices=4)
+    results.note("startup", "vcluster", "proportional set size", [5.5 * MIB], "bytes", devices=64)
+    rows = said("startup", results)
+    assert rows["4 devices, cold, less numpy"] == ["80.0", "ms", "yes"]
+    assert rows["4 devices, warm"] == ["20.0", "ms", "NO"]
+    assert rows["256 devices, cold"] == ["2.50", "s", "NO"]
+    assert rows["first test on 4 devices"] == ["400", "ms", "yes"]
+    assert rows["first test on 4 devices, torch"] == ["-"]
+    assert rows["memory of one of 64, idle"] == ["6", "MiB", "yes"]
+
+    for system, seconds in (("vcluster", 1.2), ("one process", 1.0)):
+        results.add("step", system, "wide", [seconds], devices=4, nbytes=8)
+    assert said("step", results)["512 wide"] == ["10%", "NO"]
+    results.note("idle", "vcluster", "idle", [0.002], "of a core", devices=64)
+    results.add("idle", "vcluster", "wake", [61e-6], devices=2)
+    rows = said("idle", results)
+    assert rows["an idle cluster of 64"] == ["1%", "yes"]
+    assert rows["waking a sleeping device"] == ["60.0", "us", "NO"]
+    for what, seconds in (("both", 0.029), ("copy", 0.010)):
+        results.add("run", "vcluster", what, [seconds], devices=4, nbytes=64 * MIB)
+    assert "1.45 x" in SUITES["run"].report(results)
+    assert said("run", results)["both"] == ["1.5", "x", "yes"]
 
 
 def test_the_document_is_json_with_machine_versions_command_and_every_figure(tmp_path):
@@ -408,6 +454,23 @@ def test_the_document_is_json_with_machine_versions_command_and_every_figure(tmp
     assert "from_first_start" not in first
     collective = next(m for m in read["measurements"] if m["suite"] == "collectives")
     assert collective["from_first_start"]["median"] == 0.2
+    assert Results.from_document(read) == results
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "figures are 'vcluster benchmarks' in format 1, got None in None"),
+        ({"format": "vcluster benchmarks", "format_version": 1}, "the figures are incomplete: 'measurements'"),
+        (
+            {"format": "vcluster benchmarks", "format_version": 1, "measurements": [{"seconds": {"median": 1.0}}]},
+            "the figures are incomplete: .*low_quartile",
+        ),
+    ],
+)
+def test_a_document_that_is_none_of_figures_is_refused(document, said):
+    with pytest.raises(ValueError, match=said):
+        Results.from_document(document)
 
 
 def test_a_figure_that_is_no_number_is_never_written(tmp_path):

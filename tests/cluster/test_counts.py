@@ -1,0 +1,346 @@
+"""What an operation costs, counted instead of timed: the same on every machine, however busy it is.
+
+A device counts its own work between two moments: Python functions called (`sys.setprofile`), fences, pipes written and
+read, sleeps and wake-ups, bytes copied from and to the others, blocks allocated, memory and page faults.  Waiting is
+left out, since how long others take is up to the machine: devices spin, and do not sleep, and the functions in which
+they spin do not count.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from parallelism.mesh import Mesh
+from vcluster import large
+from vcluster.agreement import INLINE_BYTES
+from vcluster.stretches import PIECE_BYTES, Stretch
+
+SPINNING = {"_wait", "_wait_until_done", "turns"}
+"""Called while a device waits, or not, as it happens."""
+LONG = 1 << 22
+"""Turns of spinning: some seconds."""
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+LARGE = 2 * INLINE_BYTES  # elements of 8 bytes: eight pieces of a reduction
+
+
+@contextmanager
+def no_sleep(device):
+    """Whoever waits spins."""
+    signals = device.endpoint.signals
+    before, signals.spins = signals.spins, LONG
+    try:
+        with mock.patch("vcluster.waiting.LONGEST_SPIN_NS", 1 << 40):
+            yield
+    finally:
+        signals.spins = before
+
+
+def calls_of(operation: Callable[[], Any], times: int = 4) -> tuple[int, Counter[str]]:
+    """Python functions called by ``operation``, and built-in ones by name, when it has been repeated."""
+    for _ in range(times):
+        functions: Counter[str] = Counter()
+        builtins: Counter[str] = Counter()
+
+        def note(frame, event, arg, functions=functions, builtins=builtins):
+            if event == "call":
+                functions[frame.f_code.co_name] += 1
+            elif event == "c_call":
+                builtins[arg.__name__] += 1
+
+        sys.setprofile(note)
+        try:
+            operation()
+        finally:
+            sys.setprofile(None)
+    del functions["<lambda>"]  # the operation itself, and what is waited for
+    return sum(count for name, count in functions.items() if name not in SPINNING), builtins
+
+
+def arrays(device, kind, elements, memory):
+    """Argument and ``out=`` of a collective whose whole buffer has so many elements."""
+    make = device.empty if memory == "shared" else np.empty
+    part = elements // device.size
+    given, taken = {"all_gather": (part, elements), "reduce_scatter": (elements, part)}.get(kind, (elements, elements))
+    x, out = make(given), make(taken)
+    x[...] = device.rank
+    return (None if kind == "broadcast" and device.rank else x), out
+
+
+def count_calls(device, elements, memory):
+    """By collective and whether the result is given: functions called, built-in ones."""
+    large.PRIVATE_BYTES = 1
+    found = {}
+    for kind in COLLECTIVES:
+        x, out = arrays(device, kind, elements, memory)
+        call = getattr(device, kind)
+        for _ in range(3):  # what was prepared for other sizes is forgotten
+            _ = call(x)
+        with no_sleep(device):
+            found[kind, "new"] = calls_of(lambda call=call, x=x: call(x))
+            found[kind, "out"] = calls_of(lambda call=call, x=x, out=out: call(x, out=out))
+    with no_sleep(device):
+        found["barrier", ""] = calls_of(lambda: device.barrier())
+    return found
+
+
+# -- functions called --------------------------------------------------------------------------------------------------
+
+MOST_SMALL = 21
+"""Functions that a small collective calls when it is repeated: 18 as this is written."""
+MOST_LARGE = {("private", 2): 115, ("private", 4): 140, ("shared", 2): 95, ("shared", 4): 105}
+"""The same for large ones of eight pieces: 110, 134, 90 and 100."""
+
+
+def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for_more_devices(cluster_of):
+    counted = {}
+    for devices in (2, 4):
+        for ranks in cluster_of(Mesh(devices=devices)).run(count_calls, 8, "private"):
+            for what, (functions, builtins) in ranks.items():
+                assert functions <= MOST_SMALL, what
+                assert builtins["acquire"] == 1, what  # one fence, before one looks who sleeps
+                assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what  # no pipe, no nap
+                counted.setdefault(what, set()).add(functions)
+    for what, numbers in counted.items():
+        assert max(numbers) - min(numbers) <= (1 if what[0] == "broadcast" else 0), what  # the root of one gives
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("memory", ["private", "shared"])
+def test_a_large_repeated_collective_calls_a_few_functions_a_member(cluster_of, devices, memory):
+    for ranks in cluster_of(Mesh(devices=devices)).run(count_calls, LARGE, memory):
+        for what, (functions, builtins) in ranks.items():
+            assert functions <= MOST_LARGE[memory, devices], what
+            assert builtins["acquire"] <= 2, what  # one fence as it comes, one when it has done
+            assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what
+
+
+def only_with_out(device):
+    x, out = np.ones(8), np.empty(8)
+    with no_sleep(device):
+        return calls_of(lambda: device.all_reduce(x, out=out), 6)[0]
+
+
+def test_a_collective_that_is_always_called_with_out_goes_the_short_way_too(cluster_of):
+    cluster = cluster_of(Mesh(devices=2))
+    cluster.restart()
+    assert max(cluster.run(only_with_out)) <= MOST_SMALL
+
+
+# -- bytes moved -------------------------------------------------------------------------------------------------------
+
+
+def count_bytes(device, elements, memory):
+    """By collective: bytes read from and written to stretches of others' and one's own, and moved by the kernel."""
+    large.PRIVATE_BYTES = 1
+    found = {}
+    read, write = Stretch.copy_to, Stretch.store
+    piece = Stretch.piece
+    move = type(device.endpoint.peers)._move
+    moved: Counter[str] = Counter()
+
+    def counting_copy(self, start, out):
+        moved["copied"] += out.nbytes
+        read(self, start, out)
+
+    def counting_store(self, start, array):
+        moved["stored"] += array.nbytes
+        write(self, start, array)
+
+    def counting_piece(self, start, end, scratch):
+        moved["looked at"] += (end - start) * self.dtype.itemsize
+        return piece(self, start, end, scratch)
+
+    def counting_move(self, call, rank, address, array):
+        moved["by the kernel"] += array.nbytes
+        move(self, call, rank, address, array)
+
+    patches = {"copy_to": counting_copy, "store": counting_store, "piece": counting_piece}
+    with (
+        mock.patch.multiple(Stretch, **patches),
+        mock.patch.object(type(device.endpoint.peers), "_move", counting_move),
+    ):
+        for kind in COLLECTIVES:
+            x, out = arrays(device, kind, elements, memory)
+            for _ in range(3):
+                moved.clear()
+                getattr(device, kind)(x, out=out)
+            found[kind] = dict(moved)
+    return found, device.endpoint.peers.can_be_read(range(device.size))
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_large_collectives_look_at_each_byte_once_and_write_each_byte_once(cluster_of, devices):
+    whole, part = 8 * LARGE, 8 * LARGE // devices
+    for found, _ in cluster_of(Mesh(devices=devices)).run(count_bytes, LARGE, "shared"):
+        assert found == {
+            "all_reduce": {"looked at": whole, "stored": whole},  # its slice of everybody's, into everybody's
+            "all_gather": {"copied": whole},
+            "reduce_scatter": {"looked at": whole},  # written as they are added up
+            "all_to_all": {"copied": whole},
+            "broadcast": {"copied": whole},
+        }
+        assert part * devices == whole
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_private_memory_is_moved_by_the_kernel_once_and_ones_own_not_at_all(cluster_of, devices):
+    whole, part = 8 * LARGE, 8 * LARGE // devices
+    for rank, (found, reachable) in enumerate(cluster_of(Mesh(devices=devices)).run(count_bytes, LARGE, "private")):
+        if not reachable:
+            pytest.skip("this system does not let processes read each other's memory")
+        moved = {kind: counts.get("by the kernel", 0) for kind, counts in found.items()}
+        assert moved["all_reduce"] <= 2 * whole  # to and fro, at most; its own slice may be a plain copy
+        assert moved["all_reduce"] >= 2 * (whole - part)
+        for kind in ("reduce_scatter", "all_to_all"):
+            assert whole - part <= moved[kind] <= whole
+        if devices == 2:
+            assert whole - part <= moved["all_gather"] <= whole
+            assert moved["broadcast"] == (whole if rank else 0)
+        else:  # what many read is copied into shared memory once
+            assert moved["all_gather"] == moved["broadcast"] == 0
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def count_memory(device, memory):
+    """By collective: the most that was allocated at once, how far the heap grew, pages that were not there.
+
+    And whether new results lie in shared memory.
+    """
+    found = {}
+    for kind in COLLECTIVES:
+        x, out = arrays(device, kind, LARGE, memory)
+        call = getattr(device, kind)
+        for _ in range(4):
+            y = call(x)  # the last result lives while the next is made
+            call(x, out=out)
+        heap = device.endpoint.heap
+        top = heap._next
+        tracemalloc.start()
+        call(x, out=out)
+        y = call(x)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            y = call(x)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        assert y.size == out.size
+        found[kind] = peak, heap._next - top, faults, device.endpoint.arena.offset_of(y) is not None
+    return found
+
+
+@pytest.mark.parametrize("memory", ["private", "shared"])
+def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_results_again(cluster_of, memory):
+    for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):
+        for kind, (peak, grown, faults, shared) in found.items():
+            assert shared or kind == "broadcast", kind  # the root of one may get its own array back
+            assert peak < 2 * PIECE_BYTES + 16_384, kind  # the accumulator and a place for a term
+            assert grown == 0, kind
+            assert faults < 8 * 8 * LARGE // 4 // 4096, kind  # new pages each time would be at least that many
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+MOST_MESSAGE = 36
+"""Functions that a small send and a small recv call together, when they are repeated: 34 as this is written."""
+
+
+def exchange(device, elements):
+    """Functions called for a round trip; the most that was allocated; whether what came lies in shared memory."""
+    x = np.full(elements, 7.0)
+    peer = 1 - device.rank
+    received = []
+
+    def there_and_back():
+        if device.rank == 0:
+            device.send(x, peer)
+        received.append(device.recv(peer))
+        if device.rank == 1:
+            device.send(x, peer)
+
+    with no_sleep(device):
+        calls = calls_of(there_and_back, 6)
+        tracemalloc.start()
+        there_and_back()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert all(np.array_equal(y, x) for y in received)
+    return calls, peak, [device.endpoint.arena.offset_of(y) is not None for y in received]
+
+
+def test_a_small_message_that_is_repeated_calls_few_functions_and_no_pipe(cluster_of):
+    for (functions, builtins), _, in_place in cluster_of(Mesh(devices=2)).run(exchange, 8):
+        assert functions <= MOST_MESSAGE
+        assert builtins["acquire"] == 2  # one fence when it has sent, one when it has read
+        assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0
+        assert not any(in_place)  # so that a small array that is kept does not hold a block
+
+
+def test_a_large_message_is_copied_once_by_its_sender_and_not_by_its_receiver(cluster_of):
+    for (_, builtins), peak, in_place in cluster_of(Mesh(devices=2)).run(exchange, LARGE):
+        assert builtins["write"] == builtins["read"] == 0
+        assert all(in_place)
+        assert peak < 8 * LARGE // 16  # what was copied went straight into shared memory
+
+
+# -- sleeping and waking -----------------------------------------------------------------------------------------------
+
+
+def sleep_and_wake(device):
+    """Futex calls of each device as rank 0 sends: to rank 1, which sleeps, and to rank 1, which is awake."""
+    signals, peer = device.endpoint.signals, 1 - device.rank
+    rouse, sleep = signals._rouse, signals._sleep
+    asleep = signals._sleeping[peer]
+    log = []
+
+    def counting_rouse(address):
+        log.append("wake")
+        rouse(address)
+
+    def counting_sleep(address, seen):
+        log.append("sleep")
+        sleep(address, seen)
+
+    def message():
+        if device.rank == 0:
+            device.send(np.zeros(4), peer)
+        else:
+            device.recv(peer)
+        found = log.copy()
+        log.clear()
+        return found
+
+    with no_sleep(device):
+        device.barrier()
+    with mock.patch.object(signals, "_rouse", counting_rouse), mock.patch.object(signals, "_sleep", counting_sleep):
+        while device.rank == 0 and not asleep[0]:
+            pass
+        to_a_sleeper = message()
+        with no_sleep(device):
+            device.barrier()
+            log.clear()
+            device.barrier()
+            to_one_awake = message()
+            device.barrier()
+    return to_a_sleeper, to_one_awake, log
+
+
+def test_who_sleeps_is_woken_once_and_who_does_not_sleep_not_at_all(cluster_of):
+    if sys.platform != "linux":
+        pytest.skip("nobody is woken where there is no futex")
+    sender, receiver = cluster_of(Mesh(devices=2)).run(sleep_and_wake)
+    assert sender == (["wake"], [], [])
+    assert set(receiver[0]) <= {"sleep"}  # it may have looked once more in time
+    assert receiver[1:] == ([], [])
