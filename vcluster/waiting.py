@@ -35,11 +35,13 @@ STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
 SHORTEST_NAP_SECONDS = 3e-4
 """Where nobody can wake a sleeper, it looks again after so long."""
 
-LONGEST_SPIN_NS = 500_000
-"""On crowded cores each turn of a spin may be a time slice of others: 200 of them took a second."""
+SPIN_NS = 50_000
+"""Spinning goes on for so long for each device that shares a core: about what it costs to sleep and be woken.  It is a
+time, not a number of turns, since on crowded cores each turn may be a time slice of others."""
 
-LONGEST_NAP_SECONDS = 0.1
-"""A sleeper looks again after so long even if nobody woke it."""
+LONGEST_NAP_SECONDS = 1.0
+LONGEST_NAP_WITH_QUEUES_SECONDS = 0.1
+"""A sleeper looks again after so long even if nobody woke it.  A queue's messages come after the word that tells."""
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Let another run on this core, if one wants to."""
@@ -52,17 +54,22 @@ class _Timespec(ctypes.Structure):
 class Signals:
     """The waiting and waking of one endpoint."""
 
-    def __init__(self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200) -> None:
+    def __init__(
+        self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200,
+        longest_nap_seconds: float = LONGEST_NAP_SECONDS,
+    ) -> None:
         self._arena = arena
         self._layout = layout
         self.spins = spins
+        self.spin_ns = SPIN_NS * max(2, -(-layout.size // _cores()))
+        self._longest_nap_ns = int(longest_nap_seconds * 1e9)
         self._cancelled = arena.words(0)
         self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
         self._address = arena.address + layout.wake_word(endpoint)
         self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.wake_word(e)) for e in range(layout.endpoints)]
         self._word = self._words[endpoint]
-        self._sleep: Callable[[int, int], None] = _nap
+        self._sleep: Callable[[int, int, int], None] = _nap
         self._rouse: Callable[[int], None] | None = None
         if sys.platform == "linux" and _SYS_FUTEX:
             self._sleep, self._rouse = _futex()
@@ -118,7 +125,7 @@ class Signals:
         """Turns to look whether something has come, giving way after each: few, and none once the run is cancelled."""
         cancelled = self._cancelled
         yield
-        give_up = time.perf_counter_ns() + LONGEST_SPIN_NS
+        give_up = time.perf_counter_ns() + self.spin_ns
         for _ in range(self.spins):
             give_way()
             yield
@@ -146,7 +153,7 @@ class Signals:
                     if self.note_awaited() != awaited:
                         continue
                     self.tell_awaited(awaited)
-                self._sleep(self._address, seen)
+                self._sleep(self._address, seen, self._longest_nap_ns)
         finally:
             self._me[0] = 0
             if self.after_sleep is not None:
@@ -154,14 +161,14 @@ class Signals:
 
 
 @functools.cache
-def _futex() -> tuple[Callable[[int, int], None], Callable[[int], None]]:
+def _futex() -> tuple[Callable[[int, int, int], None], Callable[[int], None]]:
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.argtypes = [
         ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
     ]
 
-    def sleep(address: int, seen: int) -> None:
-        span = _Timespec(0, int(LONGEST_NAP_SECONDS * 1e9))
+    def sleep(address: int, seen: int, longest_ns: int) -> None:
+        span = _Timespec(*divmod(longest_ns, 10**9))
         syscall(_SYS_FUTEX, address, _FUTEX_WAIT, seen, ctypes.addressof(span), None, 0)
 
     def rouse(address: int) -> None:
@@ -170,5 +177,10 @@ def _futex() -> tuple[Callable[[int, int], None], Callable[[int], None]]:
     return sleep, rouse
 
 
-def _nap(address: int, seen: int) -> None:
+def _nap(address: int, seen: int, longest_ns: int) -> None:
     time.sleep(SHORTEST_NAP_SECONDS)
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

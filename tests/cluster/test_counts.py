@@ -37,12 +37,12 @@ LARGE = 2 * INLINE_BYTES  # elements of 8 bytes: eight pieces of a reduction
 def no_sleep(device):
     """Whoever waits spins."""
     signals = device.endpoint.signals
-    before, signals.spins = signals.spins, LONG
+    before = signals.spins, signals.spin_ns
+    signals.spins, signals.spin_ns = LONG, 1 << 40
     try:
-        with mock.patch("vcluster.waiting.LONGEST_SPIN_NS", 1 << 40):
-            yield
+        yield
     finally:
-        signals.spins = before
+        signals.spins, signals.spin_ns = before
 
 
 def calls_of(operation: Callable[[], Any], times: int = 4) -> tuple[int, Counter[str]]:
@@ -309,9 +309,9 @@ def sleep_and_wake(device):
         log.append("wake")
         rouse(address)
 
-    def counting_sleep(address, seen):
+    def counting_sleep(address, seen, longest_ns):
         log.append("sleep")
-        sleep(address, seen)
+        sleep(address, seen, longest_ns)
 
     def message():
         if device.rank == 0:
