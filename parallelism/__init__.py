@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from parallelism.mesh import Mesh, MeshIndex
     from parallelism.operation import Device, Operation, PipelinedOperation, ShardedOperation
     from parallelism.pipelining import Action, Pipeline, PipelineStage, Schedule, Status
+    from parallelism.process_groups import replica_groups
+    from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
+    from parallelism.sharding import DimSharding, TensorSharding
     from parallelism.trace import Event, Trace
 
 _MODULES = {
@@ -18,13 +21,17 @@ _MODULES = {
     "mesh": ("Mesh", "MeshIndex"),
     "operation": ("Device", "Operation", "PipelinedOperation", "ShardedOperation"),
     "pipelining": ("Action", "Pipeline", "PipelineStage", "Schedule", "Status"),
+    "process_groups": ("replica_groups",),
+    "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
+    "sharding": ("DimSharding", "TensorSharding"),
     "trace": ("Event", "Trace"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "Device", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Pipeline", "PipelineStage",
-    "PipelinedOperation", "Schedule", "ShardedOperation", "Status", "Trace", "explain",
+    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Pipeline",
+    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status",
+    "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
 ]
 
 

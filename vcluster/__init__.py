@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from parallelism import (
         Action,
         Device,
+        DimSharding,
         Event,
         Explanation,
         Mesh,
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
         Pipeline,
         PipelinedOperation,
         PipelineStage,
+        ReshardingPlan,
+        ReshardingStep,
         Schedule,
         ShardedOperation,
         Status,
+        TensorSharding,
         Trace,
         explain,
+        plan_resharding,
+        replica_groups,
     )
     from vcluster import faults, report
-    from vcluster.arguments import PerDevice
+    from vcluster.arguments import PerDevice, Sharded
     from vcluster.channel import ChannelStatistics, VirtualChannel
     from vcluster.cluster import VirtualCluster
     from vcluster.device import VirtualDevice
@@ -52,7 +58,7 @@ HOST = -1
 __version__ = "0.1.0"
 
 _MODULES = {
-    "arguments": ("PerDevice",),
+    "arguments": ("PerDevice", "Sharded"),
     "channel": ("ChannelStatistics", "VirtualChannel"),
     "cluster": ("VirtualCluster",),
     "device": ("VirtualDevice",),
@@ -68,10 +74,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
-    "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "Event", "Explanation", "Mesh",
-    "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
-    "Run", "Schedule", "ShardedOperation", "Status", "Trace", "UndeliveredMessageError", "UnusedResultWarning",
-    "VirtualChannel", "VirtualCluster", "VirtualDevice", "assert_communication", "explain", "faults", "report",
+    "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "DimSharding", "Event", "Explanation",
+    "Mesh", "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage",
+    "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Run", "Schedule", "Sharded", "ShardedOperation",
+    "Status", "TensorSharding", "Trace", "UndeliveredMessageError", "UnusedResultWarning", "VirtualChannel",
+    "VirtualCluster", "VirtualDevice", "assert_communication", "explain", "faults", "plan_resharding", "replica_groups",
+    "report",
 ]
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parallelism.mesh import Mesh
+    from parallelism.sharding import TensorSharding
 
 
 class PerDevice:
@@ -16,6 +20,28 @@ class PerDevice:
 
     def __repr__(self) -> str:
         return f"PerDevice({self.values!r})"
+
+
+class Sharded:
+    """An array of which each device gets its shard: ``cluster.run(kernel, Sharded(x, TensorSharding("dp", None)))``.
+
+    Of a partial layout the first of each group gets the value, the others the identity of its operation.
+    """
+
+    __slots__ = ("sharding", "value")
+
+    def __init__(self, value: Any, sharding: TensorSharding) -> None:
+        if not hasattr(sharding, "shard"):
+            raise TypeError(f"Sharded takes an array and its TensorSharding, got {sharding!r}")
+        self.value = value
+        self.sharding = sharding
+
+    def __repr__(self) -> str:
+        return f"Sharded({self.value!r}, {self.sharding!r})"
+
+    def per_device(self, mesh: Mesh) -> PerDevice:
+        """The shards, by rank."""
+        return PerDevice(self.sharding.shard(self.value, mesh))
 
 
 class Hole:
@@ -31,16 +57,21 @@ class Hole:
 
 
 def deal(
-    args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[PerDevice]]:
-    """The arguments with holes in place of `PerDevice` values, and those."""
+    """The arguments with holes in place of those that each device has of its own, and these."""
     own: list[PerDevice] = []
 
     def common(value: Any, name: str) -> Any:
+        if isinstance(value, Sharded):
+            try:
+                value = value.per_device(mesh)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
         if not isinstance(value, PerDevice):
             return value
-        if len(value.values) != size:
-            raise ValueError(f"{name} is a PerDevice of {len(value.values)} values for {size} devices")
+        if len(value.values) != mesh.size:
+            raise ValueError(f"{name} is a PerDevice of {len(value.values)} values for {mesh.size} devices")
         own.append(value)
         return Hole(len(own) - 1)
 

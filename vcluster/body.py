@@ -109,7 +109,7 @@ class Body:
             args = _by_rank(program.inputs(self._mesh, *args), size, program)
         elif not callable(program):
             raise TypeError(f"run() takes a function of a device, or an Operation, got {type(program).__name__}")
-        encoded, mine = pack(program, shipped, args, kwargs, size)
+        encoded, mine = pack(program, shipped, args, kwargs, self._mesh)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
             self._number += 1

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
 from vcluster.programs import dump
 from vcluster.tracing import Recorder
+
+if TYPE_CHECKING:
+    from parallelism.sharding import TensorSharding
 
 _USUAL_ELSEWHERE = {
     "psum": "all_reduce", "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
@@ -275,6 +278,35 @@ class VirtualDevice:
         """The object of the member at position ``root``; the others' is ignored."""
         mine = _pickled(obj) if self.position(axes) == root else None
         return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
+
+    def reshard(
+        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
+        axes: Axes = None,
+    ) -> Any:
+        """This device's shard under ``target`` of the tensor of which ``x`` is its shard under ``source``.
+
+        Runs `parallelism.plan_resharding`; ``shape`` is that of the whole tensor, agreed on if it is not given.  ``x``
+        is left unchanged, the result is a new array.  Who differs along the axes over which the plan moves anything
+        takes part; ``axes`` says along which it may, all of the mesh if not given.
+        **Communication**: what the plan says, ``plan.bytes_received``; one event, the collectives inside are its
+        children.
+
+        From ``TensorSharding("x", None)`` to ``TensorSharding(None, "x")``, 2 devices that hold [[1 2]] and [[3 4]] get
+        [[1] [3]] and [[2] [4]].
+        """
+        from vcluster.resharding import reshard  # the planner is loaded by who reshards
+
+        return reshard(self, x, source, target, shape, axes)
+
+    def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
+        """The shape of the whole tensor of which ``x`` is this device's shard, as those who hold the others agree.
+
+        The ranks that differ along the axes over which it is split take part.  **Communication**: shapes only; it is
+        not in the trace, as what collectives say to agree is not.  ``ValueError`` for shards of no one tensor.
+        """
+        from vcluster.resharding import global_shape
+
+        return global_shape(self, np.asarray(x), sharding)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 

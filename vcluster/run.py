@@ -5,12 +5,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from parallelism.trace import Trace
 from vcluster.tracing import make_trace
+
+if TYPE_CHECKING:
+    from parallelism.sharding import TensorSharding
 
 
 class Run(Sequence[Any]):
@@ -47,8 +50,8 @@ class Run(Sequence[Any]):
             )
         return self._program.result(self.mesh, self.outputs)
 
-    def unshard(self, sharding: Any) -> Any:
-        """The outputs joined to the global array, as shards of ``sharding``."""
+    def unshard(self, sharding: TensorSharding) -> Any:
+        """The outputs joined to the global array, as shards of ``sharding``; what is partial is reduced."""
         return sharding.unshard(self.outputs, self.mesh)
 
     @cached_property

@@ -9,33 +9,34 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from parallelism.mesh import Mesh
 from parallelism.operation import Operation
-from vcluster.arguments import PerDevice, deal
+from vcluster.arguments import PerDevice, Sharded, deal
 from vcluster.payload import Encoded, encode
 from vcluster.places import code_of
 from vcluster.programs import dump
 
 
 class Shipment(NamedTuple):
-    """Ready to be handed over; ``own``, by rank, is empty if no argument is a `PerDevice`."""
+    """Ready to be handed over; ``own``, by rank, is empty if no argument is `PerDevice` or `Sharded`."""
 
     common: Encoded
     own: list[Encoded]
 
 
 def pack(
-    program: Any, shipped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int
+    program: Any, shipped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh
 ) -> Shipment:
-    """The program (``shipped``, where that is to run in its place) and its arguments for ``size`` devices.
+    """The program (``shipped``, where that is to run in its place) and its arguments for the devices of ``mesh``.
 
     Raises ``TypeError`` that tells which argument, which part of it and of which type cannot be sent.
     """
-    common_args, common_kwargs, own = deal(args, dict(kwargs), size)
+    common_args, common_kwargs, own = deal(args, dict(kwargs), mesh)
     try:
         common = encode((shipped or program, common_args, common_kwargs), "the program and its arguments")
         mine = [
             encode([argument.values[rank] for argument in own], f"the arguments of rank {rank}")
-            for rank in range(size if own else 0)
+            for rank in range(mesh.size if own else 0)
         ]
     except TypeError as error:
         named = _named(program, args, kwargs)
@@ -62,6 +63,8 @@ def _parts(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
     for name, value in [*zip(names, args, strict=True), *((f"argument {name!r}", v) for name, v in kwargs.items())]:
         if isinstance(value, PerDevice):
             yield from ((f"{name} of rank {rank}", own) for rank, own in enumerate(value.values))
+        elif isinstance(value, Sharded):
+            yield name, value.value
         else:
             yield name, value
 

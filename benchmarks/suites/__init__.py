@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.plan import Plan
 from benchmarks.results import Results
-from benchmarks.suites import checks, collectives, idle, limits, messages, peers, run, startup, step
+from benchmarks.suites import checks, collectives, idle, limits, messages, peers, products, run, startup, step
 from benchmarks.systems import Say
 
 
@@ -29,6 +29,7 @@ SUITES = {
     "checks": Suite("what supervision, checks and tracing cost an operation", checks.measure, checks.report),
     "limits": Suite("how soon a mistake is told, and what is left behind", limits.measure, limits.report),
     "step": Suite("CPU time of a pipelined training step, beside one process", step.measure, step.report),
+    "products": Suite("products of sharded matrices, beside JAX", products.measure, products.report),
     "idle": Suite("devices that wait or have nothing to do, and waking them", idle.measure, idle.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }

@@ -22,6 +22,7 @@ from benchmarks.installed import PEERS, start_queue_pair
 from benchmarks.plan import MIB, Plan
 from benchmarks.remote import RemoteSystem
 from benchmarks.results import Results
+from benchmarks.products import PRODUCTS, QUICK_EXTENTS
 from benchmarks.suites import peers
 from benchmarks.systems import OurCluster, SystemFailedError
 from benchmarks.targets import Standing
@@ -235,3 +236,17 @@ def test_a_peer_that_ends_while_it_starts_says_its_last_words():
         with pytest.raises(SystemFailedError, match=r"^ended while it started: no luck$"):
             peer.connect()
         assert not peer.folder.exists()
+
+
+def test_the_products_are_measured_with_flops_and_bytes_beside_their_whole_runs(tmp_path):
+    document = figures(tmp_path, "products")
+    assert {m["operation"] for m in of(document, "products") if m["system"] == "vcluster"} == {
+        what for name in PRODUCTS for what in (name, f"{name}, whole run")
+    }
+    flops = {q["what"]: q["amount"]["median"] for q in document["quantities"] if q["suite"] == "products"}
+    m, k, n = QUICK_EXTENTS
+    assert flops["2x4 full"] == flops["unsharded"] == 2 * m * k * n
+    received = {m["operation"]: m["nbytes"] for m in of(document, "products")}
+    assert received["unsharded"] == 0
+    assert received["2x4 full"] == 4 * (3 * m * k + k * n)
+    assert received["2x4 matched"] == 4 * 2 * 2 * 3 * m * n

@@ -7,7 +7,6 @@ import pty
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,9 @@ import pytest
 
 from parallelism.communication import COLLECTIVES
 from parallelism.trace import Trace
+from tensor_parallelism import matmul as operators
 from vcluster.demo import __main__ as command
-from vcluster.demo import collectives, matmul, mlp
+from vcluster.demo import collectives, ffn, mlp
 from vcluster.demo.command_line import serve
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +112,7 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
     [
         ("mlp", "--pp", "0"), ("mlp", "--pp", "5"), ("mlp", "--schedule", "1f1c"), ("mlp", "--data", "missing.npz"),
         ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"), ("matmul", "--tp", "x"),
+        ("ffn", "--shape", "1,2"), ("reshard", "[x", "[x]"), ("reshard", "[x]"),
     ],
 )
 def test_wrong_words_end_with_status_2_and_one_line(capsys, words):
@@ -152,7 +153,10 @@ def test_a_collective_that_moves_other_bytes_is_exit_status_1(capsys, monkeypatc
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded --tp 2", "--policy matched_inner --tp 3 --shape 4,7,5", "--policy outer", "--tp 1",
-     "--policy outer --dp 3 --tp 2 --shape 4,7,5", "--policy matched_inner --tp 4 --shape 1,2,1"],
+     "--policy outer --dp 3 --tp 2 --shape 4,7,5", "--policy matched_inner --tp 4 --shape 1,2,1",
+     "--policy full --mesh x=2,y=4", "--policy unmatched_inner --mesh row=3,column=2 --shape 5,7,4",
+     "--policy full --tp 2 --dp 3 --shape 7,5,9", "--policy matched_inner --mesh x=2,y=3 --shape 3,7,5",
+     "--policy general --tp 3", "--policy general --mesh x=2,y=2 --shape 9,2,3", "--policy matched_inner --tp 32"],
 )
 def test_every_policy_gives_numpys_product_and_the_closed_forms_bytes(capsys, words):
     status, out = here(capsys, f"matmul {words} --backend thread")
@@ -160,13 +164,60 @@ def test_every_policy_gives_numpys_product_and_the_closed_forms_bytes(capsys, wo
     assert out.count(" ok ") == 2
 
 
+def test_the_matmul_demo_draws_its_tensors_and_says_who_moved_what_on_processes(capsys):
+    status, out = here(capsys, "matmul --policy full --mesh x=2,y=4")
+    assert status == 0
+    assert "across: dim 1 over y" in out
+    assert "all_gather  over y  dim 1  48x30 -> 48x120  276480 bytes" in out
+    assert re.search(r"r5 +48x30 +60x18 +48x18 +207,360 +43,200 +r1 r4 r6 r7", out)
+    assert "(Y-1) |A| + (X-1) |B|" in out
+
+
 def test_a_wrong_product_is_exit_status_1(capsys, monkeypatch):
-    wrong = lambda device, a, b: device.matmul(a, b)  # the sum is forgotten
-    policy = matmul.POLICIES["matched_inner"]
-    monkeypatch.setitem(matmul.POLICIES, "matched_inner", replace(policy, kernel=wrong))
+    forgets = lambda device, plan, a, b: plan.task.contraction.run(device, a, b)  # the sum is forgotten
+    monkeypatch.setattr(operators, "run_product", forgets)
     status, out = here(capsys, "matmul --tp 2 --backend thread")
     assert status == 1
     assert out.count(" NO ") == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--policy unsharded --tp 2", "--tp 1", "--policy megatron --tp 3 --activation relu", "--policy sequence",
+     "--policy sequence --dp 2 --tp 2 --shape 3,5,7,9", "--policy gspmd_2d --mesh x=3,y=2 --shape 4,3,5,7",
+     "--policy megatron --mesh a=2,b=2 --shape 1,1,2,3"],
+)
+def test_a_feed_forward_block_is_that_of_one_process(capsys, words):
+    status, out = here(capsys, f"ffn {words} --backend thread")
+    assert status == 0
+    assert out.count(" ok ") == 2
+
+
+def test_a_feed_forward_block_with_wrong_numbers_is_exit_status_1(capsys, monkeypatch):
+    honest = ffn.in_one_process
+    monkeypatch.setattr(ffn, "in_one_process", lambda *given: [x + 1e-6 for x in honest(*given)])
+    status, out = here(capsys, "ffn --tp 2 --backend thread")
+    assert status == 1
+    assert out.count(" NO ") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("[x, None]", "[None, x]"), ("[x, y]", "[y, x]", "--mesh", "x=2,y=3", "--shape", "7,5"),
+     ("[None, None] partial=x", "[x, None]"), ("[x]", "[x]"), ("[]", "[]"), ("I_x, J", "I, J_x"),
+     ("[S(0), R]", "[R, S(1)]", "--mesh", "x=2,y=2", "--shape", "5,4"), ("[(x, y), None]", "[y, x]")],
+)
+def test_a_tensor_gets_from_one_layout_to_another_as_planned(capsys, words):
+    assert command.main(["reshard", *words, "--backend", "thread"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" ok ") == 2
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_reshard_demo_on_processes(capsys):
+    assert command.main(["reshard", "[x, None]", "[None, x]"]) == 0
+    out = capsys.readouterr().out
+    assert "all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes" in out
 
 
 @pytest.mark.parametrize("no_color", [False, True])

@@ -502,8 +502,15 @@ def by_abort():
 DEATHS = {by_sigkill: "SIGKILL", by_exit: 3, by_exit_0: 0, by_sigsegv: "SIGSEGV", by_abort: "SIGABRT"}
 
 
-@pytest.mark.parametrize("peer", [in_a_collective, in_recv, in_send, in_pure_python], ids=lambda peer: peer.__name__)
-@pytest.mark.parametrize("death", DEATHS, ids=lambda death: death.__name__)
+DYING = [
+    pytest.param(kind, death, peer, id=f"{'-'.join(kind)}-{death.__name__}-{peer.__name__}", marks=slow)
+    for kind in PROCESSES for death in DEATHS for peer in (in_a_collective, in_recv, in_send, in_pure_python)
+    for slow in [[pytest.mark.slow] * (kind[1] == "queue" and death is not by_sigkill and peer is not in_a_collective)]
+]
+"""Every death beside every peer; where all processes are started anew, by default every death and every peer."""
+
+
+@pytest.mark.parametrize(("processes", "death", "peer"), DYING, indirect=["processes"])
 def test_the_death_of_a_process_is_told_and_it_is_replaced(processes, death, peer):
     def kernel(device):
         device.barrier()

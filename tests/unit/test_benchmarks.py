@@ -28,6 +28,7 @@ from benchmarks.cases import (
     timed_rounds,
 )
 from benchmarks.plan import Plan
+from benchmarks.products import PRODUCTS
 from benchmarks.results import Results, write_json
 from benchmarks.suites import SUITES
 from benchmarks.summary import Summary
@@ -107,7 +108,7 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
-        "startup", "run", "collectives", "messages", "checks", "limits", "step", "idle", "peers"
+        "startup", "run", "collectives", "messages", "checks", "limits", "step", "products", "idle", "peers"
     ]
     assert max(map(len, lines)) <= 80
 
@@ -367,6 +368,12 @@ def pretended_results() -> Results:
             results.note("idle", "vcluster", what, [0.123, 0.456], "of a core", devices=devices)
         for system, what in itertools.product(("vcluster", "one process"), ("wide", "narrow")):
             results.add("step", system, what, [0.1234, 0.5678], devices=devices, nbytes=MIB)
+    for what in PRODUCTS:
+        for system, operation in (("vcluster", what), ("jax", what), ("vcluster", f"{what}, whole run")):
+            results.add("products", system, operation, [12.345, 23.456], devices=8, nbytes=64 * MIB)
+        results.note("products", "vcluster", what, [549.7e9], "flop", devices=8)
+    results.note("products", "vcluster", "flops a second", [123.4e9], "flop/s")
+    results.note("products", "vcluster", "bytes copied a second", [12.3e9], "B/s")
     results.add("startup", "gloo", "script", [8.1], devices=2)
     results.add("idle", "vcluster", "wake", [123e-6], devices=2)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):

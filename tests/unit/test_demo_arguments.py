@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from parallelism.mesh import Mesh
 from vcluster import __main__ as top
 from vcluster.demo import __main__ as command
-from vcluster.demo import collectives, matmul, mlp
+from vcluster.demo import collectives, ffn, matmul, mlp, reshard
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
 
 
@@ -67,7 +68,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     ("text", "reason"),
     [
         ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
-        ("--pp 4", "name the demo first: mlp, collectives, matmul; got '--pp'"),
+        ("--pp 4", "name the demo first: mlp, collectives, matmul, ffn, reshard; got '--pp'"),
         ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
         ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
@@ -96,7 +97,20 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
             "all_reduce over 3 has no 'recursive_doubling' (it needs a power of two); there is direct, naive,",
         ),
         ("matmul --policy mached", "--policy: there is no 'mached'; did you mean matched_inner?"),
-        ("matmul --policy outer --tp 4", "policy outer is over dp and tp, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
+        ("matmul --policy outer --tp 4", "policy outer is over two axes, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
+        ("matmul --policy full --mesh x=2,y=2,z=2", "is over two axes, as in --dp 2 --tp 2; the mesh is Mesh(x=2, y=2"),
+        ("matmul --mesh x-y=2", "--mesh: the name of an axis is letters, digits and _, got 'x-y'"),
+        ("ffn --policy megatrom", "--policy: there is no 'megatrom'; did you mean megatron?"),
+        ("ffn --policy gspmd_2d --tp 4", "policy gspmd_2d needs two axes, as in --mesh x=2,y=2; the mesh is Mesh("),
+        ("ffn --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
+        ("ffn --shape 3,4,5,100000", "--shape: a demo takes extents up to 4096, got 100000"),
+        ("ffn --activation gleu", "--activation: there is no 'gleu'; did you mean gelu?"),
+        ("reshard [x] [y] --mesh x=2", "target: '[y]': TensorSharding('y') names axis 'y', but the axes of Mesh(x=2)"),
+        ("reshard [x]", "the following arguments are required: TARGET"),
+        ("reshard [x,x] [x]", "source: '[x,x]': axis 'x' is used twice"),
+        ("reshard [x [y]", "source: '[x' is no layout: expected ']'"),
+        ("reshard [x,y] [x]", "the target of a resharding: TensorSharding('x') is of 1 dim, the tensor has 2"),
+        ("reshard [x] [y] --shape 99999999", "--shape: a demo takes up to 4,194,304 elements, got 99,999,999"),
         ("matmul --shape 3,4", "--shape needs three extents M,K,N; got 2"),
         ("matmul --shape 3,4,100000", "--shape: a demo multiplies extents up to 4096, got 100000"),
     ],
@@ -130,7 +144,7 @@ def test_a_trace_path_is_tried_without_leaving_or_harming_a_file(tmp_path):
         writable(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "--help", "mlp --help", "collectives --help", "matmul --help"])
+@pytest.mark.parametrize("text", ["", "--help", *(f"{name} --help" for name in command.DEMOS)])
 def test_help_is_not_an_error_teaches_by_example_and_fits_80_columns(capsys, monkeypatch, text):
     monkeypatch.setenv("COLUMNS", "80")
     try:
@@ -154,14 +168,15 @@ def test_the_list_has_a_line_for_each_demo(capsys):
 def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
         (command.mlp_parser(), mlp.prepare), (command.collectives_parser(), collectives.prepare),
-        (command.matmul_parser(), matmul.prepare),
+        (command.matmul_parser(), matmul.prepare), (command.ffn_parser(), ffn.prepare),
+        (command.reshard_parser(), reshard.prepare),
     ):
         lines = [line.strip() for line in (parser.epilog or "").splitlines()]
         examples = [line.removeprefix(parser.prog) for line in lines if line.startswith(parser.prog)]
         assert examples
         for example in examples:
             if "mine.npz" not in example:
-                prepare(parser.parse(words(example)))
+                prepare(parser.parse(shlex.split(example)))
 
 
 def test_a_job_is_what_the_words_say():
@@ -182,21 +197,6 @@ def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
     assert mlp.largest_difference(a, b) == 0.5
     b[0][1][1] = np.nan
     assert mlp.largest_difference(a, b) == np.inf
-
-
-def test_blocks_of_a_matrix_and_their_picture():
-    mesh = Mesh(dp=2, tp=3)
-    assert matmul.owners(mesh, ("dp", None)) == [[[0, 1, 2]], [[3, 4, 5]]]
-    assert matmul.owners(mesh, (None, "tp")) == [[[0, 3], [1, 4], [2, 5]]]
-    x = np.arange(35).reshape(5, 7)
-    parts = matmul.cut_up(x, mesh, ("dp", "tp"))
-    np.testing.assert_array_equal(parts[4], x[3:, 3:5])
-    picture = matmul.draw(matmul.owners(mesh, ("dp", "tp")))
-    rows = [line.split() for line in picture.splitlines() if "r" in line]
-    assert rows == [["│", "r0", "│", "r1", "│", "r2", "│"], ["│", "r3", "│", "r4", "│", "r5", "│"]]
-    wide = matmul.draw(matmul.owners(Mesh(tp=200), (None, "tp")))
-    assert max(map(len, wide.splitlines())) <= 80
-    assert "r199" in wide
 
 
 def test_the_nearest_word_or_all_of_them():

@@ -7,10 +7,13 @@ import pytest
 
 import parallelism
 import pipeline_parallelism
+import tensor_parallelism
 import vcluster
 
+PACKAGES = [parallelism, tensor_parallelism, pipeline_parallelism, vcluster]
 
-@pytest.mark.parametrize("package", [parallelism, pipeline_parallelism, vcluster], ids=lambda package: package.__name__)
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_public_name_is_there_once_and_is_what_it_says(package):
     assert len(set(package.__all__)) == len(package.__all__)
     for name in package.__all__:
@@ -24,7 +27,7 @@ def test_the_runtime_passes_on_what_describes():
     assert all(getattr(vcluster, name) is getattr(parallelism, name) for name in parallelism.__all__)
 
 
-@pytest.mark.parametrize("package", [parallelism, vcluster], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [parallelism, tensor_parallelism, vcluster], ids=lambda package: package.__name__)
 def test_a_name_that_is_not_there_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match="Mash"):
         _ = package.Mash

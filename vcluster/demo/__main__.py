@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, choice, nearest, positive, serve, whole, wholes
 from vcluster.errors import ClusterError
@@ -15,6 +16,8 @@ DEMOS = {
     "mlp": "train a perceptron on handwritten digits, as a pipeline",
     "collectives": "one collective, step by step: who sends what to whom",
     "matmul": "a sharded matrix product: who holds what, what moves",
+    "ffn": "a sharded feed-forward block, forward and backward",
+    "reshard": "a tensor from one layout to another: the plan, run",
 }
 
 LIST = f"""A cluster of real processes on this machine, shown at work:
@@ -107,26 +110,85 @@ def matmul_parser() -> Parser:
         prog=f"{PROGRAM} matmul",
         description=(
             "Multiplies two sharded matrices, C[m, n] = A[m, k] B[k, n], under a policy that\n"
-            "says which dims are cut. Shows who holds what and what has to move; compares\n"
-            "with NumPy, and with the closed form of the bytes."
+            "says which dims lie over which axes of the mesh. Shows who holds what and what\n"
+            "has to move; compares with NumPy, and with the closed form of the bytes."
         ),
-        epilog=f"""policies:
-{chr(10).join(f"  {name}{chr(10)}      {policy.summary}" for name, policy in POLICIES.items())}
+        epilog=f"""policies, over an axis X of the mesh, or over its two, X and Y:
+{_summaries(POLICIES)}
 
 examples:
   {PROGRAM} matmul --policy matched_inner --tp 4
-  {PROGRAM} matmul --policy outer --dp 2 --tp 2""",
+  {PROGRAM} matmul --policy outer --dp 2 --tp 2
+  {PROGRAM} matmul --policy full --mesh x=2,y=4""",
     )
     parser.add_argument(
         "--policy", type=choice(tuple(POLICIES)), default="matched_inner", metavar="NAME",
-        help="what is cut (matched_inner)",
+        help="what is sharded (matched_inner)",
     )
-    add_mesh(parser, dp="devices along dp, for outer", tp="devices along tp (default 4)")
+    add_mesh(parser, dp="devices along dp, for two axes", tp="devices along tp (default 4)")
     parser.add_argument(
         "--shape", type=wholes, default=(96, 120, 72), metavar="M,K,N", help="extents of the product (96,120,72)"
     )
     _add_backend(parser)
     return parser
+
+
+def ffn_parser() -> Parser:
+    """The words of the ffn demo."""
+    from vcluster.demo.ffn import POLICIES
+
+    parser = Parser(
+        prog=f"{PROGRAM} ffn",
+        description=(
+            "Runs the feed-forward block of a Transformer on a mesh, forward and backward,\n"
+            "under a policy that says how activations and weights are sharded. Compares\n"
+            "output and gradients with one process, and the bytes with the plan's."
+        ),
+        epilog=f"""policies:
+{_summaries(POLICIES)}
+
+examples:
+  {PROGRAM} ffn --policy megatron --tp 4
+  {PROGRAM} ffn --policy sequence --dp 2 --tp 2
+  {PROGRAM} ffn --policy gspmd_2d --mesh x=2,y=2""",
+    )
+    parser.add_argument(
+        "--policy", type=choice(tuple(POLICIES)), default="megatron", metavar="NAME", help="how (megatron)"
+    )
+    add_mesh(parser, dp="devices along dp, for the batch", tp="devices along tp (default 4)")
+    parser.add_argument(
+        "--shape", type=wholes, default=(4, 12, 16, 32), metavar="B,S,M,F",
+        help="batch, sequence, model, hidden (4,12,16,32)",
+    )
+    parser.add_argument("--activation", type=choice(("gelu", "relu")), default="gelu", metavar="NAME", help="or relu")
+    _add_backend(parser)
+    return parser
+
+
+def reshard_parser() -> Parser:
+    """The words of the reshard demo."""
+    parser = Parser(
+        prog=f"{PROGRAM} reshard",
+        description=(
+            "Plans how a tensor gets from one layout to another, draws both, runs the plan,\n"
+            "and compares values and bytes. A layout names, for each dim, the axes it is\n"
+            "split over: [x, None], [(x, y), None], [None, None] partial=x."
+        ),
+        epilog=f"""examples:
+  {PROGRAM} reshard "[x, None]" "[None, x]"
+  {PROGRAM} reshard "[x, y]" "[y, x]" --mesh x=2,y=3 --shape 7,5
+  {PROGRAM} reshard "[None, None] partial=x" "[x, None]" """.rstrip(),
+    )
+    parser.add_argument("source", metavar="SOURCE", help="the layout it has")
+    parser.add_argument("target", metavar="TARGET", help="the layout it is to have")
+    parser.add_argument("--mesh", metavar="AXES", help="the mesh: x=2,y=4 (2 devices along each axis that is named)")
+    parser.add_argument("--shape", type=wholes, metavar="N,N,...", help="of the tensor (8,6,10,4, as many as dims)")
+    _add_backend(parser)
+    return parser
+
+
+def _summaries(policies: Mapping[str, Any]) -> str:
+    return "\n".join(f"  {name}\n      {policy.summary}" for name, policy in policies.items())
 
 
 def _add_backend(parser: Parser) -> None:
@@ -157,6 +219,16 @@ def main(words: Sequence[str]) -> int:
             from vcluster.demo import collectives
 
             return collectives.show(arguments)
+        if name == "ffn":
+            arguments = ffn_parser().parse(rest)
+            from vcluster.demo import ffn
+
+            return ffn.show(arguments)
+        if name == "reshard":
+            arguments = reshard_parser().parse(rest)
+            from vcluster.demo import reshard
+
+            return reshard.show(arguments)
         arguments = matmul_parser().parse(rest)
         from vcluster.demo import matmul
 

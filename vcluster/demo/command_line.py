@@ -108,29 +108,33 @@ def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
     parser.add_argument("--mesh", metavar="AXES", help=f"the mesh outright, outermost axis first: {example}")
 
 
-def mesh_of(arguments: argparse.Namespace, default: str) -> Mesh:
+def mesh_of(arguments: argparse.Namespace, default: str, *, any_axes: bool = False) -> Mesh:
     """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, then tp.
 
-    ``default`` is the axis of a mesh of 1 where nothing was said.  Raises `WrongWords`.
+    ``default`` is the axis of a mesh of 1 where nothing was said; ``any_axes``: ``--mesh`` may name others than there
+    are flags for.  Raises `WrongWords`.
     """
     flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
     if arguments.mesh is not None:
         if flags:
             raise WrongWords(f"--mesh says it all; leave out {' and '.join('--' + axis for axis in flags)}")
-        flags = _axes_of(arguments.mesh, [axis for axis in AXES if hasattr(arguments, axis)])
+        flags = _axes_of(arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)])
     mesh = Mesh(**(flags or {default: 1}))
     if mesh.size > MOST_DEVICES:
         raise WrongWords(f"{mesh!r} has {mesh.size} devices; a demo runs on at most {MOST_DEVICES}")
     return mesh
 
 
-def _axes_of(text: str, known: Sequence[str]) -> dict[str, int]:
+def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
     extents: dict[str, int] = {}
     for part in text.split(","):
         axis, equals, size = part.strip().partition("=")
         if not equals:
             raise WrongWords(f"--mesh needs axis=size pairs, as in --mesh pp=2,dp=2; got {text!r}")
-        if axis not in known:
+        if known is None:
+            if not axis.isidentifier():
+                raise WrongWords(f"--mesh: the name of an axis is letters, digits and _, got {axis!r}")
+        elif axis not in known:
             raise WrongWords(f"--mesh has no axis {axis!r} here{nearest(axis, known)}")
         if axis in extents:
             raise WrongWords(f"--mesh names axis {axis!r} twice")

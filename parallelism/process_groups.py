@@ -1,0 +1,103 @@
+"""Groups of ranks over a grid of replicas and partitions, as StableHLO writes them.
+
+A program that runs as R replicas of P partitions has R x P processes, (replica, partition); their ranks are row-major,
+``replica * P + partition``.  A collective names groups of one of four kinds (StableHLO's specification, *Grouping*):
+
+    cross_replica                  ids are replicas:    a group for each of them and each partition
+    cross_partition                ids are partitions:  a group for each of them and each replica
+    cross_replica_and_partition    ids are replicas:    a group of all their partitions, partition by partition
+    flattened_ids                  ids are ranks
+
+The order inside a group is kept: results of gathers, scatters and reductions follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Groups = tuple[tuple[int, ...], ...]
+
+STRATEGIES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_ids")
+
+
+def replica_groups(
+    strategy: str, groups: Sequence[Sequence[int]], num_replicas: int, num_partitions: int, *, complete: bool = False
+) -> Groups:
+    """The groups of ranks that ``groups`` of ids mean, for the ``groups=`` of a collective.
+
+    Groups may be of different sizes.  Ids may be missing: a rank outside every group gets zeros from ``broadcast`` and
+    ``permute``, and may not call the other collectives.  With ``complete=True`` a missing id is refused here.
+
+    ``ValueError`` for an unknown strategy, a number of replicas or partitions below 1, an empty group, and an id that
+    is out of range, in two groups or twice in one; ``TypeError`` for what is no integer.
+
+    >>> replica_groups("cross_replica", [[0, 1], [2, 3]], 4, 2)
+    ((0, 2), (1, 3), (4, 6), (5, 7))
+    >>> replica_groups("cross_replica_and_partition", [[0, 1]], 2, 2)
+    ((0, 2, 1, 3),)
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"the strategy is one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    replicas, partitions = _count("num_replicas", num_replicas), _count("num_partitions", num_partitions)
+    kind, ids = {
+        "cross_partition": ("partition", partitions), "flattened_ids": ("process", replicas * partitions),
+    }.get(strategy, ("replica", replicas))
+    checked = _checked(strategy, kind, groups, ids, complete)
+    match strategy:
+        case "cross_replica":
+            return tuple(
+                tuple(replica * partitions + partition for replica in group)
+                for group in checked for partition in range(partitions)
+            )
+        case "cross_partition":
+            return tuple(
+                tuple(replica * partitions + partition for partition in group)
+                for group in checked for replica in range(replicas)
+            )
+        case "cross_replica_and_partition":
+            return tuple(
+                tuple(replica * partitions + partition for partition in range(partitions) for replica in group)
+                for group in checked
+            )
+    return checked
+
+
+def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int, complete: bool) -> Groups:
+    seen: dict[int, tuple[int, ...]] = {}
+    checked = []
+    for group in groups:
+        if not hasattr(group, "__iter__"):
+            raise TypeError(f"a group is a sequence of {kind} ids, got {group!r} in groups={groups!r}")
+        members = tuple(_integer(f"a {kind} id", i) for i in group)
+        if not members:
+            raise ValueError(f"a group has at least one {kind}, got an empty one in groups={_listed(groups)}")
+        for i in members:
+            if not 0 <= i < ids:
+                raise ValueError(f"groups of {strategy} hold {kind} ids 0 to {ids - 1}, got {i} in {list(members)}")
+            if i in seen:
+                where = f"in {list(seen[i])} and in {list(members)}" if seen[i] != members else f"in {list(members)}"
+                raise ValueError(f"{kind} {i} is twice {where}, and belongs to one group, once")
+            seen[i] = members
+        checked.append(members)
+    missing = sorted(set(range(ids)) - set(seen))
+    if complete and missing:
+        raise ValueError(f"groups of {strategy} must name every {kind} of 0 to {ids - 1}; {missing[0]} is missing in "
+                         f"groups={_listed(groups)}")
+    return tuple(checked)
+
+
+def _count(name: str, value: int) -> int:
+    number = _integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} is at least 1, got {number}")
+    return number
+
+
+def _integer(name: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, got {value!r}")
+    return value.__index__()
+
+
+def _listed(groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(group) for group in groups]

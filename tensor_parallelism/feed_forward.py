@@ -1,0 +1,155 @@
+"""`FeedForward`: y = act(x W1 + b1) W2 + b2, the block of a Transformer, on tensors that lie on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import ACTIVATIONS
+from parallelism.mesh import Mesh
+from parallelism.operation import Device, ShardedOperation
+from tensor_parallelism.feed_forward_plan import FeedForwardPlan, feed_forward_plan
+from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
+from tensor_parallelism.product import Shape, moved, run_product
+
+Array = npt.NDArray[Any]
+NAMES = ("x", "w1", "b1", "w2", "b2")
+
+
+class Saved(NamedTuple):
+    """What the backward needs of the forward: shards, and the whole shapes of x, W1 and W2."""
+
+    x: Array
+    w1: Array
+    w2: Array
+    before: Array
+    """The hidden activations before the activation function."""
+    shapes: tuple[Shape, Shape, Shape]
+    dtype: np.dtype[Any]
+
+
+class FeedForward(ShardedOperation):
+    """``cluster.run(FeedForward(sharding), x, w1, b1, w2, b2).result`` is ``act(x @ w1 + b1) @ w2 + b2``.
+
+    x is (batch, sequence, model), or has fewer or more leading dims; W1 is (model, hidden), W2 (hidden, model).
+    ``activation`` is ``gelu``, ``relu`` or another of `parallelism.kernels.ACTIVATIONS`.  Without ``policy`` it runs
+    what the policy of the layouts names; ``GENERAL``, which any layouts allow, is the cheapest way.
+    ``print(operation.plan((x.shape, w1.shape, w2.shape), mesh))`` says what will run.
+
+    **Communication**: see `FeedForwardShardingPolicy`; ``plan(...).bytes_received`` and
+    ``plan(...).backward_bytes_received``, by rank.
+
+    ``ValueError`` when made, for another named policy than the layouts'; and, on the host, before anything is sent, for
+    arrays whose shapes do not fit each other, their layouts or the mesh.
+    """
+
+    sharding: FeedForwardSharding
+
+    def __init__(
+        self, sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy | None = None, *,
+        activation: str = "gelu",
+    ) -> None:
+        if not isinstance(sharding, FeedForwardSharding):
+            raise TypeError(f"FeedForward takes a FeedForwardSharding, got {sharding!r}")
+        own = sharding.policy
+        wanted = own if policy is None else FeedForwardShardingPolicy(policy)
+        if wanted not in (own, FeedForwardShardingPolicy.GENERAL):
+            raise ValueError(f"FeedForward with policy={wanted.name} needs layouts of that policy, {sharding!r} is "
+                             f"{own.name}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        super().__init__(sharding)
+        self.policy = wanted
+        self.activation = activation
+        self._plans: dict[Any, FeedForwardPlan] = {}
+        """What the host has planned travels with the operation to the devices."""
+
+    def __repr__(self) -> str:
+        return f"FeedForward({self.sharding!r}, {self.policy}, activation={self.activation!r})"
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The shards of x, W1, b1, W2 and b2, by rank."""
+        if len(args) != len(NAMES):
+            raise TypeError(f"FeedForward takes {', '.join(NAMES)}, got {len(args)} arrays")
+        arrays = dict(zip(NAMES, map(np.asarray, args), strict=True))
+        x, w1, b1, w2, b2 = (array.shape for array in arrays.values())
+        self.plan((x, w1, w2), mesh, np.result_type(*arrays.values()))
+        for name, bias, weights, wanted in (("b1", b1, w1, w1[1]), ("b2", b2, w2, w2[1])):
+            if bias != (wanted,):
+                raise ValueError(f"{name} is of shape ({wanted},) beside weights of shape {weights}, got {bias}")
+        layouts = (getattr(self.sharding, name) for name in NAMES)
+        shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays.values(), strict=True)]
+        return list(zip(*shards, strict=True))
+
+    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
+        """This device's shard of y, from those of x, W1, b1, W2 and b2."""
+        x, w1, b1, w2, b2 = map(np.asarray, shards)
+        sharding = self.sharding
+        shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
+                  device.global_shape(w2, sharding.w2))
+        dtype = np.result_type(x, w1, b1, w2, b2)
+        plan = self.plan(shapes, device.mesh, dtype)
+        before = run_product(device, plan.hidden, x, w1) + moved(device, plan.b1, b1)
+        out = run_product(device, plan.out, ACTIVATIONS[self.activation].forward(before), w2)
+        out = out + moved(device, plan.b2, b2)
+        return out, Saved(x, w1, w2, before, shapes, dtype)
+
+    def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
+        """The gradients of x, W1, b1, W2 and b2 in their layouts, from that of y in its layout."""
+        x, w1, w2, before, shapes, dtype = saved
+        plan = self.plan(shapes, device.mesh, dtype)
+        activation = ACTIVATIONS[self.activation]
+        grad = np.asarray(grad)
+        expected = plan.grad.source.local_shape(plan.grad.shape, device.mesh, device.rank)
+        if grad.shape != expected:
+            raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
+                             f"got {grad.shape}")
+        grad = moved(device, plan.grad, grad)
+        w2_grad = run_product(device, plan.w2_grad, activation.forward(before), grad)
+        b2_grad = moved(device, plan.b2_grad, _sum_of_rows(grad))
+        before_grad = activation.backward(before, run_product(device, plan.hidden_grad, grad, w2))
+        x_grad = run_product(device, plan.x_grad, before_grad, w1)
+        w1_grad = run_product(device, plan.w1_grad, x, before_grad)
+        b1_grad = moved(device, plan.b1_grad, _sum_of_rows(before_grad))
+        return x_grad, w1_grad, b1_grad, w2_grad, b2_grad
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
+        """The whole of y."""
+        return self.sharding.out.unshard(outputs, mesh)
+
+    def plan(
+        self, shapes: tuple[Sequence[int], Sequence[int], Sequence[int]], mesh: Mesh,
+        dtype: npt.DTypeLike = np.float64,
+    ) -> FeedForwardPlan:
+        """What runs for x, W1 and W2 of these shapes; ``print`` it.  ``ValueError`` for those that do not fit."""
+        x, w1, w2 = (tuple(int(n) for n in shape) for shape in shapes)
+        key = x, w1, w2, mesh, np.dtype(dtype)
+        found = self._plans.get(key)
+        if found is None:
+            self._check(x, w1, w2, mesh)
+            found = feed_forward_plan(self.sharding, self.policy, x, w1, w2, np.dtype(dtype), mesh)
+            self._plans[key] = found
+        return found
+
+    def _check(self, x: Shape, w1: Shape, w2: Shape, mesh: Mesh) -> None:
+        if len(x) < 2 or len(w1) != 2 or len(w2) != 2:
+            raise ValueError(f"x is of at least 2 dims and weights of 2, got shapes x {x}, w1 {w1} and w2 {w2}")
+        if x[-1] != w1[0]:
+            raise ValueError(f"the last extent of x is the first of w1, got x of shape {x} and w1 of {w1}")
+        if w1[1] != w2[0]:
+            raise ValueError(f"the last extent of w1 is the first of w2, got w1 of shape {w1} and w2 of {w2}")
+        shapes = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
+        for name, shape in shapes.items():
+            layout = getattr(self.sharding, name)
+            try:
+                layout.slices(shape, mesh, 0)
+            except ValueError as error:
+                raise ValueError(f"{name} of shape {shape} and {name}={layout!r}: {error}") from None
+
+
+def _sum_of_rows(x: Array) -> Array:
+    rows: Array = x.sum(axis=tuple(range(x.ndim - 1)), dtype=x.dtype)
+    return rows

@@ -1,0 +1,125 @@
+"""What a feed-forward block runs, forward and backward: six products, and where biases and gradients go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from parallelism.mesh import Mesh
+from parallelism.resharding import ReshardingPlan, plan_resharding
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.choice import cheapest_product
+from tensor_parallelism.contraction import Contraction
+from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
+from tensor_parallelism.product import Axes, ProductPlan, Shape, Task, product_plan
+
+
+@dataclass(frozen=True)
+class FeedForwardPlan:
+    """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank."""
+
+    why: str
+    hidden: ProductPlan
+    """x W1, into the layout of the hidden activations."""
+    b1: ReshardingPlan
+    out: ProductPlan
+    """The hidden activations times W2."""
+    b2: ReshardingPlan
+    grad: ReshardingPlan
+    """The gradient of y, to where the backward's products take it from."""
+    hidden_grad: ProductPlan
+    w2_grad: ProductPlan
+    b2_grad: ReshardingPlan
+    x_grad: ProductPlan
+    w1_grad: ProductPlan
+    b1_grad: ReshardingPlan
+
+    @property
+    def bytes_received(self) -> tuple[int, ...]:
+        parts = (self.hidden, self.b1, self.out, self.b2)
+        return tuple(map(sum, zip(*(part.bytes_received for part in parts), strict=True)))
+
+    @property
+    def backward_bytes_received(self) -> tuple[int, ...]:
+        parts = (self.grad, self.hidden_grad, self.w2_grad, self.b2_grad, self.x_grad, self.w1_grad, self.b1_grad)
+        return tuple(map(sum, zip(*(part.bytes_received for part in parts), strict=True)))
+
+    def __str__(self) -> str:
+        named = [
+            ("forward: x W1", self.hidden), ("forward: h W2", self.out), ("backward: gradient of h", self.hidden_grad),
+            ("backward: gradient of W2", self.w2_grad), ("backward: gradient of x", self.x_grad),
+            ("backward: gradient of W1", self.w1_grad),
+        ]
+        lines = [f"y = act(x W1 + b1) W2 + b2 on {self.hidden.mesh!r}: {self.why}"]
+        lines += [f"{name}\n{plan}" for name, plan in named]
+        forward, backward = sum(self.bytes_received), sum(self.backward_bytes_received)
+        return "\n".join([*lines, f"{forward} bytes forward, {backward} backward, biases included"])
+
+
+def feed_forward_plan(
+    sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy, x: Shape, w1: Shape, w2: Shape,
+    dtype: np.dtype[np.generic], mesh: Mesh,
+) -> FeedForwardPlan:
+    """What ``policy`` runs for tensors of these shapes, which fit."""
+    lead = "abcdeghijkl"[: len(x) - 1]
+    first, second = Contraction(f"{lead}m", "mf", f"{lead}f"), Contraction(f"{lead}f", "fn", f"{lead}n")
+    hidden_shape, out_shape = (*x[:-1], w1[1]), (*x[:-1], w2[1])
+    given = {name: getattr(sharding, name).over(len(shape)) for name, shape in
+             (("x", x), ("w1", w1), ("w2", w2), ("out", out_shape), ("b1", (1,)), ("b2", (1,)))}
+    chosen = None if policy is FeedForwardShardingPolicy.GENERAL else sharding.split()
+
+    def planned(task: Task) -> ProductPlan:
+        if chosen is None:
+            return cheapest_product(task)
+        return product_plan(task, {lead[:1]: chosen["batch"], "f": chosen["hidden"]})
+
+    def forward(hidden: TensorSharding) -> tuple[ProductPlan, ProductPlan]:
+        return (planned(Task(first, given["x"], given["w1"], hidden, x, w1, dtype, mesh)),
+                planned(Task(second, hidden, given["w2"], given["out"], hidden_shape, w2, dtype, mesh)))
+
+    if chosen is not None:
+        hidden = TensorSharding(chosen["batch"], *[None] * (len(lead) - 1), chosen["hidden"])
+        ways = [forward(hidden)]
+        grad = TensorSharding(chosen["batch"], *[None] * len(lead))
+    else:
+        ways = [forward(layout) for layout in _hidden_layouts(given)]
+        grad = given["out"]
+    into, out = min(ways, key=lambda way: tuple(map(sum, zip(*(plan.cost for plan in way), strict=True))))
+    hidden = into.task.out
+
+    def move(source: TensorSharding, target: TensorSharding, shape: Shape) -> ReshardingPlan:
+        return plan_resharding(source, target, shape, dtype, mesh)
+
+    def summed(layout: TensorSharding) -> TensorSharding:
+        """A sum over all but the last dim."""
+        *over, last = layout.over(len(x)).dims
+        return TensorSharding(last, partial=(*(axis for dim in over for axis in dim.axes), *layout.partial))
+
+    back = Task(second, hidden, given["w2"], grad, hidden_shape, w2, dtype, mesh)
+    first_back = Task(first, given["x"], given["w1"], hidden, x, w1, dtype, mesh)
+    last, features, outputs = given["out"].dims[-1], (w1[1],), (w2[1],)
+    why = "the cheapest ways" if chosen is None else policy.value
+    return FeedForwardPlan(
+        why, into, move(given["b1"], TensorSharding(hidden.dims[-1]), features), out,
+        move(given["b2"], TensorSharding(last, partial=given["out"].partial), outputs),
+        move(given["out"], grad, out_shape), planned(back.lhs_gradient), planned(back.rhs_gradient),
+        move(summed(grad), given["b2"], outputs), planned(first_back.lhs_gradient), planned(first_back.rhs_gradient),
+        move(summed(hidden), given["b1"], features),
+    )
+
+
+def _hidden_layouts(given: dict[str, TensorSharding]) -> list[TensorSharding]:
+    """Where the hidden activations may lie: leading dims as in x or y or whole, the hidden dim as in a weight."""
+    options: list[list[Axes]] = [
+        list(dict.fromkeys([a.axes, b.axes, ()]))
+        for a, b in zip(given["x"].dims[:-1], given["out"].dims[:-1], strict=True)
+    ]
+    hidden = (given["w1"].dims[1].axes, given["w2"].dims[0].axes, given["b1"].dims[0].axes, ())
+    found = []
+    for dims in product(*options, dict.fromkeys(hidden)):
+        used = [axis for axes in dims for axis in axes]
+        if len(set(used)) == len(used):
+            found.append(TensorSharding(*dims))
+    return found

@@ -1,0 +1,291 @@
+"""`device.reshard`, `Sharded` and `run.unshard` on real devices, beside NumPy on the whole array."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from vcluster import (
+    CollectiveMismatchError,
+    DeviceFailedError,
+    Mesh,
+    PerDevice,
+    Sharded,
+    TensorSharding,
+    UnusedResultWarning,
+    VirtualCluster,
+    assert_communication,
+    plan_resharding,
+)
+
+T = TensorSharding
+MANY = int(os.environ.get("VCLUSTER_RESHARDINGS", "2000"))
+"""Random pairs of layouts in the slow test."""
+
+RUNTIMES = [("thread", "shared_memory"), ("process", "shared_memory"), ("thread", "queue")]
+MESH = Mesh(x=2, y=3)
+SHAPE = (7, 11)
+PAIRS = [
+    (T("x", None), T("x", None)), (T("x", None), T(None, "x")), (T("x", "y"), T("y", "x")),
+    (T("x", None), T("y", None)), (T("x", "y"), T(None, None)), (T(("x", "y"), None), T(("y", "x"), None)),
+    (T("x", ..., partial="y"), T(None, None)), (T(None, None, partial=("x", "y")), T("x", "y")),
+    (T(None, None, partial="x"), T("x", ...)), (T("y", None), T(None, None, partial="x")),
+    (T(..., partial="x", op="max"), T(..., partial="y", op="prod")),
+]
+
+
+def through(device, shards, ways, shape):
+    return [device.reshard(shard, *way, shape=shape) for shard, way in zip(shards, ways, strict=True)]
+
+
+def shards_of(x, ways, mesh):
+    """For each rank the shards of ``x`` under the source of every way."""
+    return PerDevice(zip(*(source.shard(x, mesh) for source, _ in ways), strict=True))
+
+
+def events(run, rank):
+    return [event for event in run.trace if event.rank == rank and event.name == "reshard"]
+
+
+@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+@pytest.mark.parametrize("shape", [SHAPE, None])
+def test_every_shard_is_that_of_the_target_and_the_bytes_are_those_planned(cluster_of, backend, transport, shape):
+    x = np.arange(77.0).reshape(SHAPE) + 1
+    run = cluster_of(MESH, backend, transport).run(through, shards_of(x, PAIRS, MESH), PAIRS, shape)
+    for i, (source, target) in enumerate(PAIRS):
+        plan = plan_resharding(source, target, SHAPE, x.dtype, MESH)
+        for rank, expected in enumerate(target.shard(x, MESH)):
+            assert_array_equal(run[rank][i], expected, err_msg=f"{source} -> {target} on rank {rank}")
+            event = events(run, rank)[i]
+            assert event.bytes_received == plan.bytes_received[rank]
+            assert event.axes == plan.axes
+            assert event.group == MESH.group(rank, plan.axes)
+    assert run.trace.bytes_received() == sum(
+        sum(plan_resharding(*pair, SHAPE, x.dtype, MESH).bytes_received) for pair in PAIRS
+    )
+    assert run.trace.bytes_sent() == run.trace.communication_matrix().sum() == run.trace.bytes_received()
+
+
+def once(device, x, source, target):
+    before = x.copy()
+    result = device.reshard(x, source, target)
+    same = np.may_share_memory(result, x)
+    result[...] = -1
+    return bool((x == before).all()), bool(same)
+
+
+@pytest.mark.parametrize("target", [T("x", None), T("x", "y"), T(None, "x")])
+def test_the_result_is_a_new_array_and_the_argument_as_it_was(cluster_of, target):
+    x = np.arange(77.0).reshape(SHAPE)
+    run = cluster_of(MESH, "thread").run(once, Sharded(x, T("x", None)), T("x", None), target)
+    assert run.outputs == [(True, False)] * 6
+
+
+def test_it_is_one_operation_and_what_is_inside_is_in_no_total(cluster_of):
+    x = np.arange(77, dtype=np.int32).reshape(SHAPE)
+    source, target = T("x", None), T("y", None)
+    run = cluster_of(MESH, "thread").run(lambda device, x: device.reshard(x, source, target), Sharded(x, source))
+    plan = plan_resharding(source, target, SHAPE, np.int32, MESH)
+    assert [step.kind for step in plan.steps] == ["slice", "permute", "all_gather"]
+    assert_communication(run.trace, reshard=1, bytes_received=plan.bytes_received, others=0)
+    inside = [event for event in run.trace if event.rank == 4 and event.parent is not None]
+    assert [event.name for event in inside] == ["shapes", "permute", "all_gather"]
+    assert {event.parent for event in inside} == {events(run, 4)[0].serial}
+    assert sum(event.bytes_received for event in inside[1:]) == plan.bytes_received[4]
+
+
+def test_what_is_already_there_moves_nothing(cluster_of):
+    x = np.arange(77.0).reshape(SHAPE)
+    run = cluster_of(MESH, "thread").run(
+        lambda device, shard: device.reshard(shard, T("x", "y"), T("x", "y"), shape=SHAPE), Sharded(x, T("x", "y"))
+    )
+    assert_array_equal(run.unshard(T("x", "y")), x)
+    assert_communication(run.trace, bytes_received=0, messages=0)
+    assert [event for event in run.trace if event.parent is not None] == []
+
+
+def around(device, x):
+    first = device.all_gather(x, "y", dim=1)
+    second = device.reshard(first, T("x", None), T(None, "x"))
+    third = device.reshard(second, T(None, "x"), T(None, None, partial="x"))
+    again = device.reshard(third, T(None, None, partial="x"), T("x", "y"))
+    return device.all_reduce(again, "y")
+
+
+@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+def test_it_stands_among_other_collectives(cluster_of, backend, transport):
+    x = np.arange(6 * 9.0).reshape(6, 9)
+    run = cluster_of(MESH, backend, transport).run(around, Sharded(x, T("x", "y")))
+    expected = x[:, :3] + x[:, 3:6] + x[:, 6:]
+    assert_array_equal(run[0], expected[:3])
+    assert_array_equal(run[5], expected[3:])
+    assert_communication(run.trace, all_gather=2, all_reduce=2, reshard=9)
+    times = [event.start_seconds for event in run.trace.filter(rank=3) if event.parent is None]
+    assert times == sorted(times)
+
+
+def test_scalars_bools_and_integers_that_wrap(cluster_of):
+    def kernel(device):
+        total = device.reshard(np.float64(device.rank), T(partial="x"), T())
+        held = np.array([device.rank == 0, False, True])
+        anyone = device.reshard(held, T(None, partial=("x", "y")), T(None))
+        small = device.reshard(np.full(6, 100, np.int8), T(None, partial="x"), T("x"))
+        return total, anyone, small
+
+    for rank, (total, anyone, small) in enumerate(cluster_of(MESH, "thread").run(kernel)):
+        assert total == 2 * (rank % 3) + 3
+        assert isinstance(total, np.float64)
+        assert anyone.tolist() == [True, False, True]
+        assert anyone.dtype == bool
+        assert small.tolist() == [-56] * 3
+
+
+def test_sharded_arguments_reach_each_device_as_its_shard(cluster_of):
+    x = np.arange(14.0).reshape(7, 2)
+
+    def kernel(device, whole, mine, *, named):
+        named += 1      # its own: the caller's array is never touched
+        return whole.shape, mine, named
+
+    run = cluster_of(MESH).run(kernel, x, Sharded(x, T("y", None)), named=Sharded(x, T(None, "x")))
+    assert [shape for shape, _, _ in run] == [(7, 2)] * 6
+    assert_array_equal(T("y", None).unshard([mine for _, mine, _ in run], MESH), x)
+    assert_array_equal(T(None, "x").unshard([named for *_, named in run], MESH), x + 1)
+    assert x[0, 0] == 0
+    partial = cluster_of(MESH).run(lambda device, term: device.all_reduce(term, "x"), Sharded(x, T(..., partial="x")))
+    assert_array_equal(partial[5], x)
+    assert_array_equal(run.mesh.size * x, cluster_of(MESH).run(lambda device: x).unshard(T(..., partial=("x", "y"))))
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda run: run(lambda device, x: x, Sharded(np.ones(4), T("z"))), "argument 1: .* names axis 'z'"),
+    (lambda run: run(lambda device, x: x, x=Sharded(np.ones(4), T("x", None))), "argument 'x': .* is of 2 dims"),
+    (lambda run: run(lambda device: np.ones(device.rank)).unshard(T("x")), "no shards of one tensor"),
+])
+def test_shards_that_do_not_fit_are_refused_by_the_host(cluster_of, make, words):
+    with pytest.raises(ValueError, match=words):
+        make(cluster_of(MESH, "thread").run)
+    with pytest.raises(TypeError, match=r"Sharded takes an array and its TensorSharding, got \(0, 1\)"):
+        Sharded(np.ones(4), (0, 1))
+
+
+@pytest.mark.parametrize(("kernel", "words"), [
+    (lambda device: device.reshard(np.ones((4, 2)), T("x", None), T(None, "x"), shape=(7, 2)),
+     r"of float64\[7, 2\] as TensorSharding\('x', None\) rank 3 holds float64\[3, 2\], got float64\[4, 2\]"),
+    (lambda device: device.reshard(np.ones(3), T("x", None), T(None)), "is of 2 dims, the tensor has 1"),
+    (lambda device: device.reshard(np.ones(3), T("q"), T(None)), "names axis 'q', but the axes of Mesh"),
+    (lambda device: device.reshard(np.ones(3 - (device.rank == 1)), T("y"), T(None)),
+     r"as TensorSharding\('y'\) on Mesh.*: of one of shape \(8,\) rank 1 holds \(3,\), and it has \(2,\)"),
+    (lambda device: device.reshard(np.ones(3), T(None, partial="x", op="min"), T(None, "x")), "the target of a resh"),
+])
+def test_what_does_not_fit_is_a_value_error_on_the_devices(cluster_of, kernel, words):
+    with pytest.raises(DeviceFailedError, match=words) as caught:
+        cluster_of(MESH, "thread").run(kernel)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_stages_reshard_their_own_tensors(cluster_of):
+    def kernel(device):
+        if device.index["pp"] == 1:
+            return None     # has something else to do
+        x = T("x").shard(np.arange(8.0), device.mesh)[device.rank]
+        return device.reshard(x, T("x"), T("y"), axes=("x", "y"))
+
+    run = cluster_of(Mesh(pp=2, x=2, y=3), "thread").run(kernel)
+    for rank in range(6):
+        assert_array_equal(run[rank], T("y").shard(np.arange(8.0), run.mesh)[rank])
+
+
+def test_devices_that_mean_different_targets_are_told(cluster_of):
+    with pytest.raises(CollectiveMismatchError, match="differ in"):
+        cluster_of(Mesh(x=2), "thread").run(
+            lambda device: device.reshard(np.ones((2, 2)), T("x", None), T(*[(None, "x"), (None, None)][device.rank]))
+        )
+
+
+def test_who_throws_the_result_away_is_warned():
+    def kernel(device):
+        device.reshard(np.ones((2, 3)), T("x", None), T(None, "x"))
+
+    with (
+        VirtualCluster(Mesh(x=2), backend="thread") as cluster,
+        pytest.warns(UnusedResultWarning, match="the result of reshard is not used"),
+    ):
+        cluster.run(kernel)
+
+
+# -- at random ---------------------------------------------------------------------------------------------------------
+
+MESHES = [
+    Mesh(x=1), Mesh(x=5), Mesh(x=16), Mesh(x=2, y=2), Mesh(x=4, y=3), Mesh(x=3, y=5), Mesh(x=2, y=1, z=3),
+    Mesh(x=2, y=2, z=3), Mesh(x=2, y=4, z=2), Mesh(x=2, y=2, z=2, w=2),
+]
+
+
+def random_layout(rng, mesh, ndim):
+    dims = [[] for _ in range(ndim)]
+    partial = []
+    for axis in rng.sample(mesh.axes, len(mesh.axes)):
+        place = rng.randint(-2, ndim - 1)
+        if place >= 0:
+            dims[place].append(axis)
+        elif place == -2 and rng.random() < 0.4:
+            partial.append(axis)
+    return T(*map(tuple, dims), partial=partial, op=rng.choice(("sum", "sum", "max", "prod", "min")))
+
+
+def random_ways(rng, mesh, count):
+    """Tensors with their layouts: (x, source, target)."""
+    for _ in range(count):
+        shape = [rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17)) for _ in range(rng.randint(0, 3))]
+        values = np.random.default_rng(rng.randint(0, 99)).integers(-9, 9, shape)
+        x = values.astype(rng.choice(("f8", "i4", "f2", "i8")))
+        yield x, random_layout(rng, mesh, len(shape)), random_layout(rng, mesh, len(shape))
+
+
+def there_and_back(device, shards, ways, told):
+    """Each shard to its target and back again; ``told`` are the shapes, where they are not to be agreed on."""
+    found = []
+    for shard, (source, target), shape in zip(shards, ways, told, strict=True):
+        there = device.reshard(shard, source, target, shape=shape)
+        found.append((there, device.reshard(there, target, source, shape=shape)))
+    return found
+
+
+def check_random(cluster, rng, count):
+    mesh = cluster.mesh
+    drawn = list(random_ways(rng, mesh, count))
+    ways = [(source, target) for _, source, target in drawn]
+    shards = PerDevice(zip(*(source.shard(x, mesh) for x, source, _ in drawn), strict=True))
+    run = cluster.run(there_and_back, shards, ways, [rng.choice((None, x.shape)) for x, _, _ in drawn])
+    received = [[event.bytes_received for event in events(run, rank)] for rank in range(mesh.size)]
+    for i, (x, source, target) in enumerate(drawn):
+        plans = [plan_resharding(*way, x.shape, x.dtype, mesh) for way in ((source, target), (target, source))]
+        for rank, (there, back) in enumerate(zip(target.shard(x, mesh), source.shard(x, mesh), strict=True)):
+            where = f"{source} -> {target} of {x.dtype}{x.shape} on rank {rank} of {mesh}"
+            assert_array_equal(run[rank][i][0], there, err_msg=where)
+            assert_array_equal(run[rank][i][1], back, err_msg=f"back again: {where}")
+            assert received[rank][2 * i : 2 * i + 2] == [plan.bytes_received[rank] for plan in plans], where
+
+
+@pytest.mark.parametrize("mesh", MESHES[3:5] + MESHES[6:8], ids=str)
+def test_random_layouts(cluster_of, mesh):
+    check_random(cluster_of(mesh, "thread"), random.Random(str(mesh)), 25)
+
+
+def test_random_layouts_on_processes(cluster_of):
+    check_random(cluster_of(MESH), random.Random(1), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("backend", "share"), [("thread", 1), ("process", 8)])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_very_many_random_layouts(cluster_of, mesh, backend, share):
+    rng = random.Random(f"{mesh} {backend}")
+    left = -(-MANY // len(MESHES) // share)
+    while left > 0:
+        check_random(cluster_of(mesh, backend), rng, min(50, left))
+        left -= 50

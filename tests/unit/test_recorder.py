@@ -1,0 +1,113 @@
+"""The recorder runs programs without moving anything: what it counts, what shapes it gives, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from parallelism import Device, Mesh, TensorSharding
+from parallelism.recorder import record
+from tensor_parallelism import MatMul, MatMulSharding
+
+MESH = Mesh(x=2, y=3)
+
+
+def test_a_recording_device_is_a_device():
+    assert record(lambda device: isinstance(device, Device), Mesh(x=1)).outputs == [True]
+
+
+def test_an_operation_is_counted_and_gives_zeros_of_the_right_shapes():
+    sharding = MatMulSharding(TensorSharding(None, "x"), TensorSharding("x", None), TensorSharding("x", None))
+    operation, a, b = MatMul(sharding), np.ones((5, 8)), np.ones((8, 7))
+    outputs, trace = record(operation, MESH, a, b)
+    plan = operation.plan((a.shape, b.shape), MESH)
+    assert [trace.bytes_received(rank) for rank in range(6)] == list(plan.bytes_received)
+    assert [trace.flops(rank) for rank in range(6)] == list(plan.flops)
+    assert [out.shape for out in outputs] == [sharding.out.local_shape((5, 7), MESH, rank) for rank in range(6)]
+    assert not any(out.any() for out in outputs)
+
+
+def test_one_rank_can_be_asked_for():
+    program = lambda device: device.all_gather(np.ones(device.rank), "y")
+    one = record(program, MESH, ranks=4).trace
+    assert one.ranks == (4,)
+    assert one.bytes_received() == 8 * (3 + 5)
+    assert one.bytes_received() == record(program, MESH).trace.bytes_received(4)
+
+
+def test_what_others_hold_decides_the_shapes_of_results():
+    def program(device):
+        x = np.ones((2, device.rank))
+        parts = device.all_to_all(np.ones(6), "y", split_sizes=[1, 2, 3])
+        return (
+            device.all_gather(x, "y", dim=1), device.permute(x, [(2, 0)], "y"), device.all_scatter(x, "x"),
+            device.reduce_scatter(np.ones((4, 5)), ("x", "y"), dim=1), parts, device.gather(1.0, root=1),
+        )
+
+    gathered, permuted, scattered, reduced, parts, at_root = record(program, MESH).outputs[1]
+    assert gathered.shape == (2, 0 + 1 + 2)
+    assert permuted.shape == (2, 1)
+    assert [x.shape for x in scattered] == [(2, 1), (2, 4)]
+    assert reduced.shape == (4, 1)
+    assert parts.shape == (6,)
+    assert at_root.shape == (6,)
+
+
+def test_a_reshard_is_one_event_with_what_its_collectives_move():
+    source, target = TensorSharding("x", None), TensorSharding(None, ("y", "x"))
+
+    def program(device):
+        shard = np.ones(source.local_shape((5, 7), device.mesh, device.rank))
+        return device.reshard(shard, source, target)
+
+    outputs, trace = record(program, MESH)
+    assert [out.shape for out in outputs] == [target.local_shape((5, 7), MESH, rank) for rank in range(6)]
+    assert trace.count("reshard") >= 1
+    inside = [event for event in trace if event.parent is not None]
+    assert inside
+    assert trace.bytes_received() == sum(event.bytes_received for event in inside)
+
+
+def test_messages_are_counted_and_asynchronous_operations_are_waited_for():
+    def program(device):
+        work = device.all_reduce(np.ones(6), "x", async_op=True)
+        ring = device.irecv((device.rank - 1) % 6)
+        device.send(np.ones(4), (device.rank + 1) % 6)
+        return ring.wait().shape, work.wait().shape
+
+    outputs, trace = record(program, MESH)
+    assert outputs == [((4,), (6,))] * 6
+    assert trace.bytes_received(0) == 32 + 48
+    assert trace.count("all_reduce") == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "text"),
+    [
+        (lambda device: device.barrier() if device.rank else None, RuntimeError,
+         "nobody can go on: rank 1 waits in barrier; rank 2"),
+        (lambda device: device.recv((device.rank + 1) % 6), RuntimeError, "rank 0 waits in recv from rank 1"),
+        (lambda device: device.all_reduce(1) if device.rank else device.barrier(), ValueError,
+         r"members of group \[0, 1, 2, 3, 4, 5\] differ: rank \d calls"),
+        (lambda device: device.barrier() if device.rank != 3 else 1 // 0, ZeroDivisionError, "division"),
+    ],
+)
+def test_a_program_that_cannot_end_is_an_error_and_leaves_no_thread(program, kind, text):
+    before = threading.active_count()
+    with pytest.raises(kind, match=text):
+        record(program, MESH)
+    assert threading.active_count() == before
+
+
+def test_products_of_any_dims_are_counted_as_on_a_device():
+    def program(device):
+        return [device.matmul(np.ones(a), np.ones(b)).shape for a, b in shapes]
+
+    shapes = [((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((0, 3), (3, 2))]
+    outputs, trace = record(program, Mesh(x=1))
+    assert outputs[0] == [np.matmul(np.ones(a), np.ones(b)).shape for a, b in shapes]
+    assert trace.flops() == 2 * (24 + 120 + 12 + 6 + 3)
+    with pytest.raises(ValueError, match=r"got \(2, 3\), \(4, 5\)"):
+        record(lambda device: device.matmul(np.ones((2, 3)), np.ones((4, 5))), Mesh(x=1))

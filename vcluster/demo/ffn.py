@@ -1,0 +1,128 @@
+"""The ffn demo: the feed-forward block of a Transformer on a mesh, forward and backward, beside one process."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parallelism.kernels import ACTIVATIONS, dense
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from tensor_parallelism.feed_forward import NAMES, FeedForward
+from tensor_parallelism.feed_forward_policies import FeedForwardSharding
+from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
+from vcluster.demo.screen import Screen
+
+CLOSE = 1e-10
+MOST_EXTENT = 4096
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A named policy over one axis X (the last of the mesh; a first one splits the batch), or over X and Y."""
+
+    summary: str
+    least_axes: int
+    sharding: Callable[[Mesh], FeedForwardSharding]
+
+
+POLICIES = {
+    "unsharded": Policy("nothing is sharded", 1, lambda mesh: FeedForwardSharding.unsharded()),
+    "megatron": Policy(
+        "columns of W1, rows of W2: y is summed", 1,
+        lambda mesh: FeedForwardSharding.megatron(mesh.axes[-1], mesh.axes[:-1]),
+    ),
+    "sequence": Policy(
+        "so, and x and y are split along the sequence", 1,
+        lambda mesh: FeedForwardSharding.sequence(mesh.axes[-1], mesh.axes[:-1]),
+    ),
+    "gspmd_2d": Policy(
+        "batch and model of x over two axes, the weights over both", 2,
+        lambda mesh: FeedForwardSharding.gspmd_2d(mesh.axes[0], mesh.axes[1:]),
+    ),
+}
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int, ...]]:
+    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    policy = POLICIES[arguments.policy]
+    asked = any(getattr(arguments, word) is not None for word in ("mesh", "dp", "tp"))
+    mesh = mesh_of(arguments, "tp", any_axes=True) if asked else (
+        Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2)
+    )
+    if len(mesh.axes) < policy.least_axes:
+        raise WrongWords(f"policy {arguments.policy} needs two axes, as in --mesh x=2,y=2; the mesh is {mesh!r}")
+    if len(arguments.shape) != 4:
+        raise WrongWords(f"--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got {len(arguments.shape)}")
+    if max(arguments.shape) > MOST_EXTENT:
+        raise WrongWords(f"--shape: a demo takes extents up to {MOST_EXTENT}, got {max(arguments.shape)}")
+    return mesh, FeedForward(policy.sharding(mesh), activation=arguments.activation), arguments.shape
+
+
+def train(device: Device, operation: FeedForward, grad: Any, *shards: Any) -> tuple[Any, ...]:
+    """The kernel: forward, then backward."""
+    out, saved = operation.forward(device, *shards)
+    return out, *operation.backward(device, saved, grad)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+    mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
+    sharding, screen = operation.sharding, Screen()
+    screen.line(f"feed-forward under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"  y = {arguments.activation}(x W1 + b1) W2 + b2, x[{batch}, {sequence}, {model}], {hidden} hidden")
+    screen.line(f"  {POLICIES[arguments.policy].summary}")
+    shapes = (batch, sequence, model), (model, hidden), (hidden,), (hidden, model), (model,)
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape) for shape in shapes]
+    grad = rng.standard_normal(shapes[0])
+
+    screen.heading("Who holds what")
+    named = dict(zip(NAMES, shapes, strict=True))
+    labels = ("x[b, s, m]", "x"), ("W1[m, f]", "w1"), ("W2[f, m]", "w2")
+    show_layouts(screen, ((label, named[name], getattr(sharding, name)) for label, name in labels), mesh)
+
+    from vcluster import Sharded, VirtualCluster
+
+    inputs = [Sharded(value, getattr(sharding, name)) for name, value in zip(NAMES, values, strict=True)]
+    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
+        run = cluster.run(train, operation, Sharded(grad, sharding.out), *inputs)
+
+    screen.heading("What happens")
+    plan = operation.plan((shapes[0], shapes[1], shapes[3]), mesh)
+    show_plan(screen, plan)
+    screen.line()
+    shards = [(x, w1, w2) for _, x, w1, _, w2, _ in run.outputs]
+    show_devices(screen, run.trace, ("x", "W1", "W2"), shards)
+
+    screen.heading("Verdict")
+    layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
+    found = [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
+    worst = max(
+        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+        for one, other in zip(found, in_one_process(values, grad, arguments.activation), strict=True)
+    )
+    close = worst < CLOSE
+    screen.verdict(close, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
+    same = verdict_of_bytes(
+        screen, run.trace, predicted, "as planned, above; FeedForwardShardingPolicy has it in letters"
+    )
+    return 0 if close and same else 1
+
+
+def in_one_process(values: list[Any], grad: Any, activation: str) -> list[Any]:
+    """y and the gradients of x, W1, b1, W2 and b2."""
+    x, w1, b1, w2, b2 = values
+    act = ACTIVATIONS[activation]
+    rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    before = dense(rows, w1, b1)
+    back = act.backward(before, grads @ w2.T)
+    y = dense(act.forward(before), w2, b2).reshape(grad.shape)
+    return [y, (back @ w1.T).reshape(x.shape), rows.T @ back, back.sum(axis=0), act.forward(before).T @ grads,
+            grads.sum(axis=0)]

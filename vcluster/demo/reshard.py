@@ -1,0 +1,75 @@
+"""The reshard demo: how a tensor gets from one layout to another, planned, drawn and run."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from parallelism.mesh import Mesh
+from parallelism.resharding import plan_resharding
+from parallelism.sharding import TensorSharding
+from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
+from vcluster.demo.screen import Screen
+
+MOST_ELEMENTS = 1 << 22
+SHAPE = (8, 6, 10, 4)
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, TensorSharding, tuple[int, ...]]:
+    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    asked = None if arguments.mesh is None else mesh_of(arguments, "x", any_axes=True)
+    layouts = []
+    for name in ("source", "target"):
+        try:
+            layouts.append(TensorSharding.parse(getattr(arguments, name), asked))
+        except ValueError as error:
+            raise WrongWords(f"{name}: {error}") from None
+    source, target = layouts
+    axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
+    mesh = asked or Mesh(**(dict.fromkeys(sorted(axes), 2) or {"x": 2}))
+    ndim = max(len(source.dims), len(target.dims), int(None not in (source.ellipsis, target.ellipsis)))
+    shape = tuple(arguments.shape or SHAPE[:ndim])
+    if not arguments.shape and ndim > len(SHAPE):
+        raise WrongWords(f"a tensor of {ndim} dims needs its --shape")
+    if int(np.prod(shape)) > MOST_ELEMENTS:
+        raise WrongWords(f"--shape: a demo takes up to {MOST_ELEMENTS:,} elements, got {int(np.prod(shape)):,}")
+    try:
+        plan_resharding(source, target, shape, np.float64, mesh)
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+    return mesh, source, target, shape
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+    mesh, source, target, shape = prepare(arguments)
+    screen = Screen()
+    screen.line(f"reshard {source.short()} -> {target.short()} on {mesh!r}, each device a {arguments.backend}", "bold")
+
+    screen.heading("Before and after")
+    show_layouts(screen, (("source", shape, source), ("target", shape, target)), mesh)
+
+    x = np.arange(float(np.prod(shape))).reshape(shape)
+    from vcluster import Sharded, VirtualCluster
+
+    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
+        run = cluster.run(lambda device, shard: device.reshard(shard, source, target, shape=shape), Sharded(x, source))
+
+    screen.heading("What happens")
+    plan = plan_resharding(source, target, shape, x.dtype, mesh)
+    show_plan(screen, plan)
+    screen.line(f"  largest array of a device on the way: {max(plan.peak_bytes):,} bytes")
+    screen.line()
+    shards = zip(source.shard(x, mesh), run.outputs, strict=True)
+    show_devices(screen, run.trace, ("before", "after"), list(shards))
+
+    screen.heading("Verdict")
+    equal = np.array_equal(target.unshard(run.outputs, mesh), x)
+    equal = equal and all(
+        out.shape == target.local_shape(shape, mesh, rank) for rank, out in enumerate(run.outputs)
+    )
+    screen.verdict(equal, "every device holds its shard of the target" if equal else "the shards are not the target's")
+    same = verdict_of_bytes(screen, run.trace, sum(plan.bytes_received), "the plan's")
+    return 0 if equal and same else 1
