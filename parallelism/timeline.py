@@ -57,6 +57,7 @@ class _Replay:
     looking gives the same times, as in a network of Kahn's processes.
 
     An event is known by its place among all of them.  Times are counted in whole nanoseconds if all are such.
+    The arrays are used through their memoryviews, which give Python's numbers, and take a quarter of a list's memory.
     """
 
     def __init__(self, events: Columns, lengths: Sequence[int]) -> None:
@@ -66,14 +67,14 @@ class _Replay:
         self.next: list[int] = (ends - lengths).tolist()    # by lane: the event to go on with
         self.roles, self.keys, self.sizes = _roles(events)
         self.works = events.values("work")
-        seconds = events.numbers("cpu_seconds")
-        whole = None if seconds.dtype == object else whole_nanoseconds(seconds)
+        seconds = events.numbers("cpu_seconds").astype(np.float64)
+        whole = whole_nanoseconds(seconds)
         if whole is not None and int(np.abs(whole).max()) * len(events) >= 2**62:
             whole = None
         self.unit = 1.0 if whole is None else 1e9
-        self.costs: list[float] = (seconds if whole is None else whole).tolist()
-        self.starts: list[float] = [0] * len(events)
-        self.durations: list[float] = [0] * len(events)
+        costs = seconds if whole is None else whole
+        views: list[Any] = [costs.data, np.zeros_like(costs).data, np.zeros_like(costs).data]
+        self.costs, self.starts, self.durations = views
         self.clock: list[float] = [0] * len(lengths)
         self.ready = list(range(len(lengths)))
         self.blocked: dict[int, int] = {}                   # lane -> the event of its own that has to be over
@@ -89,7 +90,7 @@ class _Replay:
                 for lane in list(self.blocked):
                     self.resume(lane, self.clock[lane])
             self.advance(self.ready.pop())
-        starts, durations = (np.array(times, np.float64) / self.unit for times in (self.starts, self.durations))
+        starts, durations = (np.asarray(times) / self.unit for times in (self.starts, self.durations))
         if self.events.present("parent").any():
             starts = self.with_children_placed(starts)
         return self.events.with_columns(
@@ -137,7 +138,7 @@ class _Replay:
             members.append((lane, i))
             if len(members) < self.sizes[i]:
                 return None
-            end = max([self.starts[j] for _, j in members])
+            end: float = max([self.starts[j] for _, j in members])
             for member, j in members[:-1]:
                 self.finish(member, j, end)
             return end
@@ -189,13 +190,13 @@ class _Replay:
         return starts
 
 
-def _roles(events: Columns) -> tuple[list[int], list[int], list[int]]:
+def _roles(events: Columns) -> tuple[memoryview, memoryview, memoryview]:
     """What each event is to the clock, what those that belong together have in common, and how many they are.
 
     An operation that cannot meet its partners, because there are none in the records, is a point.
     """
     outermost = ~events.present("parent")
-    roles = np.full(len(events), _OUTSIDE)
+    roles = np.full(len(events), _OUTSIDE, np.uint8)
     roles[outermost & ~events.isin("kind", {"memory"})] = _POINT
     for kind, role in (("compute", _COMPUTE), ("wait", _WAIT)):
         roles[outermost & events.isin("kind", {kind})] = role
@@ -208,7 +209,7 @@ def _roles(events: Columns) -> tuple[list[int], list[int], list[int]]:
     assert isinstance(group, Table)
     sizes[at] = size = np.array([-1 if ranks is None else len(ranks) for ranks in group.values], np.int64)[group.index]
     _, place, came = np.unique(key, return_inverse=True, return_counts=True)
-    roles[at[came[place] == size]] = _COLLECTIVE
+    roles[at[(came[place] == size) & (size > 1)]] = _COLLECTIVE
 
     between = events.present("peer") & ~events.isin("peer", {HOST})
     at = np.flatnonzero(outermost & between & events.isin("kind", {"send", "recv"}))
@@ -220,4 +221,4 @@ def _roles(events: Columns) -> tuple[list[int], list[int], list[int]]:
         messages.key("sequence"))
     roles[at[sends]] = _SEND
     roles[at[~sends & np.isin(key, key[sends])]] = _RECV
-    return roles.tolist(), keys.tolist(), sizes.tolist()
+    return roles.data, keys.data, sizes.data

@@ -241,7 +241,8 @@ def _text(name: str, column: Column) -> str:
         nanoseconds = whole_nanoseconds(column)
         if nanoseconds is not None:     # the same numbers, written five times as fast
             return str(nanoseconds.tolist()).replace(", ", "e-9,").replace("]", "e-9]")
-    return str(_plain(as_values(column))).replace(" ", "").replace("None", "null")
+    values = as_values(column)
+    return str(_plain(values) if isinstance(column, Table) else values).replace(" ", "").replace("None", "null")
 
 
 def _integers(lowest: float, highest: int) -> _Check:

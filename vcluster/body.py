@@ -136,7 +136,7 @@ class Body:
             finally:
                 self._conduct = None
                 release(self.arena, common)
-            replies = conduct.replies
+            replies = {rank: self._with_record(rank, reply) for rank, reply in conduct.replies.items()}
             self._told_generation = self._generation
             error = conduct.broken_off or error_of(replies)
             if error is not None:
@@ -157,7 +157,14 @@ class Body:
             done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             outputs = [self.endpoint.mailbox(rank).adopt(reply.place) for rank, reply in enumerate(done)]
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
-            return Run(self._mesh, program, outputs, [reply.record for reply in done])
+            records = [reply.record for reply in done if not isinstance(reply.record, int)]
+            return Run(self._mesh, program, outputs, records)
+
+    def _with_record(self, rank: int, reply: Reply) -> Reply:
+        """The reply with the record itself, where it only said where that lies."""
+        if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
+            return reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
+        return reply
 
     def _warn(self, dropped: dict[str, str]) -> None:
         """Once for each line: who comes from a library that writes in place forgets that results are returned."""

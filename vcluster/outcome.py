@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from parallelism.trace import Event
+from parallelism.trace import HOST, Event
 from vcluster.crew import Died
 from vcluster.errors import (
     ChannelClosedError,
@@ -20,7 +19,7 @@ from vcluster.errors import (
     UndeliveredMessageError,
     ranks_in_words,
 )
-from vcluster.tracing import events_of
+from vcluster.records import columns_of
 from vcluster.worker import Cancelled, Done, Failed
 
 _OWN = (
@@ -141,14 +140,15 @@ def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
     sends: dict[Any, list[Event]] = {}
     received: Counter[Any] = Counter()
     for rank, reply in done.items():
-        for event in events_of(rank, pickle.loads(reply.record)):
-            if event.parent is not None or event.peer is None or event.peer < 0:
-                continue
+        assert not isinstance(reply.record, int)
+        events = columns_of({rank: reply.record})
+        messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent") & ~events.isin("peer", {HOST})
+        for event in events.take(messages).events():
             if event.kind == "send":
                 sends.setdefault((rank, event.peer, event.tag), []).append(event)
-            elif event.kind == "recv":
+            else:
                 received[event.peer, rank, event.tag] += 1
     return [
-        (events[received[key]], len(events) - received[key])
-        for key, events in sends.items() if len(events) > received[key]
+        (sent[received[key]], len(sent) - received[key])
+        for key, sent in sends.items() if len(sent) > received[key]
     ]

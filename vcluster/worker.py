@@ -29,6 +29,7 @@ from vcluster.memory import Arena
 from vcluster.payload import decode, encode
 from vcluster.processes import Descriptor
 from vcluster.programs import Environment, apply_environment, refresh_modules
+from vcluster.records import LONG, Packed, pack
 from vcluster.status import FINISHED
 from vcluster.wire import LOOKS, Wire
 
@@ -52,26 +53,25 @@ class RunCommand(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The output lies at ``place``; ``counts`` are messages (sent to, received from) each peer so far.
+    """The output lies at ``place``, and a long record at ``record``.
 
+    ``counts`` are messages (sent to, received from) each peer so far.
     ``dropped`` are lines that throw away the result of a collective, and which.
     """
 
     place: int
-    record: bytes
+    record: bytes | Packed | int
     counts: dict[int, tuple[int, int]]
     dropped: dict[str, str]
 
 
 class Failed(NamedTuple):
     failure: Failure
-    record: bytes
 
 
-class Cancelled(NamedTuple):
+@dataclass(frozen=True)
+class Cancelled:
     """The run was broken off here because of a failure elsewhere."""
-
-    record: bytes
 
 
 class Printed(NamedTuple):
@@ -126,7 +126,7 @@ class Worker:
                 reply = self._run(command)
             except OperationCancelled:  # an interrupt fell just behind the kernel's end
                 self._leave_kernel()
-                reply = Cancelled(self._record())
+                reply = Cancelled()
             for stream in self.output.values():
                 stream.finish_line()
             self.link.send(reply)
@@ -169,14 +169,15 @@ class Worker:
             self.endpoint.status.set(device.rank, FINISHED)
             encoded = encode(output, "the result")
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
-            recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
+            recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
             return Done(place, self._record(), self._counts(), device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
+            recorder.stop()
             if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it
-                return Cancelled(self._record())
+                return Cancelled()
             self.endpoint.signals.cancel()
-            return Failed(describe_exception(error), self._record())
+            return Failed(describe_exception(error))
 
     def _call(self, command: RunCommand) -> Any:
         if self._own_process:  # a thread shares the host's modules, and must leave them alone
@@ -192,7 +193,7 @@ class Worker:
             own = mailbox.adopt(command.own)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
-        self.device.recorder.add("h2d", "arguments", peer=HOST, bytes_received=nbytes)
+        self.device.recorder.add_traffic("h2d", "arguments", HOST, bytes_received=nbytes)
         self._in_kernel = True
         output = program(self.device, *args, **kwargs)
         self._leave_kernel()
@@ -208,8 +209,15 @@ class Worker:
         np.copyto(block, source)
         return decode(block)
 
-    def _record(self) -> bytes:
-        return pickle.dumps(self.device.recorder.stop(), 5)
+    def _record(self) -> bytes | int:
+        record = self.device.recorder.stop()
+        if len(record.entries) < LONG:
+            return pickle.dumps(record, 5)
+        packed = pack(record)
+        try:
+            return hand_over(self.endpoint, encode(packed, "the record"), self.spec.layout.host)
+        except MemoryError:     # what the program holds leaves no room
+            return pickle.dumps(packed, 5)
 
     def _counts(self) -> dict[int, tuple[int, int]]:
         boxes = self.endpoint.mailboxes
