@@ -91,6 +91,10 @@ class Columns:
         changed = {**self.columns, **columns}
         return Columns(self.length, {name: column for name, column in changed.items() if column is not None})
 
+    def only(self, *names: str) -> Columns:
+        """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
+        return Columns(self.length, {name: column for name, column in self.columns.items() if name in names})
+
     def take(self, selected: slice | npt.NDArray[Any]) -> Columns:
         """The events of a slice, a mask or an array of places."""
         if isinstance(selected, slice):

@@ -26,6 +26,7 @@ import numpy as np
 from parallelism.columns import Columns, Table, codes, combined, whole_nanoseconds
 from parallelism.event import HOST, Event
 
+_NONE = -1
 _POINT, _COMPUTE, _WAIT, _COLLECTIVE, _SEND, _RECV, _OUTSIDE = range(7)
 """What an event is to the clock: a point takes no time, what lies outside of it (children, memory) is only placed."""
 
@@ -77,7 +78,7 @@ class _Replay:
         self.costs, self.starts, self.durations = views
         self.clock: list[float] = [0] * len(lengths)
         self.ready = list(range(len(lengths)))
-        self.blocked: dict[int, int] = {}                   # lane -> the event of its own that has to be over
+        self.blocked = [_NONE] * len(lengths)               # by lane: the event of its own that has to be over
         self.issued: dict[tuple[int, int], int] = {}        # lane, work -> the event that started it
         self.over: dict[int, float] = {}                    # event of an asynchronous operation -> its end
         self.sent: dict[int, float] = {}                    # message -> when
@@ -85,11 +86,12 @@ class _Replay:
         self.come: dict[int, list[tuple[int, int]]] = {}        # collective -> who has come: lane, event
 
     def columns(self) -> Columns:
-        while self.ready or self.blocked:
-            if not self.ready:      # only a broken record comes here: those that are left wait for each other
-                for lane in list(self.blocked):
-                    self.resume(lane, self.clock[lane])
+        while self.ready:
             self.advance(self.ready.pop())
+            if not self.ready:      # in a broken record some are left, and wait for each other
+                for lane, waited in enumerate(self.blocked):
+                    if waited != _NONE:
+                        self.resume(lane, self.clock[lane])
         starts, durations = (np.asarray(times) / self.unit for times in (self.starts, self.durations))
         if self.events.present("parent").any():
             starts = self.with_children_placed(starts)
@@ -113,8 +115,8 @@ class _Replay:
             waited = i
             end: float | None
             if role == _WAIT:
-                waited = -1 if work is None else self.issued.get((lane, work), -1)
-                end = clock if waited < 0 else self.over.get(waited)
+                waited = _NONE if work is None else self.issued.get((lane, work), _NONE)
+                end = clock if waited == _NONE else self.over.get(waited)
             else:
                 end = clock if role == _POINT else self.meet(lane, i, role, clock)
                 if work is not None:
@@ -134,13 +136,20 @@ class _Replay:
         """When the operation that starts here is over; None if that is up to others who have not come yet."""
         key = self.keys[i]
         if role == _COLLECTIVE:
-            members = self.come.setdefault(key, [])
-            members.append((lane, i))
-            if len(members) < self.sizes[i]:
+            members = self.come.get(key)
+            if members is None:
+                self.come[key] = [(lane, i)]
                 return None
-            end: float = max([self.starts[j] for _, j in members])
-            for member, j in members[:-1]:
+            if len(members) + 1 < self.sizes[i]:
+                members.append((lane, i))
+                return None
+            end = start
+            for _, j in members:
+                if self.starts[j] > end:
+                    end = self.starts[j]
+            for member, j in members:
                 self.finish(member, j, end)
+            del self.come[key]
             return end
         if role == _RECV:
             if key in self.sent:
@@ -154,12 +163,13 @@ class _Replay:
 
     def finish(self, lane: int, i: int, end: float) -> None:
         """The operation that event ``i`` of the lane started is over; a lane that it held goes on."""
-        end = max(end, self.starts[i])
         if self.works[i] is not None:
-            self.over[i] = end
-            self.durations[i] = end - self.starts[i]
-        if self.blocked.get(lane) == i:
-            self.resume(lane, max(end, self.clock[lane]))
+            start = self.starts[i]
+            self.over[i] = end = max(end, start)
+            self.durations[i] = end - start
+        if self.blocked[lane] == i:
+            clock = self.clock[lane]
+            self.resume(lane, end if end > clock else clock)
 
     def resume(self, lane: int, end: float) -> None:
         """Ends the event that holds the lane."""
@@ -167,7 +177,7 @@ class _Replay:
         self.durations[i] = end - self.clock[lane]
         self.clock[lane] = end
         self.next[lane] = i + 1
-        del self.blocked[lane]
+        self.blocked[lane] = _NONE
         self.ready.append(lane)
 
     def with_children_placed(self, starts: Any) -> Any:
@@ -203,7 +213,7 @@ def _roles(events: Columns) -> tuple[memoryview, memoryview, memoryview]:
     keys, sizes = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
 
     at = np.flatnonzero(outermost & events.isin("kind", {"collective"}))
-    collectives = events.take(at)
+    collectives = events.only("group", "sequence").take(at)
     keys[at] = key = collectives.key("group", "sequence")
     group = collectives["group"]
     assert isinstance(group, Table)
@@ -213,7 +223,7 @@ def _roles(events: Columns) -> tuple[memoryview, memoryview, memoryview]:
 
     between = events.present("peer") & ~events.isin("peer", {HOST})
     at = np.flatnonzero(outermost & between & events.isin("kind", {"send", "recv"}))
-    messages = events.take(at)
+    messages = events.only("kind", "rank", "peer", "tag", "sequence").take(at)
     sends = messages.isin("kind", {"send"})
     rank, peer = messages.numbers("rank"), messages.numbers("peer")
     keys[at] = key = combined(

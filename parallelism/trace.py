@@ -169,7 +169,7 @@ class Trace(Sequence[Event]):
         A collective counts once for each group that took part, however many ranks that is; with ``rank``, those
         that rank joined.  Anything else (a compute block, a message's send or its recv) counts once per event.
         """
-        columns = self.columns
+        columns = self.columns.only("name", "kind", "rank", "parent", "group", "sequence")
         wanted = columns.isin("name", {name}) & ~columns.present("parent") & ~columns.isin("kind", {"wait"})
         if rank is not None:
             wanted &= columns.isin("rank", {rank})
@@ -190,14 +190,15 @@ class Trace(Sequence[Event]):
 
     def _counted(self) -> Columns:
         """The events whose bytes are in the totals."""
-        columns = self.columns
+        columns = self.columns.only(
+            "kind", "rank", "peer", "parent", "bytes_sent", "bytes_received", "messages", "sources")
         host = columns.isin("kind", _HOST_KINDS) | columns.isin("peer", {HOST})
         return columns.take(self._outermost(_TRAFFIC_KINDS) & (host == self.host_traffic))
 
     @cached_property
     def totals(self) -> Mapping[int, RankTotals]:
         """The totals of each of `ranks`."""
-        columns = self.columns
+        columns = self.columns.only("kind", "rank", "work", "parent", "duration_seconds", "flops")
 
         def by_rank(events: Columns, field: str) -> list[Any]:
             places = np.searchsorted(np.array(self.ranks), events.numbers("rank"))

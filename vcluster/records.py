@@ -41,7 +41,7 @@ def pack(record: Record) -> Packed:
     start, end = (np.array(entries[i::ENTRIES], np.int64) for i in (2, 3))
     own = Columns(len(look), {
         "location": Table(tuple(places), place),
-        "wall_start_seconds": (start - zero) / 1e9, "wall_duration_seconds": (end - start) / 1e9,
+        "wall_start_seconds": np.where(start == 0, 0, start - zero) / 1e9, "wall_duration_seconds": (end - start) / 1e9,
         "cpu_seconds": np.array(entries[4::ENTRIES], np.float64),
     })
     return Packed(Columns.of_rows(map(row_of, looks), FIELDS), look, own)
@@ -74,7 +74,7 @@ def make_trace(records: Sequence[bytes | Packed], mesh_shape: dict[str, int]) ->
 def _opened(record: bytes | Packed) -> Packed:
     if isinstance(record, bytes):
         found = pickle.loads(record)
-        return pack(found) if isinstance(found, Record) else found
+        return found if isinstance(found, Packed) else pack(found)
     return record
 
 
@@ -90,7 +90,8 @@ def _sequences(events: Columns) -> npt.NDArray[np.int64]:
     """Which one of its kind each event is: of the collectives of its group, of the messages of its channel and tag."""
     messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent")
     at = np.flatnonzero(events.isin("kind", {"collective"}) | messages)
-    key = events.take(at).key("rank", "kind", "group", "peer", "tag")
+    fields = "rank", "kind", "group", "peer", "tag"
+    key = events.only(*fields).take(at).key(*fields)
     order = np.argsort(key, kind="stable")
     key = key[order]
     count = np.arange(len(at))

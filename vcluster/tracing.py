@@ -1,8 +1,8 @@
 """The record that a device keeps of what it does: one list, because to add to it costs less than a microsecond.
 
 Five entries stand for an event: what it was, where in the user's code, when it began and ended by the clock on the
-wall (in nanoseconds), and the seconds that it computed.  What it was is a `Template`, the same object for all events
-of one look, or, where more than that can differ, a `Row` of all fields of a `parallelism.trace.Event` but the rank.
+wall (in nanoseconds; 0: it does not say), and the seconds that it computed.  What it was is a `Template`, the same
+object for all events of one look, or, where more than that can differ, a `Row` of all fields of an event but the rank.
 `vcluster.records` makes a trace of the records of all devices.
 
 What a device computed between two calls is known by the CPU time of its thread, which is the same however crowded the
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from parallelism.event import Event
 
@@ -46,12 +46,8 @@ Template = tuple[str, str, dict[str, Any]]
 COMPUTE: Template = ("compute", "compute", {})
 
 
-class Record(NamedTuple):
-    """What one device did in one run."""
-
-    zero: int
-    """When the run began, by the clock on the wall."""
-    entries: list[Any]
+Record = tuple[int, list[Any]]
+"""What one device did in one run: when that began, by the clock on the wall, and the entries."""
 
 
 def row_of(what: Row | Template) -> Row:
@@ -106,9 +102,8 @@ class Recorder:
         """The record, complete."""
         self._flush_compute()
         self.stopped = True
-        record = Record(self._wall_zero, self._entries)
-        self._clear()
-        return record
+        entries, self._entries = self._entries, []
+        return self._wall_zero, entries
 
     @property
     def busy(self) -> bool:
@@ -132,7 +127,7 @@ class Recorder:
 
     def _append(self, row: Row, location: str | None) -> None:
         row[_SERIAL] = len(self._entries) // ENTRIES
-        self._entries.extend((row, location, self._wall_zero, self._wall_zero, 0.0))    # its times are its own
+        self._entries.extend((row, location, 0, 0, 0.0))    # its times are its own
 
     def add_collective(
         self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, work: int | None,
@@ -158,7 +153,7 @@ class Recorder:
 
     def add_traffic(self, kind: str, name: str, peer: int, **counted: int) -> None:
         """The event of a transfer whose time nobody took."""
-        self._entries.extend(((kind, name, {"peer": peer, **counted}), None, self._wall_zero, self._wall_zero, 0.0))
+        self._entries.extend(((kind, name, {"peer": peer, **counted}), None, 0, 0, 0.0))
 
     def serial(self, row: Row) -> int:
         """The number of an event on this rank."""

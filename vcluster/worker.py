@@ -211,7 +211,7 @@ class Worker:
 
     def _record(self) -> bytes | int:
         record = self.device.recorder.stop()
-        if len(record.entries) < LONG:
+        if len(record[1]) < LONG:
             return pickle.dumps(record, 5)
         packed = pack(record)
         try:

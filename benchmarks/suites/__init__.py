@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.plan import Plan
 from benchmarks.results import Results
-from benchmarks.suites import checks, collectives, messages, peers, run, startup
+from benchmarks.suites import checks, collectives, messages, peers, run, startup, tracing
 from benchmarks.systems import Say
 
 
@@ -27,6 +27,7 @@ SUITES = {
     "collectives": Suite("each collective by size, devices and memory", collectives.measure, collectives.report),
     "messages": Suite("round trips, and a stream, beside multiprocessing.Queue", messages.measure, messages.report),
     "checks": Suite("what supervision, checks and tracing cost an operation", checks.measure, checks.report),
+    "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""
