@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.plan import Plan
 from benchmarks.results import Results
-from benchmarks.suites import checks, collectives, idle, limits, messages, peers, run, startup, step
+from benchmarks.suites import checks, collectives, idle, limits, messages, peers, run, startup, step, tracing
 from benchmarks.systems import Say
 
 
@@ -30,6 +30,7 @@ SUITES = {
     "limits": Suite("how soon a mistake is told, and what is left behind", limits.measure, limits.report),
     "step": Suite("CPU time of a pipelined training step, beside one process", step.measure, step.report),
     "idle": Suite("devices that wait or have nothing to do, and waking them", idle.measure, idle.report),
+    "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""

@@ -120,6 +120,15 @@ def test_idle(tmp_path):
     ]
 
 
+def test_tracing(tmp_path):
+    steps = {"record", "merge", "save", "load", "count"}
+    each = {(what, 2, 8) for what in ("traced", "untraced")}
+    found = cells(figures(tmp_path, "tracing"))
+    assert each < found
+    assert {(what, devices) for what, devices, _ in found - each} == {
+        (what, 4) for step in steps for what in (step, f"{step}, CPU of the host")}
+
+
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):
     document = figures(tmp_path, "peers", "--operations", "all_reduce")
     for name, module in PEERS.items():

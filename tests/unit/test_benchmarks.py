@@ -107,7 +107,8 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
-        "startup", "run", "collectives", "messages", "checks", "limits", "step", "idle", "peers"
+        "startup", "run", "collectives", "messages", "checks", "limits", "step", "idle", "tracing",
+        "peers",
     ]
     assert max(map(len, lines)) <= 80
 
