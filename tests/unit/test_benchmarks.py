@@ -106,7 +106,7 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     assert command.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
-    assert list(SUITES) == ["startup", "run", "collectives", "messages", "checks", "peers"]
+    assert list(SUITES) == ["startup", "run", "collectives", "messages", "checks", "tracing", "peers"]
     assert max(map(len, lines)) <= 80
 
 
@@ -362,6 +362,11 @@ def pretended_results() -> Results:
         results.add("messages", system, "stream", [seconds], devices=2, nbytes=4 * MIB, memory="private")
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
         results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
+    for what in ("traced", "untraced"):
+        results.add("tracing", "ours", what, [0.1234], devices=64, nbytes=8)
+    for what in ("record", "merge", "save", "load", "count"):
+        for measured in (what, f"{what}, CPU of the host"):
+            results.add("tracing", "ours", measured, [0.1234], devices=4, nbytes=1 << 40, memory="1000000 events")
     return results
 
 
