@@ -132,7 +132,8 @@ class Body:
             finally:
                 self._conduct = None
                 release(self.arena, common)
-            replies = {rank: self._with_record(rank, reply) for rank, reply in conduct.replies.items()}
+            replies = conduct.replies
+            replies.update({rank: self._with_record(rank, reply) for rank, reply in replies.items()})
             self._told_generation = self._generation
             error = conduct.error(self._killed_for_memory)
             if error is not None:

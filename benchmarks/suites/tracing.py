@@ -65,6 +65,8 @@ def report(results: Results) -> str:
         with_it, without = found[devices, "traced"].seconds.median, found[devices, "untraced"].seconds.median
         rows.append([str(devices), seconds_text(with_it), seconds_text(without), f"{(with_it - without) * 1e6:.1f} us"])
     text = table(("devices", "all_reduce of 8 B", "without tracing", "so that costs"), rows)
+    if (DEVICES, "save") not in found:      # that process failed
+        return text
     rows = []
     for what, title in STEPS.items():
         wall, cpu = found[DEVICES, what], found[DEVICES, f"{what}, CPU of the host"]

@@ -372,6 +372,11 @@ def pretended_results() -> Results:
     results.add("idle", "vcluster", "wake", [123e-6], devices=2)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
         results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
+    for what in ("traced", "untraced"):
+        results.add("tracing", "ours", what, [0.1234], devices=64, nbytes=8)
+    for what in ("record", "merge", "save", "load", "count"):
+        for measured in (what, f"{what}, CPU of the host"):
+            results.add("tracing", "ours", measured, [0.1234], devices=4, nbytes=1 << 40, memory="1000000 events")
     return results
 
 
