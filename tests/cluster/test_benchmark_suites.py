@@ -123,7 +123,7 @@ def test_idle(tmp_path):
 def test_tracing(tmp_path):
     steps = {"record", "merge", "save", "load", "count"}
     each = {(what, 2, 8) for what in ("traced", "untraced")}
-    found = cells(figures(tmp_path, "tracing"))
+    found = cells(figures(tmp_path, "tracing")["measurements"])
     assert each < found
     assert {(what, devices) for what, devices, _ in found - each} == {
         (what, 4) for step in steps for what in (step, f"{step}, CPU of the host")}
