@@ -1,8 +1,9 @@
-"""What the startup suite runs in fresh interpreters: ``python -m benchmarks.fresh import MODULE [NAME]``, or
-``devices COUNT REPEATS``.
+"""What suites run in fresh interpreters: ``python -m benchmarks.fresh import MODULE [NAME]``, ``devices COUNT
+REPEATS``, or ``trace DEVICES EVENTS``.
 
-Prints one JSON object of lists of seconds; under ``memory`` of bytes, of each device when it is idle after its first
-run.  Imports stand inside the functions, since they are what is timed; nothing on the way here may import NumPy.
+Prints one JSON object of lists of seconds (and bytes); under ``memory`` of bytes, of each device when it is idle after
+its first run.  Imports stand inside the functions, since they are what is timed; nothing on the way here may import
+NumPy.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 
 def imports(module: str, *names: str) -> dict[str, list[float]]:
@@ -62,12 +64,60 @@ def proportional_set_size(pid: int) -> float | None:
     return next((float(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
 
 
+def trace(devices: int, events: int) -> dict[str, list[float]]:
+    """A trace of so many events: recorded, merged, saved, loaded and looked at; wall and CPU seconds of this process.
+
+    ``bytes`` is the most memory that this process held until it was saved, less what it held before.
+    """
+    import resource
+    import tempfile
+    from pathlib import Path
+
+    from vcluster.cluster import VirtualCluster
+
+    found: dict[str, list[float]] = {}
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    def timed(what: str, work: Callable[[], Any]) -> Any:
+        wall, cpu = time.perf_counter(), time.process_time()
+        value = work()
+        found[f"{what}, CPU of the host"] = [time.process_time() - cpu]
+        found[what] = [time.perf_counter() - wall]
+        return value
+
+    def work(device: Any, count: int) -> None:
+        template = "collective", "all_reduce", {
+            "axes": ("devices",), "group": device.group("devices"), "algorithm": "direct", "bytes_sent": 8,
+            "bytes_received": 8, "messages": 1, "sources": ((device.rank, 8),),
+        }
+        for _ in range(count):
+            start = device.recorder.enter()
+            device.recorder.add_repeated(template, "work.py:1", start)
+            device.recorder.leave()
+
+    with VirtualCluster(devices) as cluster, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        assert len(cluster.run(work, 10).trace) >= 10 * devices
+        before = peak()
+        run = timed("record", lambda: cluster.run(work, events // devices))
+        made = timed("merge", lambda: run.trace)
+        timed("save", lambda: made.save(path))
+        found["bytes"] = [peak() - before]
+        loaded = timed("load", lambda: type(made).load(path))
+        timed("count", lambda: (made.filter(kind="collective", rank=1).totals, made.count("all_reduce")))
+        if loaded != made or made.count("all_reduce") != events // devices:
+            raise SystemExit(f"a trace of {len(made)} events, loaded as one of {len(loaded)}")
+    return found
+
+
 def main(words: Sequence[str]) -> None:
     """Do what the words say."""
     if words[0] == "import":
         print(json.dumps(imports(*words[1:])))
     else:
-        print(json.dumps(devices(int(words[1]), int(words[2]))))
+        print(json.dumps({"devices": devices, "trace": trace}[words[0]](int(words[1]), int(words[2]))))
 
 
 if __name__ == "__main__":

@@ -17,19 +17,18 @@ An asynchronous recv or collective lasts just as long but does not hold the cloc
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from operator import attrgetter
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from parallelism.trace import HOST, Event
+import numpy as np
 
-_NAMES = [field.name for field in fields(Event)]
-_START, _DURATION = _NAMES.index("start_seconds"), _NAMES.index("duration_seconds")
-_VALUES = attrgetter(*_NAMES)
+from parallelism.columns import Columns, Table, codes, combined, whole_nanoseconds
+from parallelism.event import HOST, Event
 
-_Key = tuple[Any, ...]
+_NONE = -1
+_POINT, _COMPUTE, _WAIT, _COLLECTIVE, _SEND, _RECV, _OUTSIDE = range(7)
+"""What an event is to the clock: a point takes no time, what lies outside of it (children, memory) is only placed."""
 
 
 def replay(events_by_rank: Sequence[Sequence[Event]]) -> tuple[Event, ...]:
@@ -43,7 +42,13 @@ def replay(events_by_rank: Sequence[Sequence[Event]]) -> tuple[Event, ...]:
     events only.  The record of a failed run has events without partners, or even a circle of waits: such an
     event ends where it starts, and its rank goes on.
     """
-    return tuple(_Replay(events_by_rank).events())
+    columns = Columns.of(chain.from_iterable(events_by_rank))
+    return tuple(replay_columns(columns, [len(events) for events in events_by_rank]).events())
+
+
+def replay_columns(columns: Columns, lengths: Sequence[int]) -> Columns:
+    """`replay` of events by columns: rank after rank, so many of each."""
+    return _Replay(columns, lengths).columns()
 
 
 class _Replay:
@@ -51,58 +56,71 @@ class _Replay:
 
     Nothing a rank waits for depends on when others are looked at, only on their records: so every order of
     looking gives the same times, as in a network of Kahn's processes.
+
+    An event is known by its place among all of them.  Times are counted in whole nanoseconds if all are such.
+    The arrays are used through their memoryviews, which give Python's numbers, and take a quarter of a list's memory.
     """
 
-    def __init__(self, lanes: Sequence[Sequence[Event]]) -> None:
-        self.lanes = lanes
-        self.starts = [[0.0] * len(events) for events in lanes]
-        self.durations = [[0.0] * len(events) for events in lanes]
-        self.clock = [0.0] * len(lanes)
-        self.next = [0] * len(lanes)                        # by lane: the event to go on with
-        self.ready = list(range(len(lanes)))
-        self.blocked: dict[int, int] = {}                   # lane -> the event of its own that has to be over
+    def __init__(self, events: Columns, lengths: Sequence[int]) -> None:
+        self.events = events
+        ends = np.cumsum(lengths, dtype=np.int64)
+        self.ends: list[int] = ends.tolist()
+        self.next: list[int] = (ends - lengths).tolist()    # by lane: the event to go on with
+        self.roles, self.keys, self.sizes = _roles(events)
+        self.works = events.values("work")
+        seconds = events.numbers("cpu_seconds").astype(np.float64)
+        whole = whole_nanoseconds(seconds)
+        if whole is not None and int(np.abs(whole).max()) * len(events) >= 2**62:
+            whole = None
+        self.unit = 1.0 if whole is None else 1e9
+        costs = seconds if whole is None else whole
+        views: list[Any] = [costs.data, np.zeros_like(costs).data, np.zeros_like(costs).data]
+        self.costs, self.starts, self.durations = views
+        self.clock: list[float] = [0] * len(lengths)
+        self.ready = list(range(len(lengths)))
+        self.blocked = [_NONE] * len(lengths)               # by lane: the event of its own that has to be over
         self.issued: dict[tuple[int, int], int] = {}        # lane, work -> the event that started it
-        self.over: dict[tuple[int, int], float] = {}        # lane, event of an asynchronous operation -> its end
-        self.sent: dict[_Key, float] = {}                   # message -> when
-        self.arrived: dict[_Key, list[tuple[int, int]]] = {}        # message or collective -> who waits: lane, event
-        self.expected = Counter(_key(event) for events in lanes for event in events
-                                if event.kind in ("send", "collective") and event.parent is None)
+        self.over: dict[int, float] = {}                    # event of an asynchronous operation -> its end
+        self.sent: dict[int, float] = {}                    # message -> when
+        self.awaited: dict[int, list[tuple[int, int]]] = {}     # message -> who waits for it: lane, event
+        self.come: dict[int, list[tuple[int, int]]] = {}        # collective -> who has come: lane, event
 
-    def events(self) -> Iterator[Event]:
-        while self.ready or self.blocked:
-            if not self.ready:      # only a broken record comes here: those that are left wait for each other
-                for lane in list(self.blocked):
-                    self.resume(lane, self.clock[lane])
+    def columns(self) -> Columns:
+        while self.ready:
             self.advance(self.ready.pop())
-        for lane, events in enumerate(self.lanes):
-            self.place_children(lane)
-            for event, start, duration in zip(events, self.starts[lane], self.durations[lane], strict=True):
-                values = list(_VALUES(event))
-                values[_START], values[_DURATION] = start, duration
-                yield Event(*values)        # half the time of dataclasses.replace
+            if not self.ready:      # in a broken record some are left, and wait for each other
+                for lane, waited in enumerate(self.blocked):
+                    if waited != _NONE:
+                        self.resume(lane, self.clock[lane])
+        starts, durations = (np.asarray(times) / self.unit for times in (self.starts, self.durations))
+        if self.events.present("parent").any():
+            starts = self.with_children_placed(starts)
+        return self.events.with_columns(
+            start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None)
 
     def advance(self, lane: int) -> None:
         """Goes on with the lane, up to the next event that holds it."""
-        events, starts, durations = self.lanes[lane], self.starts[lane], self.durations[lane]
+        starts, durations, roles, costs, works = self.starts, self.durations, self.roles, self.costs, self.works
         clock = self.clock[lane]
-        for i in range(self.next[lane], len(events)):
-            event = events[i]
-            kind = event.kind
+        for i in range(self.next[lane], self.ends[lane]):
+            role = roles[i]
             starts[i] = clock
-            if event.parent is not None or kind == "memory":
+            if role == _COMPUTE:
+                durations[i] = cost = costs[i]
+                clock += cost
                 continue
-            if kind == "compute":
-                durations[i] = event.cpu_seconds
-                clock += event.cpu_seconds
+            if role == _OUTSIDE:
                 continue
+            work = works[i]
             waited = i
-            if kind == "wait":
-                waited = -1 if event.work is None else self.issued.get((lane, event.work), -1)
-                end = clock if waited < 0 else self.over.get((lane, waited))
+            end: float | None
+            if role == _WAIT:
+                waited = _NONE if work is None else self.issued.get((lane, work), _NONE)
+                end = clock if waited == _NONE else self.over.get(waited)
             else:
-                end = self.meet(lane, i, event)
-                if event.work is not None:
-                    self.issued[lane, event.work] = i
+                end = clock if role == _POINT else self.meet(lane, i, role, clock)
+                if work is not None:
+                    self.issued[lane, work] = i
                     if end is not None:
                         self.finish(lane, i, end)
                     continue
@@ -112,78 +130,105 @@ class _Replay:
             if end > clock:
                 durations[i] = end - clock
                 clock = end
-        self.clock[lane], self.next[lane] = clock, len(events)
+        self.clock[lane], self.next[lane] = clock, self.ends[lane]
 
-    def meet(self, lane: int, i: int, event: Event) -> float | None:
+    def meet(self, lane: int, i: int, role: int, start: float) -> float | None:
         """When the operation that starts here is over; None if that is up to others who have not come yet."""
-        start = self.starts[lane][i]
-        if event.kind == "collective":
-            key = _key(event)
-            if event.group is None or self.expected[key] != len(event.group):
-                return start
-            members = self.arrived.setdefault(key, [])
-            members.append((lane, i))
-            if len(members) < len(event.group):
+        key = self.keys[i]
+        if role == _COLLECTIVE:
+            members = self.come.get(key)
+            if members is None:
+                self.come[key] = [(lane, i)]
                 return None
-            end = max(self.starts[member][j] for member, j in members)
-            for member, j in members[:-1]:
+            if len(members) + 1 < self.sizes[i]:
+                members.append((lane, i))
+                return None
+            end = start
+            for _, j in members:
+                if self.starts[j] > end:
+                    end = self.starts[j]
+            for member, j in members:
                 self.finish(member, j, end)
+            del self.come[key]
             return end
-        if event.peer is None or event.peer == HOST:
-            return start
-        key = _key(event)
-        if event.kind == "send":
-            if self.sent.setdefault(key, start) == start:
-                for receiver, j in self.arrived.pop(key, ()):
-                    self.finish(receiver, j, start)
-        elif event.kind == "recv":
+        if role == _RECV:
             if key in self.sent:
                 return max(start, self.sent[key])
-            if key in self.expected:
-                self.arrived.setdefault(key, []).append((lane, i))
-                return None
+            self.awaited.setdefault(key, []).append((lane, i))
+            return None
+        if self.sent.setdefault(key, start) == start:
+            for receiver, j in self.awaited.pop(key, ()):
+                self.finish(receiver, j, start)
         return start
 
     def finish(self, lane: int, i: int, end: float) -> None:
         """The operation that event ``i`` of the lane started is over; a lane that it held goes on."""
-        end = max(end, self.starts[lane][i])
-        if self.lanes[lane][i].work is not None:
-            self.over[lane, i] = end
-            self.durations[lane][i] = end - self.starts[lane][i]
-        if self.blocked.get(lane) == i:
-            self.resume(lane, max(end, self.clock[lane]))
+        if self.works[i] is not None:
+            start = self.starts[i]
+            self.over[i] = end = max(end, start)
+            self.durations[i] = end - start
+        if self.blocked[lane] == i:
+            clock = self.clock[lane]
+            self.resume(lane, end if end > clock else clock)
 
     def resume(self, lane: int, end: float) -> None:
         """Ends the event that holds the lane."""
-        self.durations[lane][self.next[lane]] = end - self.clock[lane]
+        i = self.next[lane]
+        self.durations[i] = end - self.clock[lane]
         self.clock[lane] = end
-        self.next[lane] += 1
-        del self.blocked[lane]
+        self.next[lane] = i + 1
+        self.blocked[lane] = _NONE
         self.ready.append(lane)
 
-    def place_children(self, lane: int) -> None:
+    def with_children_placed(self, starts: Any) -> Any:
         """Puts what happened inside an operation at its start, whichever of the two was recorded first."""
-        events, starts = self.lanes[lane], self.starts[lane]
-        inner = [i for i, event in enumerate(events) if event.parent is not None]
-        if not inner:
-            return
-        place = {event.serial: i for i, event in enumerate(events)}
-        placed: set[int] = set()
-        for i in inner:
-            path = []
-            at: int | None = i
-            while at is not None and at not in placed and events[at].parent is not None:
-                placed.add(at)
-                path.append(at)
-                at = place.get(events[at].parent or 0)
-            for child in path:
-                starts[child] = starts[path[-1] if at is None else at]
+        serials, parents = self.events.values("serial"), self.events.values("parent")
+        begin = 0
+        for end in self.ends:
+            place = {serials[i]: i for i in range(begin, end)}
+            placed: set[int] = set()
+            for i in range(begin, end):
+                path = []
+                at: int | None = i
+                while at is not None and at not in placed and parents[at] is not None:
+                    placed.add(at)
+                    path.append(at)
+                    at = place.get(parents[at])
+                for child in path:
+                    starts[child] = starts[path[-1] if at is None else at]
+            begin = end
+        return starts
 
 
-def _key(event: Event) -> _Key:
-    """What the events that belong together have in common: the message, or the collective."""
-    if event.kind == "collective":
-        return event.group, event.sequence
-    if event.kind == "send":
-        return event.rank, event.peer, event.tag, event.sequence
-    return event.peer, event.rank, event.tag, event.sequence
+def _roles(events: Columns) -> tuple[memoryview, memoryview, memoryview]:
+    """What each event is to the clock, what those that belong together have in common, and how many they are.
+
+    An operation that cannot meet its partners, because there are none in the records, is a point.
+    """
+    outermost = ~events.present("parent")
+    roles = np.full(len(events), _OUTSIDE, np.uint8)
+    roles[outermost & ~events.isin("kind", {"memory"})] = _POINT
+    for kind, role in (("compute", _COMPUTE), ("wait", _WAIT)):
+        roles[outermost & events.isin("kind", {kind})] = role
+    keys, sizes = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
+
+    at = np.flatnonzero(outermost & events.isin("kind", {"collective"}))
+    collectives = events.only("group", "sequence").take(at)
+    keys[at] = key = collectives.key("group", "sequence")
+    group = collectives["group"]
+    assert isinstance(group, Table)
+    sizes[at] = size = np.array([-1 if ranks is None else len(ranks) for ranks in group.values], np.int64)[group.index]
+    _, place, came = np.unique(key, return_inverse=True, return_counts=True)
+    roles[at[(came[place] == size) & (size > 1)]] = _COLLECTIVE
+
+    between = events.present("peer") & ~events.isin("peer", {HOST})
+    at = np.flatnonzero(outermost & between & events.isin("kind", {"send", "recv"}))
+    messages = events.only("kind", "rank", "peer", "tag", "sequence").take(at)
+    sends = messages.isin("kind", {"send"})
+    rank, peer = messages.numbers("rank"), messages.numbers("peer")
+    keys[at] = key = combined(
+        codes(np.where(sends, rank, peer)), codes(np.where(sends, peer, rank)), messages.key("tag"),
+        messages.key("sequence"))
+    roles[at[sends]] = _SEND
+    roles[at[~sends & np.isin(key, key[sends])]] = _RECV
+    return roles.data, keys.data, sizes.data

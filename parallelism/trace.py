@@ -1,77 +1,21 @@
-"""One type for what was measured and for what was predicted: `Event`, and the `Trace` made of them."""
+"""One type for what was measured and for what was predicted: the `Trace`, a sequence of `Event`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from os import PathLike
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.columns import Columns, operations, sums
+from parallelism.event import HOST, KINDS, Event
+
 __all__ = ["HOST", "KINDS", "Event", "RankTotals", "Trace"]
-
-HOST = -1
-"""The peer of a message between a device and the process that owns the cluster."""
-
-KINDS = ("compute", "collective", "send", "recv", "wait", "h2d", "d2h", "memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that one rank did.
-
-    ``start_seconds`` and ``duration_seconds`` are virtual time, filled in by `parallelism.timeline`;
-    ``wall_*`` is what the clock on the wall said, counted from the start of the run.  The two are never mixed.
-    """
-
-    rank: int
-    kind: str
-    """One of `KINDS`."""
-    name: str
-    """The collective's name, the label of a compute block, the category of a memory event."""
-    start_seconds: float = 0.0
-    duration_seconds: float = 0.0
-    wall_start_seconds: float = 0.0
-    wall_duration_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    """CPU time of the device's thread (compute), or what ``seconds=`` declared."""
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    messages: int = 0
-    """Messages this rank sent."""
-    flops: float = 0.0
-    nbytes: float = 0.0
-    """Memory traffic declared for a compute; bytes held (negative: freed) for a memory event."""
-    axes: tuple[str, ...] | None = None
-    group: tuple[int, ...] | None = None
-    """The ranks that took part, in group order."""
-    peer: int | None = None
-    """The other rank of a send or a recv; `HOST` (-1) is the host."""
-    algorithm: str | None = None
-    stage: int | None = None
-    microbatch: int | None = None
-    phase: str | None = None
-    """The pipeline action: F, B, I or W."""
-    tag: int | None = None
-    sequence: int | None = None
-    """Which operation of its group (or message of its channel and tag) this is, from 0: what belongs together."""
-    work: int | None = None
-    """Number of the asynchronous operation that starts here; a ``wait`` event with the same number ends it."""
-    parent: int | None = None
-    """Number (``serial``) of the collective on this rank inside which this message was sent; such events are
-    outside the totals."""
-    serial: int = 0
-    """Place in the record of this rank, from 0."""
-    sources: tuple[tuple[int, int], ...] = ()
-    """For a collective: (rank, bytes received from it)."""
-    dtype: str | None = None
-    shape: tuple[int, ...] | None = None
-    location: str | None = None
-    """``file:line`` of the user's code."""
 
 
 class RankTotals(NamedTuple):
@@ -92,7 +36,7 @@ _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
 _WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Trace(Sequence[Event]):
     """What happened, or what would: an immutable sequence of `Event`, in the order of record within each rank.
 
@@ -111,7 +55,6 @@ class Trace(Sequence[Event]):
     the trace tells about (default: all).  ``ValueError`` for a rank outside ``size``, and for a mesh of another size.
     """
 
-    events: tuple[Event, ...]
     size: int
     """The number of devices of the cluster."""
     mesh_shape: tuple[tuple[str, int], ...] | None
@@ -121,14 +64,23 @@ class Trace(Sequence[Event]):
     """The devices this trace tells about, idle ones included: all of them, or those it was filtered for."""
     host_traffic: bool
     """Whether totals are over the traffic with the host, as after ``filter(kind="h2d")``, and over nothing else."""
+    columns: Columns = field(init=False)
+    """The events by columns, from which everything here is found."""
+    events: tuple[Event, ...] = cast(Any, cached_property(lambda self: tuple(self.columns.events())))
+    """All events, each an object of its own: those that were given, or made when this is first asked for."""
 
     def __init__(
-        self, events: Iterable[Event], size: int | None = None, *,
+        self, events: Iterable[Event] | Columns, size: int | None = None, *,
         mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None, hardware: str | None = None,
         ranks: Iterable[int] | None = None, host_traffic: bool = False,
     ) -> None:
-        events = tuple(events)
-        occurring = {event.rank for event in events}
+        if isinstance(events, Columns):
+            columns = events
+        else:
+            events = tuple(events)
+            columns = Columns.of(events)
+            object.__setattr__(self, "events", events)
+        occurring = columns.distinct("rank")
         size = max(occurring, default=-1) + 1 if size is None else size
         told = tuple(sorted(occurring.union(range(size) if ranks is None else ranks)))
         if told and (told[0] < 0 or told[-1] >= size):
@@ -138,22 +90,46 @@ class Trace(Sequence[Event]):
         if shape is not None and prod(extent for _, extent in shape) != size:
             raise ValueError(f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
                              f"the trace has {size}")
-        for name, value in (("events", events), ("size", size), ("mesh_shape", shape), ("hardware", hardware),
+        for name, value in (("columns", columns), ("size", size), ("mesh_shape", shape), ("hardware", hardware),
                             ("ranks", told), ("host_traffic", host_traffic)):
             object.__setattr__(self, name, value)
 
+    def _of(self, columns: Columns, ranks: Iterable[int] | None = None, host_traffic: bool = False) -> Trace:
+        """Some of these events."""
+        return Trace(columns, self.size, mesh_shape=self.mesh_shape, hardware=self.hardware,
+                     ranks=self.ranks if ranks is None else ranks, host_traffic=self.host_traffic or host_traffic)
+
     def __len__(self) -> int:
-        return len(self.events)
+        return len(self.columns)
 
     @overload
     def __getitem__(self, item: int) -> Event: ...
     @overload
     def __getitem__(self, item: slice) -> Trace: ...
     def __getitem__(self, item: int | slice) -> Event | Trace:
-        return replace(self, events=self.events[item]) if isinstance(item, slice) else self.events[item]
+        if isinstance(item, slice):
+            return self._of(self.columns.take(item))
+        if "events" in self.__dict__:
+            return self.events[item]
+        place = range(len(self))[item]
+        return next(self.columns.take(slice(place, place + 1)).events())
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(self.events)
+        return iter(self.events) if "events" in self.__dict__ else self.columns.events()
+
+    def _header(self) -> tuple[Any, ...]:
+        return self.size, self.mesh_shape, self.hardware, self.ranks, self.host_traffic
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self is other or (self._header() == other._header() and self.columns == other.columns)
+
+    def __hash__(self) -> int:
+        return hash((len(self), self._header()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _trace, (self.columns, *self._header())
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self)} events on {self.size} devices, {self.makespan_seconds:.6g} s of virtual time>"
@@ -180,12 +156,12 @@ class Trace(Sequence[Event]):
             raise ValueError(f"no kind of event is called {sorted(unknown)[0]!r}; the kinds are {', '.join(KINDS)}")
         if axes is not None:
             wanted["axes"] = {(axes,) if isinstance(axes, str) else tuple(axes)}
-        events: Iterable[Event] = self.events
-        for field, values in wanted.items():
-            events = [event for event in events if getattr(event, field) in values]
+        columns = self.columns
+        for of, values in wanted.items():
+            columns = columns.take(columns.isin(of, values))
         host = (bool(kinds) and kinds <= _HOST_KINDS) or wanted.get("peer") == {HOST}
         ranks = tuple(r for r in self.ranks if r in wanted.get("rank", self.ranks))
-        return replace(self, events=tuple(events), ranks=ranks, host_traffic=self.host_traffic or host)
+        return self._of(columns, ranks, host)
 
     def count(self, name: str, rank: int | None = None) -> int:     # of a name, where a Sequence counts a value
         """How many operations of that name took place.
@@ -193,49 +169,49 @@ class Trace(Sequence[Event]):
         A collective counts once for each group that took part, however many ranks that is; with ``rank``, those
         that rank joined.  Anything else (a compute block, a message's send or its recv) counts once per event.
         """
-        groups: set[tuple[tuple[int, ...] | None, int]] = set()
-        others = 0
-        for event in self.events:
-            if event.name == name and event.parent is None and event.kind != "wait" and rank in (None, event.rank):
-                if event.kind == "collective" and event.sequence is not None:
-                    groups.add((event.group, event.sequence))
-                else:
-                    others += 1
-        return len(groups) + others
+        columns = self.columns.only("name", "kind", "rank", "parent", "group", "sequence")
+        wanted = columns.isin("name", {name}) & ~columns.present("parent") & ~columns.isin("kind", {"wait"})
+        if rank is not None:
+            wanted &= columns.isin("rank", {rank})
+        return operations(columns.take(wanted))
 
     def by_rank(self) -> tuple[tuple[Event, ...], ...]:
         """The events of each rank, 0 to size-1, as `parallelism.timeline.replay` takes them."""
         lanes: list[list[Event]] = [[] for _ in range(self.size)]
-        for event in self.events:
+        for event in self:
             lanes[event.rank].append(event)
         return tuple(map(tuple, lanes))
 
     # Totals
 
-    def _is_counted(self, event: Event) -> bool:
-        """Whether the bytes of this event are in the totals."""
-        if event.parent is not None or event.kind not in _TRAFFIC_KINDS:
-            return False
-        return (event.kind in _HOST_KINDS or event.peer == HOST) == self.host_traffic
+    def _outermost(self, kinds: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Which events are of these kinds, and inside no collective."""
+        return self.columns.isin("kind", kinds) & ~self.columns.present("parent")
+
+    def _counted(self) -> Columns:
+        """The events whose bytes are in the totals."""
+        columns = self.columns.only(
+            "kind", "rank", "peer", "parent", "bytes_sent", "bytes_received", "messages", "sources")
+        host = columns.isin("kind", _HOST_KINDS) | columns.isin("peer", {HOST})
+        return columns.take(self._outermost(_TRAFFIC_KINDS) & (host == self.host_traffic))
 
     @cached_property
     def totals(self) -> Mapping[int, RankTotals]:
         """The totals of each of `ranks`."""
-        sums: dict[int, list[Any]] = {rank: list(RankTotals()) for rank in self.ranks}
-        for event in self.events:
-            if event.parent is not None:
-                continue
-            sum_ = sums[event.rank]
-            if event.kind == "compute":
-                sum_[0] += event.duration_seconds
-            elif event.kind in _WAITING_KINDS and (event.work is None or event.kind == "wait"):
-                sum_[1] += event.duration_seconds
-            sum_[5] += event.flops
-            if self._is_counted(event):
-                sum_[2] += event.bytes_sent
-                sum_[3] += event.bytes_received
-                sum_[4] += event.messages
-        return {rank: RankTotals(*sum_) for rank, sum_ in sums.items()}
+        columns = self.columns.only("kind", "rank", "work", "parent", "duration_seconds", "flops")
+
+        def by_rank(events: Columns, field: str) -> list[Any]:
+            places = np.searchsorted(np.array(self.ranks), events.numbers("rank"))
+            return sums(events.numbers(field), places, len(self.ranks))
+
+        blocking = ~columns.present("work") | columns.isin("kind", {"wait"})
+        waiting, counted = columns.take(self._outermost(_WAITING_KINDS) & blocking), self._counted()
+        found = zip(
+            by_rank(columns.take(self._outermost({"compute"})), "duration_seconds"),
+            by_rank(waiting, "duration_seconds"),
+            *(by_rank(counted, field) for field in ("bytes_sent", "bytes_received", "messages")),
+            by_rank(columns.take(~columns.present("parent")), "flops"), strict=True)
+        return {rank: RankTotals(*sums_) for rank, sums_ in zip(self.ranks, found, strict=True)}
 
     def _total(self, field: str, rank: int | None) -> Any:
         if rank is None:
@@ -268,10 +244,13 @@ class Trace(Sequence[Event]):
         """`peak_bytes` of each rank that held anything."""
         held: dict[int, float] = {}
         peaks: dict[int, int] = {}
-        for event in self.events:
-            if event.kind == "memory" and category in (None, event.name):
-                held[event.rank] = now = held.get(event.rank, 0) + event.nbytes
-                peaks[event.rank] = max(peaks.get(event.rank, 0), int(now))
+        wanted = self.columns.isin("kind", {"memory"})
+        if category is not None:
+            wanted &= self.columns.isin("name", {category})
+        events = self.columns.take(wanted)
+        for rank, nbytes in zip(events.values("rank"), events.values("nbytes"), strict=True):
+            held[rank] = now = held.get(rank, 0) + nbytes
+            peaks[rank] = max(peaks.get(rank, 0), int(now))
         return peaks
 
     def communication_matrix(self) -> npt.NDArray[np.int64]:
@@ -283,12 +262,16 @@ class Trace(Sequence[Event]):
         if self.host_traffic:
             raise ValueError("a communication matrix is between devices; this trace was filtered for host traffic")
         matrix = np.zeros((self.size, self.size), np.int64)
-        for event in self.events:
-            if self._is_counted(event):
-                if event.kind == "recv" and event.peer is not None:
-                    matrix[event.peer, event.rank] += event.bytes_received
-                for source, nbytes in event.sources:
-                    matrix[source, event.rank] += nbytes
+        counted = self._counted()
+        received = counted.take(counted.isin("kind", {"recv"}) & counted.present("peer"))
+        np.add.at(matrix, (received.numbers("peer"), received.numbers("rank")), received.numbers("bytes_received"))
+        sources = counted.take(~counted.isin("sources", {()}))
+        _, first, times = np.unique(sources.key("rank", "sources"), return_index=True, return_counts=True)
+        different = sources.take(first)
+        several = zip(different.values("rank"), different.values("sources"), times.tolist(), strict=True)
+        for rank, told, count in several:
+            for source, nbytes in told:
+                matrix[source, rank] += count * nbytes
         return matrix
 
     # Time
@@ -296,10 +279,10 @@ class Trace(Sequence[Event]):
     @cached_property
     def makespan_seconds(self) -> float:
         """Virtual time from the first start to the last end; a whole run starts at 0."""
-        if not self.events:
+        if not len(self):
             return 0.0
-        end = max(event.start_seconds + event.duration_seconds for event in self.events)
-        return end - min(event.start_seconds for event in self.events)
+        starts = self.columns.numbers("start_seconds")
+        return float((starts + self.columns.numbers("duration_seconds")).max() - starts.min())
 
     @property
     def bubble_fraction(self) -> float:
@@ -315,14 +298,13 @@ class Trace(Sequence[Event]):
         on zero-bubble schedules count (Qi et al., Zero Bubble Pipeline Parallelism, section 5): a stage that
         starts late and ends late, and so could take up the next step meanwhile, is not charged for it.
         """
-        spans: dict[int, tuple[float, float]] = {}
-        for event in self.events:
-            if event.kind == "compute" and event.parent is None:
-                first, last = spans.get(event.rank, (event.start_seconds, event.start_seconds))
-                end = event.start_seconds + event.duration_seconds
-                spans[event.rank] = min(first, event.start_seconds), max(last, end)
-        span, minus_busy = max(((last - first, -self.totals[rank].compute_seconds)
-                                for rank, (first, last) in spans.items()), default=(0.0, 0.0))
+        computes = self.columns.take(self._outermost({"compute"}))
+        starts, ranks = computes.numbers("start_seconds"), computes.numbers("rank")
+        first, last = np.full(self.size, np.inf), np.full(self.size, -np.inf)
+        np.minimum.at(first, ranks, starts)
+        np.maximum.at(last, ranks, starts + computes.numbers("duration_seconds"))
+        span, minus_busy = max(((float(last[rank] - first[rank]), -self.totals[rank].compute_seconds)
+                                for rank in computes.distinct("rank")), default=(0.0, 0.0))
         return (span + minus_busy) / span if span else 0.0
 
     # Files and reports
@@ -331,7 +313,7 @@ class Trace(Sequence[Event]):
         """Writes the whole trace as JSON; `load` gives an equal one.  ``ValueError`` for an event that is malformed."""
         from parallelism import trace_files
 
-        trace_files.save(path, self, Event, KINDS)
+        trace_files.save(path, self)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Trace:
@@ -342,9 +324,9 @@ class Trace(Sequence[Event]):
         """
         from parallelism import trace_files
 
-        events, header = trace_files.load(path, Event, KINDS)
+        columns, header = trace_files.load(path)
         try:
-            return cls(events, **header)
+            return cls(columns, **header)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -365,3 +347,6 @@ class Trace(Sequence[Event]):
 
         return trace_summary.as_html(self)
 
+
+def _trace(columns: Columns, size: int, mesh_shape: Any, hardware: str | None, ranks: Any, host_traffic: bool) -> Trace:
+    return Trace(columns, size, mesh_shape=mesh_shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic)

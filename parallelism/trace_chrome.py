@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parallelism.columns import DEFAULTS
+from parallelism.event import Event
+
 if TYPE_CHECKING:
-    from parallelism.trace import Event, Trace
+    from parallelism.trace import Trace
 
 _TRACKS = ("compute", "communication")
 _COMMUNICATION = frozenset(("collective", "send", "recv", "wait", "h2d", "d2h"))
@@ -42,12 +44,11 @@ def _records(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         for track, name in enumerate(_TRACKS):
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
-    optional = [(field.name, field.default) for field in fields(trace.events[0]) if field.name not in _PLACED] \
-        if trace.events else []
-    sent = {_message(event) for event in trace.events if _is_message(event, "send")}
-    received = {_message(event) for event in trace.events if _is_message(event, "recv")}
+    optional = [(name, default) for name, default in DEFAULTS.items() if name not in _PLACED]
+    sent = {_message(event) for event in trace.filter(kind="send") if _is_message(event)}
+    received = {_message(event) for event in trace.filter(kind="recv") if _is_message(event)}
     arrows = {message: number for number, message in enumerate(sorted(sent & received, key=repr))}
-    for event in trace.events:
+    for event in trace:
         if event.parent is not None or event.kind == "memory":
             continue
         start, duration = event.start_seconds * 1e6, event.duration_seconds * 1e6
@@ -66,8 +67,8 @@ def _records(trace: Trace) -> Iterator[dict[str, Any]]:
                            {"ph": "f", "bp": "e", "ts": start + duration})
 
 
-def _is_message(event: Event, kind: str) -> bool:
-    return event.kind == kind and event.parent is None and event.peer is not None and event.peer >= 0
+def _is_message(event: Event) -> bool:
+    return event.parent is None and event.peer is not None and event.peer >= 0
 
 
 def _message(event: Event) -> tuple[Any, ...]:

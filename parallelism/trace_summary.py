@@ -9,6 +9,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from parallelism.columns import operations
+
 if TYPE_CHECKING:
     from parallelism.trace import Trace
 
@@ -55,8 +59,9 @@ def as_html(trace: Trace) -> str:
 def _headline(trace: Trace) -> list[str]:
     mesh = "" if trace.mesh_shape is None else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
     devices = f"{trace.size} device{'s' * (trace.size != 1)}{mesh}"
-    wall = max((e.wall_start_seconds + e.wall_duration_seconds for e in trace.events), default=0.0) - min(
-        (e.wall_start_seconds for e in trace.events), default=0.0)
+    starts = trace.columns.numbers("wall_start_seconds")
+    ends = starts + trace.columns.numbers("wall_duration_seconds")
+    wall = float(ends.max() - starts.min()) if len(trace) else 0.0
     told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
     traffic = "with the host" if trace.host_traffic else "between devices"
     return [
@@ -77,18 +82,19 @@ def _tables(trace: Trace) -> list[_Table]:
     columns = ["rank", "compute", "waiting", "received", "sent", "messages", "flops", *(["peak"] if held else [])]
     tables = [_Table(columns, ranks, 0)]
 
-    groups: dict[tuple[str, str, str], tuple[set[object], list[int]]] = {}
-    for event in trace.events:
-        if event.kind == "collective" and event.parent is None:
-            axes = "-" if event.axes is None else ", ".join(event.axes)
-            operations, sums = groups.setdefault((event.name, event.algorithm or "direct", axes), (set(), [0, 0]))
-            operations.add(id(event) if event.sequence is None else (event.group, event.sequence))
-            sums[0] += event.bytes_received
-            sums[1] += event.bytes_sent
+    events = trace.columns
+    events = events.take(events.isin("kind", {"collective"}) & ~events.present("parent"))
+    _, firsts, place = np.unique(events.key("name", "algorithm", "axes"), return_index=True, return_inverse=True)
+    groups = []
+    for i in np.argsort(firsts):
+        alike = events.take(place == i)
+        first = next(alike.take(slice(1)).events())
+        received, sent = (sum(alike.values(field)) for field in ("bytes_received", "bytes_sent"))
+        groups.append([fit(first.name, 18), fit(first.algorithm or "direct", 18),
+                       fit("-" if first.axes is None else ", ".join(first.axes), 12),
+                       str(operations(alike)), nbytes(received), nbytes(sent)])
     if groups:
-        tables.append(_Table(["collective", "algorithm", "axes", "count", "received", "sent"], [
-            [fit(name, 18), fit(algorithm, 18), fit(axes, 12), str(len(operations)), nbytes(received), nbytes(sent)]
-            for (name, algorithm, axes), (operations, (received, sent)) in groups.items()], 3))
+        tables.append(_Table(["collective", "algorithm", "axes", "count", "received", "sent"], groups, 3))
     return tables
 
 

@@ -133,6 +133,7 @@ class Body:
                 self._conduct = None
                 release(self.arena, common)
             replies = conduct.replies
+            replies.update({rank: self._with_record(rank, reply) for rank, reply in replies.items()})
             self._told_generation = self._generation
             error = conduct.error(self._killed_for_memory)
             if error is not None:
@@ -152,7 +153,14 @@ class Body:
             if refused is not None:
                 raise refused
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
-            return Run(self._mesh, program, list(outputs.values()), [reply.record for reply in done])
+            records = [reply.record for reply in done if not isinstance(reply.record, int)]
+            return Run(self._mesh, program, list(outputs.values()), records)
+
+    def _with_record(self, rank: int, reply: Reply) -> Reply:
+        """The reply with the record itself, where it only said where that lies."""
+        if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
+            return reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
+        return reply
 
     def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], Exception | None]:
         """What the devices that came to their end returned, by rank; and the first exception of a class that refuses to

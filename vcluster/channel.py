@@ -24,7 +24,7 @@ from vcluster.pending import Owner, Pending
 from vcluster.places import here
 from vcluster.reused import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.tasks import Wait
-from vcluster.tracing import MessageTemplate
+from vcluster.tracing import Row, Template, message_template
 from vcluster.values import check_shape
 
 MOST_LOOKS = 64
@@ -62,7 +62,7 @@ class VirtualChannel:
         self._mailbox = owner.endpoint.mailbox(owner.endpoint.layout.endpoint(peer))
         self._repeats = self.repeats and bool(self._capacity) and owner.endpoint.queues is None
         self._looks: set[tuple[int, np.dtype[Any], tuple[int, ...]]] = set()
-        self._outgoing: dict[tuple[int, np.dtype[Any], tuple[int, ...]], tuple[MessageTemplate, ReusedBlocks]] = {}
+        self._outgoing: dict[tuple[int, np.dtype[Any], tuple[int, ...]], tuple[Template, ReusedBlocks]] = {}
         """For each (tag, dtype, shape) that was sent more than once."""
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class VirtualChannel:
         finally:
             recorder.leave()
 
-    def _send_again(self, known: tuple[MessageTemplate, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
+    def _send_again(self, known: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
         """Send an array that looks like an earlier one; False, and nothing done, if it cannot go the short way now."""
         if self._owner.endpoint.tasks.lanes or type(tag) is not int:
             return False
@@ -112,7 +112,7 @@ class VirtualChannel:
         if type(x) is np.ndarray and self._repeats and x.nbytes <= REUSED_BYTES and len(self._looks) < MOST_LOOKS:
             key = tag, x.dtype, x.shape
             if key in self._looks:
-                template = MessageTemplate("send", self._peer, tag, x.nbytes)
+                template = message_template("send", self._peer, tag, x.nbytes)
                 self._outgoing[key] = template, self._mailbox.reuse_blocks(encoded)
             self._looks.add(key)
 
@@ -160,8 +160,8 @@ class VirtualChannel:
                 np.copyto(out, elements)
         finally:
             self._mailbox.read(block)
-        if block.template is None or block.template.tag != tag:
-            block.template = MessageTemplate("recv", self._peer, tag, block.nbytes)
+        if block.template is None or block.template[2]["tag"] != tag:
+            block.template = message_template("recv", self._peer, tag, block.nbytes)
         self._owner.recorder.add_repeated(block.template, here(2), start)
         return out
 
@@ -205,7 +205,7 @@ class VirtualChannel:
         return f"{name}({way} {_name(self._peer)}, tag {tag})"
 
     def _receiving(
-        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: list[Any], start:
+        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: Row, start:
         int
     ) -> Generator[Wait, None, Any]:
         envelope: Envelope = yield from self._mailbox.receiving(tag)
@@ -234,13 +234,13 @@ class VirtualChannel:
                 ranks=(self._rank, self._peer), operation="irecv",
             )
 
-    def _sent(self, nbytes: int, tag: int, work: int | None) -> list[Any]:
+    def _sent(self, nbytes: int, tag: int, work: int | None) -> Row:
         return self._event("send", tag, work, bytes_sent=nbytes, messages=1)
 
-    def _receives(self, tag: int, work: int | None) -> list[Any]:
+    def _receives(self, tag: int, work: int | None) -> Row:
         return self._event("recv", tag, work)
 
-    def _event(self, kind: str, tag: int, work: int | None, **values: Any) -> list[Any]:
+    def _event(self, kind: str, tag: int, work: int | None, **values: Any) -> Row:
         return self._owner.recorder.add(kind, kind, peer=self._peer, tag=tag, work=work, location=here(2), **values)
 
 

@@ -29,7 +29,7 @@ from vcluster.repeated import Repeated, Unlike
 from vcluster.status import Lane
 from vcluster.stepwise import run_stepwise
 from vcluster.tasks import Steps, Wait
-from vcluster.tracing import Recorder, Template
+from vcluster.tracing import Recorder, Row, Template, collective_template
 from vcluster.values import (
     SCALAR,
     as_array,
@@ -185,14 +185,14 @@ class Collectives:
             template = plan.template
             assert template is not None
             if out is None and site.drops_result and plan.result_counts:
-                self.dropped.setdefault(site.location, template.name)
-            recorder.begins(template.name, site.location)
+                self.dropped.setdefault(site.location, template[1])
+            recorder.begins(template[1], site.location)
             try:
                 result = repeated.run(x, out, shown)
             except Unlike as unlike:
                 plan.forget_repeated()
                 steps = partial(self._one, plan, x, x, out, posted=unlike.posted)
-                return self._drive(plan, steps, template.name, False, out is not None)
+                return self._drive(plan, steps, template[1], False, out is not None)
             recorder.add_repeated(template, site.location, start)
             return result
         finally:
@@ -222,8 +222,7 @@ class Collectives:
             recorder.leave()
 
     def _one(
-        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: list[Any], *,
-        posted: Posted | None = None,
+        self, plan: Plan, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *, posted: Posted | None = None,
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The result of one call, in the form in which its value was given."""
         call = plan.call
@@ -239,7 +238,7 @@ class Collectives:
             group = self._groups[call.ranks]
             plan.repeated = Repeated(self.endpoint, group, calls, plan.reduction, plan.lane, plan.what)
             name = event[1]
-            plan.template = Template(name, call.axes, call.ranks, call.algorithm or "direct", told)
+            plan.template = collective_template(name, call.axes, call.ranks, call.algorithm or "direct", told)
         if call.kind in ("broadcast", "permute"):
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
             if out is None:
@@ -251,7 +250,7 @@ class Collectives:
         return result, told
 
     def _reduce_tree(
-        self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: list[Any]
+        self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The leaves of each dtype, one after the other in one buffer."""
         arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
@@ -274,7 +273,7 @@ class Collectives:
 
     def _carry_out(
         self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None,
-        event: list[Any], posted: Posted | None,
+        event: Row, posted: Posted | None,
     ) -> Generator[Wait, None, tuple[Any, list[Call]]]:
         group = self._groups.get(call.ranks)
         if group is None:
@@ -291,10 +290,10 @@ class Collectives:
     def _is_direct(self, call: Call) -> bool:
         return call.algorithm in (None, "direct") and not self._by_messages
 
-    def _child(self, parent: list[Any], kind: str, peer: int, nbytes: int) -> None:
+    def _child(self, parent: Row, kind: str, peer: int, nbytes: int) -> None:
         """A message inside a collective."""
         counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
-        self.recorder.add(kind, "message", peer=peer, parent=self.recorder.serial(parent), **counted)
+        self.recorder.add(kind, "message", None, peer=peer, parent=self.recorder.serial(parent), **counted)
 
     def _outside(self, kind: str, x: Any, out: Any, async_op: bool) -> Any:
         """A rank in none of the groups: zeros like its x."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from parallelism.trace import Event
+from parallelism.trace import HOST, Event
 from vcluster.crew import Died
 from vcluster.errors import (
     ChannelClosedError,
@@ -22,8 +21,8 @@ from vcluster.errors import (
     ranks_in_words,
 )
 from vcluster.failures import Failure
+from vcluster.records import columns_of
 from vcluster.status import LastSeen
-from vcluster.tracing import events_of
 from vcluster.worker import Cancelled, Done, Failed
 
 MOST_LINES = 16
@@ -183,16 +182,21 @@ def _sent_at(ranks: tuple[int, ...], replies: Mapping[int, Reply]) -> str | None
     if receiver is None or sender is None or isinstance(receiver, Died) or isinstance(sender, Died):
         return None
     taken = [
-        event for event in events_of(ranks[0], pickle.loads(receiver.record))
+        event for event in _events(ranks[0], receiver)
         if event.kind == "recv" and event.peer == ranks[1] and event.parent is None and event.wall_duration_seconds
     ]
     if not taken:
         return None
     last = max(taken, key=lambda event: event.wall_start_seconds + event.wall_duration_seconds)
-    for event in events_of(ranks[1], pickle.loads(sender.record)):
+    for event in _events(ranks[1], sender):
         if event.kind == "send" and event.peer == ranks[0] and (event.tag, event.sequence) == (last.tag, last.sequence):
             return event.location
     return None
+
+
+def _events(rank: int, reply: Done | Failed | Cancelled) -> list[Event]:
+    assert not isinstance(reply.record, int)
+    return list(columns_of({rank: reply.record}).events())
 
 
 def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
@@ -225,14 +229,15 @@ def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
     sends: dict[Any, list[Event]] = {}
     received: Counter[Any] = Counter()
     for rank, reply in done.items():
-        for event in events_of(rank, pickle.loads(reply.record)):
-            if event.parent is not None or event.peer is None or event.peer < 0:
-                continue
+        assert not isinstance(reply.record, int)
+        events = columns_of({rank: reply.record})
+        messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent") & ~events.isin("peer", {HOST})
+        for event in events.take(messages).events():
             if event.kind == "send":
                 sends.setdefault((rank, event.peer, event.tag), []).append(event)
-            elif event.kind == "recv":
+            else:
                 received[event.peer, rank, event.tag] += 1
     return [
-        (events[received[key]], len(events) - received[key])
-        for key, events in sends.items() if len(events) > received[key]
+        (sent[received[key]], len(sent) - received[key])
+        for key, sent in sends.items() if len(sent) > received[key]
     ]

@@ -48,5 +48,5 @@ class Pending:
         try:
             return self._owner.endpoint.tasks.wait(self._task)
         finally:
-            recorder.add("wait", self._name, work=self._number, **recorder.since(start))
+            recorder.add("wait", self._name, None, work=self._number, **recorder.since(start))
             recorder.leave()

@@ -39,7 +39,7 @@ def reshard(
             whole = _agreed(device, array, source) if shape is None else shape
             plan = plan_resharding(source, target, whole, array.dtype, device.mesh, axes=axes)
             recorder.fill(event, axes=plan.axes, group=device.group(plan.axes))
-            agreed = len(recorder.record)
+            agreed = recorder.count
             result = run_plan(device, plan, array)
         told = (Traffic(*moved) for moved in recorder.moved_since(agreed))
         recorder.finish_collective(event, reduce(Traffic.plus, told, Traffic(0, 0, 0, ())), start)
@@ -50,13 +50,13 @@ def reshard(
 
 def global_shape(device: VirtualDevice, x: NDArray[Any], sharding: TensorSharding) -> tuple[int, ...]:
     """See `vcluster.device.VirtualDevice.global_shape`."""
-    record, dropped = device.recorder.record, device.collectives.dropped
-    before, known = len(record), set(dropped)
+    recorder, dropped = device.recorder, device.collectives.dropped
+    before, known = recorder.count, set(dropped)
     shape = _agreed(device, x, sharding)
     for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
         del dropped[line]
     if not device.collectives.unwaited:     # of what is under way there may be messages among these
-        del record[before:]
+        recorder.forget_since(before)
     return shape
 
 

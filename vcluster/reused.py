@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vcluster.blocks import BLOCK_NBYTES, HOLDER, LANE, NBYTES, NUMBER, RELEASED, TAG, TAKEN
 from vcluster.memory import Loan
 from vcluster.payload import HEADER_BYTES, Encoded, decode
-from vcluster.tracing import MessageTemplate
+from vcluster.tracing import Template
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
@@ -45,7 +45,7 @@ class Block:
         self.elements: NDArray[Any] = decode(content)
         self.loan: Loan | None = None
         """Of the message that lies in it, for its sender."""
-        self.template: MessageTemplate | None = None
+        self.template: Template | None = None
         """Of the event of the last message in it, for its receiver."""
 
 

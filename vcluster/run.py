@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from parallelism.trace import Trace
-from vcluster.tracing import make_trace
+from vcluster.records import Packed, make_trace
 
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
@@ -22,7 +21,7 @@ class Run(Sequence[Any]):
     The outputs belong to the caller and stay valid after the cluster is closed.
     """
 
-    def __init__(self, mesh: Mesh, program: Any, outputs: list[Any], records: list[bytes]) -> None:
+    def __init__(self, mesh: Mesh, program: Any, outputs: list[Any], records: list[bytes | Packed]) -> None:
         self.mesh = mesh
         self.outputs = outputs
         """What the program returned on each device, by rank."""
@@ -57,7 +56,9 @@ class Run(Sequence[Any]):
     @cached_property
     def trace(self) -> Trace:
         """What happened in this run."""
-        return make_trace([pickle.loads(record) for record in self._records], dict(self.mesh.shape))
+        trace = make_trace(self._records, dict(self.mesh.shape))
+        self._records = []
+        return trace
 
     def __repr__(self) -> str:
         return f"<Run of {self._name} on {self.mesh!r}>"

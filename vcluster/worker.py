@@ -33,6 +33,7 @@ from vcluster.payload import decode, encode
 from vcluster.places import code_of
 from vcluster.processes import Descriptor
 from vcluster.programs import Environment, apply_environment, refresh_modules
+from vcluster.records import LONG, Packed, pack
 from vcluster.status import FINISHED
 from vcluster.wire import LOOKS, Wire
 
@@ -56,13 +57,14 @@ class RunCommand(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The output lies at ``place``; ``counts`` are messages (sent to, received from) each peer so far.
+    """The output lies at ``place``, and a long record at ``record``.
 
+    ``counts`` are messages (sent to, received from) each peer so far.
     ``dropped`` are lines that throw away the result of a collective, and which.
     """
 
     place: int
-    record: bytes
+    record: bytes | Packed | int
     counts: dict[int, tuple[int, int]]
     dropped: dict[str, str]
 
@@ -134,7 +136,7 @@ class Worker:
                 reply = self._run(command)
             except OperationCancelled:  # an interrupt fell just behind the kernel's end
                 self._leave_kernel()
-                reply = Cancelled(self._record())
+                reply = Cancelled(self._short_record())
             for stream in self.output.values():
                 stream.finish_line()
             self.link.send(reply)
@@ -177,14 +179,14 @@ class Worker:
             self.endpoint.status.set(device.rank, FINISHED)
             encoded = encode(output, "the result")
             place = hand_over(self.endpoint, encoded, self.spec.layout.host)
-            recorder.add("d2h", "result", peer=HOST, bytes_sent=encoded.nbytes, messages=1)
+            recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
             return Done(place, self._record(), self._counts(), device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
             if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it
-                return Cancelled(self._record(), where_cancelled(error))
+                return Cancelled(self._short_record(), where_cancelled(error))
             self.endpoint.signals.cancel()
-            return Failed(describe_exception(error, self._code), self._record())
+            return Failed(describe_exception(error, self._code), self._short_record())
 
     def _call(self, command: RunCommand) -> Any:
         self._code = None
@@ -206,7 +208,7 @@ class Worker:
         self._code = code_of(program)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
-        self.device.recorder.add("h2d", "arguments", peer=HOST, bytes_received=nbytes)
+        self.device.recorder.add_traffic("h2d", "arguments", HOST, bytes_received=nbytes)
         self._in_kernel = True
         output = program(self.device, *args, **kwargs)
         self._leave_kernel()
@@ -222,8 +224,20 @@ class Worker:
         np.copyto(block, source)
         return decode(block)
 
-    def _record(self) -> bytes:
-        return pickle.dumps(self.device.recorder.stop(), 5)
+    def _short_record(self) -> bytes:
+        """Of a run that failed: it goes as it is, since nobody may come to read what lies elsewhere."""
+        zero, entries = self.device.recorder.stop()
+        return pickle.dumps((zero, entries), 5) if len(entries) < LONG else pickle.dumps(pack((zero, entries)), 5)
+
+    def _record(self) -> bytes | int:
+        record = self.device.recorder.stop()
+        if len(record[1]) < LONG:
+            return pickle.dumps(record, 5)
+        packed = pack(record)
+        try:
+            return hand_over(self.endpoint, encode(packed, "the record"), self.spec.layout.host)
+        except MemoryError:     # what the program holds leaves no room
+            return pickle.dumps(packed, 5)
 
     def _counts(self) -> dict[int, tuple[int, int]]:
         boxes = self.endpoint.mailboxes

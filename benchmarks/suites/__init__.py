@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from benchmarks.plan import Plan
 from benchmarks.results import Results
-from benchmarks.suites import checks, collectives, idle, limits, messages, peers, products, run, startup, step
+from benchmarks.suites import (
+    checks,
+    collectives,
+    idle,
+    limits,
+    messages,
+    peers,
+    products,
+    run,
+    startup,
+    step,
+    tracing,
+)
 from benchmarks.systems import Say
 
 
@@ -31,6 +43,7 @@ SUITES = {
     "step": Suite("CPU time of a pipelined training step, beside one process", step.measure, step.report),
     "products": Suite("products of sharded matrices, beside JAX", products.measure, products.report),
     "idle": Suite("devices that wait or have nothing to do, and waking them", idle.measure, idle.report),
+    "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from benchmarks.cases import WrongAnswerError
 from benchmarks.plan import Plan
 from benchmarks.results import Results
+from benchmarks.suites.tracing import without_tracing
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
 from vcluster.cluster import VirtualCluster
@@ -61,7 +60,7 @@ def _kernel(device: VirtualDevice, rounds: int) -> dict[str, list[float]]:
     variants: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "everything": nullcontext,
         "unsupervised": lambda: _without_supervision(device),
-        "untraced": lambda: _without_tracing(device),
+        "untraced": without_tracing,
     }
     found: dict[str, list[float]] = {what: [] for what in variants}
     for number in range(rounds + 1):
@@ -89,14 +88,3 @@ def _without_supervision(device: VirtualDevice) -> Iterator[None]:
     signals.note_awaited, signals.after_sleep = before
 
 
-@contextmanager
-def _without_tracing(device: VirtualDevice) -> Iterator[None]:
-    def nothing(*_: Any) -> int:
-        return 0
-
-    recorder = "vcluster.tracing.Recorder."
-    with (
-        mock.patch(recorder + "enter", nothing), mock.patch(recorder + "leave", nothing),
-        mock.patch(recorder + "add_repeated", nothing), mock.patch(recorder + "begins", nothing),
-    ):
-        yield

@@ -54,14 +54,14 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
     for number in range(plan.passes):
         say(f"{NAME}: pass {number + 1}/{plan.passes}, imports")
         numpy = seconds.setdefault(("import numpy", 0), [])
-        numpy.extend(_fresh("import", "numpy")["seconds"])
+        numpy.extend(fresh("import", "numpy")["seconds"])
         for what, words in {"vcluster": ("vcluster",), "VirtualCluster": ("vcluster", "VirtualCluster")}.items():
-            seconds.setdefault((f"import {what}", 0), []).extend(_fresh("import", *words)["seconds"])
+            seconds.setdefault((f"import {what}", 0), []).extend(fresh("import", *words)["seconds"])
         for devices in crowds:
             say(f"{NAME}: pass {number + 1}/{plan.passes}, {devices} devices")
-            found = _fresh("devices", str(devices), str(_repeats(devices, plan)))
+            found = fresh("devices", str(devices), str(_repeats(devices, plan)))
             memory.setdefault(devices, []).extend(found["memory"])
-            numpy.extend(_fresh("import", "numpy")["seconds"])
+            numpy.extend(fresh("import", "numpy")["seconds"])
             found["cold minus numpy"] = [found["cold"][0] - min(numpy[-2:])]
             for what in ("cold", "cold minus numpy", "warm", "first_run", "shutdown"):
                 seconds.setdefault((what, devices), []).extend(found[what])
@@ -116,7 +116,8 @@ def _torch(plan: Plan, results: Results) -> str | None:
     return python
 
 
-def _fresh(*words: str) -> dict[str, Any]:
+def fresh(*words: str) -> dict[str, Any]:
+    """What `benchmarks.fresh` found in an interpreter of its own.  Raises `SystemFailedError`."""
     found: dict[str, Any] = json.loads(_python("-m", "benchmarks.fresh", *words))
     return found
 
@@ -141,5 +142,5 @@ def _run(*words: str) -> str:
     )
     if run.returncode:
         last = run.stderr.strip().split("\n")[-1]
-        raise SystemFailedError(f"{NAME}: {' '.join(words[1:5])!r} ended with {run.returncode}: {last}")
+        raise SystemFailedError(f"{' '.join(words[:4])!r} ended with {run.returncode}: {last}")
     return run.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from vcluster.cluster import VirtualCluster
@@ -15,6 +17,15 @@ MOST_OPEN = 6
 def what_kernels_of_tests_use():
     """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
     start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", "pipeline_parallelism"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_listens_to_the_garbage_collector():
+    """hypothesis times it in every thread: the interrupt of a thread that falls into that would be reported."""
+    listeners = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = listeners
 
 
 @pytest.fixture(scope="module")

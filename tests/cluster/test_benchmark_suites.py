@@ -20,9 +20,9 @@ from benchmarks.copying import cases as copies
 from benchmarks.copying import name_of
 from benchmarks.installed import PEERS, start_queue_pair
 from benchmarks.plan import MIB, Plan
+from benchmarks.products import PRODUCTS, QUICK_EXTENTS
 from benchmarks.remote import RemoteSystem
 from benchmarks.results import Results
-from benchmarks.products import PRODUCTS, QUICK_EXTENTS
 from benchmarks.suites import peers
 from benchmarks.systems import OurCluster, SystemFailedError
 from benchmarks.targets import Standing
@@ -119,6 +119,15 @@ def test_idle(tmp_path):
     assert [(q["what"], q["devices"], q["unit"]) for q in document["quantities"]] == [
         ("idle", 2, "of a core"), ("waiting", 2, "of a core"),
     ]
+
+
+def test_tracing(tmp_path):
+    steps = {"record", "merge", "save", "load", "count"}
+    each = {(what, 2, 8) for what in ("traced", "untraced")}
+    found = cells(figures(tmp_path, "tracing")["measurements"])
+    assert each < found
+    assert {(what, devices) for what, devices, _ in found - each} == {
+        (what, 4) for step in steps for what in (step, f"{step}, CPU of the host")}
 
 
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):

@@ -108,7 +108,8 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
-        "startup", "run", "collectives", "messages", "checks", "limits", "step", "products", "idle", "peers"
+        "startup", "run", "collectives", "messages", "checks", "limits", "step", "products", "idle", "tracing",
+        "peers",
     ]
     assert max(map(len, lines)) <= 80
 
@@ -378,6 +379,11 @@ def pretended_results() -> Results:
     results.add("idle", "vcluster", "wake", [123e-6], devices=2)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
         results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
+    for what in ("traced", "untraced"):
+        results.add("tracing", "ours", what, [0.1234], devices=64, nbytes=8)
+    for what in ("record", "merge", "save", "load", "count"):
+        for measured in (what, f"{what}, CPU of the host"):
+            results.add("tracing", "ours", measured, [0.1234], devices=4, nbytes=1 << 40, memory="1000000 events")
     return results
 
 

@@ -16,7 +16,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallelism.trace import Event, Trace
+from parallelism.trace import Trace
 from parallelism.trace_summary import seconds
 
 if TYPE_CHECKING:
@@ -77,35 +77,38 @@ def _draw(trace: Trace, width: int) -> _Drawing:
     rows = [(f"rank {rank}".ljust(margin), "".join(cells.get(rank, _IDLE * count))) for rank in ranks]
     title = f"virtual time: {seconds(makespan)}" + (f", {seconds(makespan / count)} a column" if makespan else "")
     more = [f"... and {len(trace.ranks) - len(ranks)} more ranks"] if len(trace.ranks) > len(ranks) else []
-    microbatches = {event.microbatch for event in trace.events if event.microbatch is not None}
+    microbatches = trace.columns.distinct("microbatch") - {None}
     legend = wrap(_legend({sign for _, row in rows for sign in row}, max(microbatches, default=0)), width)
     return _Drawing(wrap(title, width), rows, [*more, *_scale(makespan, count, margin), *legend])
 
 
-def _sign(event: Event) -> str | None:
-    """How the event is drawn; None for what is not: messages, waits, memory, what lies inside a collective."""
-    if event.parent is not None:
-        return None
-    if event.kind == "compute":
-        signs = _PHASES.get(event.phase or "")
-        return signs[event.microbatch % 10] if signs and event.microbatch is not None else _COMPUTE
-    return _COLLECTIVE if event.kind == "collective" else None
+def _sign(kind: str, phase: str | None, microbatch: int | None) -> str:
+    """How a compute or a collective is drawn."""
+    if kind == "collective":
+        return _COLLECTIVE
+    signs = _PHASES.get(phase or "")
+    return signs[microbatch % 10] if signs and microbatch is not None else _COMPUTE
 
 
 def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
-    """By rank, the sign of what took most of each column's time."""
-    begin = min(event.start_seconds for event in trace.events)
+    """By rank, the sign of what took most of each column's time.
+
+    Messages, waits and memory are not drawn, nor what lies inside a collective.
+    """
+    begin = float(trace.columns.numbers("start_seconds").min())
     scale = count / trace.makespan_seconds
     shares: dict[int, list[defaultdict[str, float]]] = {}
-    for event in trace.events:
-        sign = _sign(event)
-        if sign is None or event.duration_seconds <= 0:
-            continue
-        row = shares.get(event.rank)
+    events = trace.columns
+    drawn = events.isin("kind", {"compute", "collective"}) & ~events.present("parent")
+    events = events.take(drawn & (events.numbers("duration_seconds") > 0))
+    fields = ("rank", "start_seconds", "duration_seconds", "kind", "phase", "microbatch")
+    for rank, start, duration, *look in zip(*map(events.values, fields), strict=True):
+        sign = _sign(*look)
+        row = shares.get(rank)
         if row is None:
-            row = shares[event.rank] = [defaultdict(float) for _ in range(count)]
-        left = min((event.start_seconds - begin) * scale, count)
-        right = min(left + event.duration_seconds * scale, count)
+            row = shares[rank] = [defaultdict(float) for _ in range(count)]
+        left = min((start - begin) * scale, count)
+        right = min(left + duration * scale, count)
         for column in range(int(left), min(int(right) + 1, count)):
             row[column][sign] += min(right, column + 1) - max(left, column)
     return {rank: [_most(share) for share in row] for rank, row in shares.items()}

@@ -1,0 +1,66 @@
+"""One thing that one rank did: `Event`, the element of a `parallelism.trace.Trace`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HOST", "KINDS", "Event"]
+
+HOST = -1
+"""The peer of a message between a device and the process that owns the cluster."""
+
+KINDS = ("compute", "collective", "send", "recv", "wait", "h2d", "d2h", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that one rank did.
+
+    ``start_seconds`` and ``duration_seconds`` are virtual time, filled in by `parallelism.timeline`;
+    ``wall_*`` is what the clock on the wall said, counted from the start of the run.  The two are never mixed.
+    """
+
+    rank: int
+    kind: str
+    """One of `KINDS`."""
+    name: str
+    """The collective's name, the label of a compute block, the category of a memory event."""
+    start_seconds: float = 0.0
+    duration_seconds: float = 0.0
+    wall_start_seconds: float = 0.0
+    wall_duration_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the device's thread (compute), or what ``seconds=`` declared."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages: int = 0
+    """Messages this rank sent."""
+    flops: float = 0.0
+    nbytes: float = 0.0
+    """Memory traffic declared for a compute; bytes held (negative: freed) for a memory event."""
+    axes: tuple[str, ...] | None = None
+    group: tuple[int, ...] | None = None
+    """The ranks that took part, in group order."""
+    peer: int | None = None
+    """The other rank of a send or a recv; `HOST` (-1) is the host."""
+    algorithm: str | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+    phase: str | None = None
+    """The pipeline action: F, B, I or W."""
+    tag: int | None = None
+    sequence: int | None = None
+    """Which operation of its group (or message of its channel and tag) this is, from 0: what belongs together."""
+    work: int | None = None
+    """Number of the asynchronous operation that starts here; a ``wait`` event with the same number ends it."""
+    parent: int | None = None
+    """Number (``serial``) of the collective on this rank inside which this message was sent; such events are
+    outside the totals."""
+    serial: int = 0
+    """Place in the record of this rank, from 0."""
+    sources: tuple[tuple[int, int], ...] = ()
+    """For a collective: (rank, bytes received from it)."""
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    location: str | None = None
+    """``file:line`` of the user's code."""
