@@ -3,7 +3,7 @@
     print(plan_resharding(TensorSharding("x", None), TensorSharding(None, "x"), (8, 6), "f8", Mesh(x=2)))
 
     [x, None] -> [None, x] of float64 8x6 on Mesh(x=2): 192 bytes in 1 communication
-      all_to_all    over x    dim 0 -> dim 1    4x6 -> 8x3    96 bytes received by each rank
+      all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes
 
 What a plan is chosen from is in `parallelism.moves`, how it is chosen in `parallelism.routes`; `parallelism.relayout`
 runs it on devices.

@@ -47,9 +47,10 @@ class MatMul(ShardedOperation):
     def __init__(self, sharding: MatMulSharding, policy: MatMulShardingPolicy | None = None) -> None:
         if not isinstance(sharding, MatMulSharding):
             raise TypeError(f"MatMul takes a MatMulSharding, got {sharding!r}")
-        if policy is not None and MatMulShardingPolicy(policy) is not sharding.policy:
+        policy = None if policy is None else MatMulShardingPolicy(policy)
+        if policy is not None and policy is not sharding.policy:
             raise ValueError(
-                f"MatMul with policy={MatMulShardingPolicy(policy).name} needs layouts of that policy, those of "
+                f"MatMul with policy={policy.name} needs layouts of that policy, those of "
                 f"lhs={sharding.lhs!r} and rhs={sharding.rhs!r} are {sharding.policy.name}"
             )
         super().__init__(sharding)
