@@ -113,6 +113,7 @@ def test_step(tmp_path):
         assert {(what, devices) for what, devices, _ in cells(measurements, system)} == {("wide", 2), ("narrow", 2)}
 
 
+@pytest.mark.slow
 def test_idle(tmp_path):
     document = figures(tmp_path, "idle")
     assert cells(document["measurements"]) == {("wake", 2, 0)}
@@ -247,6 +248,7 @@ def test_a_peer_that_ends_while_it_starts_says_its_last_words():
         assert not peer.folder.exists()
 
 
+@pytest.mark.slow
 def test_the_products_are_measured_with_flops_and_bytes_beside_their_whole_runs(tmp_path):
     document = figures(tmp_path, "products")
     assert {m["operation"] for m in of(document, "products") if m["system"] == "vcluster"} == {

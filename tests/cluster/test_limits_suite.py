@@ -15,6 +15,7 @@ from benchmarks.suites import limits
 from vcluster import DeadlockError, DeviceFailedError
 
 
+@pytest.mark.slow
 def test_every_mistake_is_measured_on_both_backends_and_nothing_is_left():
     gc.collect()
     before = len(psutil.Process().children()), psutil.Process().num_threads()

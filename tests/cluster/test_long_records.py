@@ -30,7 +30,7 @@ def long(device, times):
 
 
 @pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
-                                                    ("process", "queue")])
+                                                    pytest.param("process", "queue", marks=pytest.mark.slow)])
 def test_a_long_record_tells_what_a_short_one_does(cluster_of, backend, transport):
     cluster = cluster_of(Mesh(devices=2), backend, transport)
     for times in (3, TIMES):
