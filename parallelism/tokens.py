@@ -38,6 +38,9 @@ class Tokens:
                 bad = place + len(self.text[place:]) - len(self.text[place:].lstrip())
                 raise ValueError(self._message("a name or a bracket", repr(self.text[bad]), bad))
             kind = match.lastgroup or ""
+            if not match[kind].isprintable():
+                at = match.start(kind)
+                raise ValueError(self._message("a name that can be printed", repr(match[kind]), at))
             tokens.append(Token(kind, match[kind], match.start(kind)))
             place = match.end()
         return [*tokens, Token("end", "", end), Token("end", "", end)]

@@ -141,6 +141,7 @@ def read(text, mesh):
 
 @given(st.one_of(st.text(max_size=30), st.lists(words, max_size=12).map("".join)), st.sampled_from([None, MESH]))
 @example("[S(٣), R, R]", MESH)
+@example("'\x1f'", None)
 @settings(max_examples=150)
 def test_any_text_is_a_layout_or_one_value_error_about_it(text, mesh):
     check(text, mesh)
