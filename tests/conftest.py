@@ -7,9 +7,8 @@ from hypothesis import settings
 
 from vcluster.forkserver import THREAD_VARIABLES
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Each worker with as many BLAS threads as there are cores is a crowd of threads that spin.
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+# Read when NumPy is loaded.  As many BLAS threads as cores in every worker and script are a crowd of threads that spin.
+os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background so, and children inherit it: the tests of Ctrl-C could never end.

@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from vcluster.cluster import VirtualCluster
+from vcluster.places import PACKAGES
 from vcluster.processes import start_fork_server
 
 MOST_OPEN = 6
@@ -16,7 +17,7 @@ MOST_OPEN = 6
 @pytest.fixture(scope="session", autouse=True)
 def what_kernels_of_tests_use():
     """Loaded once, in the process that devices are forked from, and not by each of hundreds of devices."""
-    start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", "pipeline_parallelism"))
+    start_fork_server(preload=("pytest", "_pytest.assertion", "numpy.testing", *PACKAGES))
 
 
 @pytest.fixture(scope="module", autouse=True)

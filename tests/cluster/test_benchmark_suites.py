@@ -66,7 +66,8 @@ def figures(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the suites without peers write in one go."""
-    return figures(tmp_path_factory.mktemp("figures"), "startup", "run", "collectives", "messages")
+    suites = ("startup", "run", "collectives", "messages", "step", "tracing")
+    return figures(tmp_path_factory.mktemp("figures"), *suites)
 
 
 def of(document: dict[str, Any], suite: str) -> list[dict[str, Any]]:
@@ -107,8 +108,8 @@ def test_messages(document):
     assert cells(measurements, "queue") == expected
 
 
-def test_step(tmp_path):
-    measurements = figures(tmp_path, "step")["measurements"]
+def test_step(document):
+    measurements = of(document, "step")
     for system in ("vcluster", "one process"):
         assert {(what, devices) for what, devices, _ in cells(measurements, system)} == {("wide", 2), ("narrow", 2)}
 
@@ -122,10 +123,10 @@ def test_idle(tmp_path):
     ]
 
 
-def test_tracing(tmp_path):
+def test_tracing(document):
     steps = {"record", "merge", "save", "load", "count"}
     each = {(what, 2, 8) for what in ("traced", "untraced")}
-    found = cells(figures(tmp_path, "tracing")["measurements"])
+    found = cells(of(document, "tracing"))
     assert each < found
     assert {(what, devices) for what, devices, _ in found - each} == {
         (what, 4) for step in steps for what in (step, f"{step}, CPU of the host")}
