@@ -1,0 +1,36 @@
+"""A dense layer: its product forward and backward, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def dense(x: Array, weights: Array, bias: Array) -> Array:
+    """``x @ weights + bias``: ``(rows, inputs), (inputs, outputs), (outputs,) -> (rows, outputs)``."""
+    y: Array = x @ weights
+    y += bias
+    return y
+
+
+def dense_backward_input(weights: Array, grad: Array) -> Array:
+    """The gradient of a dense layer's input, ``grad @ weights.T``, from that of its output."""
+    return grad @ weights.T
+
+
+def dense_backward_weights(x: Array, grad: Array) -> tuple[Array, Array]:
+    """The gradients of weights and bias, ``x.T @ grad`` and ``grad`` summed over its rows."""
+    return x.T @ grad, grad.sum(axis=0)
+
+
+def dense_forward_flops(rows: int, inputs: int, outputs: int) -> int:
+    """Floating point operations of `dense`: two for each multiply-add of the product (the bias is not counted)."""
+    return 2 * rows * inputs * outputs
+
+
+def dense_backward_flops(rows: int, inputs: int, outputs: int, *, input_gradient: bool = True) -> int:
+    """Those of the two products of the backward; of one of them without ``input_gradient`` (the first layer)."""
+    return (4 if input_gradient else 2) * rows * inputs * outputs

@@ -1,0 +1,103 @@
+"""How parameters follow their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Optimizer(Protocol):
+    """How parameters follow their gradients: a frozen description with a pure ``update``.
+
+    ``update(parameters, gradients, state) -> (parameters, state)``; the state begins as None, and belongs to
+    whoever keeps it.  Everything is elementwise, so parameters may be dealt out in any way.
+    """
+
+    def update(
+        self, parameters: Sequence[Array], gradients: Sequence[Array], state: Any
+    ) -> tuple[list[Array], Any]: ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent: ``v = momentum * v + g``, ``p = p - lr * v``, with ``v`` zero at first (heavy ball).
+
+    Its state is the list of the ``v``, or None without momentum.
+    """
+
+    lr: float
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_fraction("momentum", self.momentum)
+
+    def update(
+        self, parameters: Sequence[Array], gradients: Sequence[Array], state: list[Array] | None
+    ) -> tuple[list[Array], list[Array] | None]:
+        """The next parameters, and the next state."""
+        if self.momentum:
+            state = state or [np.zeros_like(p) for p in parameters]
+            state = [self.momentum * v + g for v, g in zip(state, gradients, strict=True)]
+        else:
+            state = None
+        steps = state or gradients
+        return [p - self.lr * v for p, v in zip(parameters, steps, strict=True)], state
+
+
+class AdamState(NamedTuple):
+    """How many updates there were, and the running means of the gradients and of their squares."""
+
+    updates: int
+    means: list[Array]
+    squares: list[Array]
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015, arXiv:1412.6980, algorithm 1."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_fraction("beta1", self.beta1)
+        _check_fraction("beta2", self.beta2)
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be above 0, got {self.epsilon!r}")
+
+    def update(
+        self, parameters: Sequence[Array], gradients: Sequence[Array], state: AdamState | None
+    ) -> tuple[list[Array], AdamState]:
+        """The next parameters, and the next state."""
+        if state is None:
+            state = AdamState(0, [np.zeros_like(p) for p in parameters], [np.zeros_like(p) for p in parameters])
+        a, b = self.beta1, self.beta2
+        t = state.updates + 1
+        means = [a * m + (1 - a) * g for m, g in zip(state.means, gradients, strict=True)]
+        squares = [b * v + (1 - b) * (g * g) for v, g in zip(state.squares, gradients, strict=True)]
+        updated = [
+            p - self.lr * (m / (1 - a**t)) / (np.sqrt(v / (1 - b**t)) + self.epsilon)
+            for p, m, v in zip(parameters, means, squares, strict=True)
+        ]
+        return updated, AdamState(t, means, squares)
+
+
+def _check_rate(lr: float) -> None:
+    if not 0 < lr < math.inf:
+        raise ValueError(f"the learning rate lr must be above 0 and finite, got {lr!r}")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
