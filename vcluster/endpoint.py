@@ -14,7 +14,7 @@ from vcluster.memory import Arena, Heap
 from vcluster.peers import Peers
 from vcluster.status import RUNNING, Operation, Status
 from vcluster.tasks import Tasks
-from vcluster.waiting import LONGEST_NAP_SECONDS, LONGEST_NAP_WITH_QUEUES_SECONDS, Signals
+from vcluster.waiting import NAPS_SECONDS, NAPS_WITH_QUEUES_SECONDS, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -32,8 +32,8 @@ class Endpoint:
         self.layout = layout
         self.number = number
         self.capacity = capacity
-        nap = LONGEST_NAP_SECONDS if queues is None else LONGEST_NAP_WITH_QUEUES_SECONDS
-        self.signals = Signals(arena, layout, number, spins=spins, longest_nap_seconds=nap)
+        naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
+        self.signals = Signals(arena, layout, number, spins=spins, naps_seconds=naps)
         self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
         self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)

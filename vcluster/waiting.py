@@ -39,9 +39,11 @@ SPIN_NS = 50_000
 """Spinning goes on for so long for each device that shares a core: about what it costs to sleep and be woken.  It is a
 time, not a number of turns, since on crowded cores each turn may be a time slice of others."""
 
-LONGEST_NAP_SECONDS = 1.0
-LONGEST_NAP_WITH_QUEUES_SECONDS = 0.1
-"""A sleeper looks again after so long even if nobody woke it.  A queue's messages come after the word that tells."""
+NAPS_SECONDS = 1.0, 1.0
+"""The first and the longest: a sleeper looks again after so long even if nobody woke it, then after twice that."""
+
+NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
+"""A queue's messages come after the word that tells of them, and nobody wakes for them once more."""
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Let another run on this core, if one wants to."""
@@ -56,13 +58,13 @@ class Signals:
 
     def __init__(
         self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200,
-        longest_nap_seconds: float = LONGEST_NAP_SECONDS,
+        naps_seconds: tuple[float, float] = NAPS_SECONDS,
     ) -> None:
         self._arena = arena
         self._layout = layout
         self.spins = spins
         self.spin_ns = SPIN_NS * max(2, -(-layout.size // _cores()))
-        self._longest_nap_ns = int(longest_nap_seconds * 1e9)
+        self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(0)
         self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
@@ -138,11 +140,14 @@ class Signals:
             if ready():
                 return
         self.check()
+        nap_ns, last_seen = self._first_nap_ns, -1
         try:
             while True:
                 self._me[0] = 1
                 self.fence()
                 seen = int(self._word[0])
+                if seen != last_seen:
+                    nap_ns, last_seen = self._first_nap_ns, seen
                 if self.before_sleep is not None:
                     self.before_sleep()
                 awaited = None if self.note_awaited is None else self.note_awaited()
@@ -153,7 +158,8 @@ class Signals:
                     if self.note_awaited() != awaited:
                         continue
                     self.tell_awaited(awaited)
-                self._sleep(self._address, seen, self._longest_nap_ns)
+                self._sleep(self._address, seen, nap_ns)
+                nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:
             self._me[0] = 0
             if self.after_sleep is not None:

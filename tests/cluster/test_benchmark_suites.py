@@ -66,7 +66,7 @@ def figures(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the suites without peers write in one go."""
-    suites = ("startup", "run", "collectives", "messages", "step", "tracing")
+    suites = ("run", "collectives", "messages", "step", "tracing")
     return figures(tmp_path_factory.mktemp("figures"), *suites)
 
 
@@ -78,7 +78,9 @@ def cells(measurements: list[dict[str, Any]], system: str = "vcluster") -> set[t
     return {(m["operation"], m["devices"], m["nbytes"]) for m in measurements if m["system"] == system}
 
 
-def test_startup(document):
+@pytest.mark.slow
+def test_startup(tmp_path):
+    document = figures(tmp_path, "startup")
     imports = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCluster")}
     starts = {"cold", "cold minus numpy", "warm", "first_run", "shutdown", "script"}
     assert cells(of(document, "startup")) == imports | {(what, 2, 0) for what in starts}

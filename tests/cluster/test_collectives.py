@@ -247,9 +247,10 @@ def worlds():
     """Every mesh on every runtime: one of three devices in full, on the others what differs there."""
     for mesh in MESHES:
         for runtime in RUNTIMES:
-            yield pytest.param(mesh, *runtime, mesh.size == 3, id=f"{mesh}-{'-'.join(runtime)}")
-        if mesh.size != 3:
-            yield pytest.param(mesh, *RUNTIMES[0], True, id=f"{mesh}-in full", marks=pytest.mark.slow)
+            full = mesh.size == 3 and runtime == RUNTIMES[0]
+            yield pytest.param(mesh, *runtime, full, id=f"{mesh}-{'-'.join(runtime)}")
+            if not full and (mesh.size == 3 or runtime == RUNTIMES[0]):
+                yield pytest.param(mesh, *runtime, True, id=f"{mesh}-{'-'.join(runtime)} in full", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
@@ -501,10 +502,10 @@ def bits(device):
     """Sums whose last bits depend on the order of the terms, in every size and by every algorithm."""
     rng = np.random.default_rng(device.rank)
     found = []
-    for elements in (1, 7, 1000, 1030, 9001):
+    for elements in (1, 7, 1030, 9001):
         x = (rng.standard_normal(elements) * 10.0 ** rng.integers(-8, 8, elements)).astype(np.float32)
         for name in algorithms("all_reduce", device.size):
-            for op in ("sum", "mean", lambda a, b: a + b):
+            for op in ("sum", lambda a, b: a + b):
                 found.append(sha256(device.all_reduce(x, op=op, algorithm=name)).hexdigest())
     return found
 

@@ -62,7 +62,7 @@ def test_the_memory_of_long_records_is_used_again(cluster_of):
         return [cluster._body.arena.words(layout.top_word(rank))[0] for rank in range(2)]
 
     seen = []
-    for _ in range(6):
+    for _ in range(4):
         cluster.run(long, TIMES)
         gc.collect()
         seen.append(tops())
