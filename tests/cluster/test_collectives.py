@@ -250,7 +250,8 @@ def worlds():
             full = mesh.size == 3 and runtime == RUNTIMES[0]
             yield pytest.param(mesh, *runtime, full, id=f"{mesh}-{'-'.join(runtime)}")
             if not full and (mesh.size == 3 or runtime == RUNTIMES[0]):
-                yield pytest.param(mesh, *runtime, True, id=f"{mesh}-{'-'.join(runtime)} in full", marks=pytest.mark.slow)
+                name = f"{mesh}-{'-'.join(runtime)} in full"
+                yield pytest.param(mesh, *runtime, True, id=name, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
