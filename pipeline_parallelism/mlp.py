@@ -212,9 +212,9 @@ class MLP:
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name} must hold real numbers, got {array.dtype}")
         array = array.astype(self.dtype, copy=False)
-        wrong = np.argwhere(~np.isfinite(array))
-        if len(wrong):
-            row, column = map(int, wrong[0])
+        finite = np.isfinite(array)
+        if not finite.all():
+            row, column = map(int, np.argwhere(~finite)[0])
             raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
         return array
 

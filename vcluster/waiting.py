@@ -159,6 +159,8 @@ class Signals:
                         continue
                     self.tell_awaited(awaited)
                 self._sleep(self._address, seen, nap_ns)
+                if ready():  # first of all: caches are cold
+                    return
                 nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:
             self._me[0] = 0
