@@ -65,10 +65,11 @@ class CrossEntropy(Layer):
     No device ever holds more of the logits than its shard.  `backward` gives ``(gradient of the logits in their layout,
     None)``; its ``grad`` is that of the loss, a number: 1.0.
 
-    **Communication**: three all_reduces over the axes V of the vocabulary, of a number for each token: the largest logit,
-    the sum of exponentials, the target's logit; so 3 x 2 (V-1) n itemsize bytes for n tokens, summed over the devices.
-    One more, of a single number, over the axes that split the tokens.  Backward nothing.  ``print(operation.plan(
-    (logits.shape, targets.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019, arXiv:1909.08053, section 3.
+    **Communication**: three all_reduces over the axes V of the vocabulary, of a number for each token: the largest
+    logit, the sum of exponentials, the target's logit; so 3 x 2 (V-1) n itemsize bytes for n tokens, summed over the
+    devices.  One more, of a single number, over the axes that split the tokens.  Backward nothing.
+    ``print(operation.plan( (logits.shape, targets.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019,
+    arXiv:1909.08053, section 3.
 
     **Memory**: ``activations`` hold the exponentials, as large as the shard of the logits, until the backward.
 
@@ -93,7 +94,7 @@ class CrossEntropy(Layer):
         with device.compute("cross-entropy", flops=3 * logits.size, nbytes=2 * logits.nbytes):
             exps = exponentials(logits, largest)
             local = exps.sum(axis=-1, dtype=dtype)
-        sums = moved(device, plan["sums"], local)
+        sums = np.maximum(moved(device, plan["sums"], local), 1)      # as they are; 0 where a recorder moves nothing
         found = moved(device, plan["target_logits"], target_logits(logits, targets, first))
         losses = np.asarray((np.log(sums) + largest - found).sum(dtype=dtype))
         device.hold("activations", exps.nbytes)

@@ -24,19 +24,19 @@ class Saved(NamedTuple):
 
 
 class Dropout(ShardedOperation):
-    """``cluster.run(Dropout(layout, rate=0.1, seed=1), x, step).result``: x / (1 - rate) where an element stays, else 0.
+    """``cluster.run(Dropout(layout, rate, seed), x, step).result``: x / (1 - rate) where an element stays, 0 elsewhere.
 
     What stays is a function of ``seed``, ``step`` (0 if it is not given) and the element's place in the whole x, of
-    nothing else: see `parallelism.kernels.dropout_mask`.  Layers of one network get different seeds.  The layout may wait
-    for a sum: its terms lose the same elements.  `backward` gives ``(gradient of x,)``.
+    nothing else: see `parallelism.kernels.dropout_mask`.  Layers of one network get different seeds.  The layout may
+    wait for a sum: its terms lose the same elements.  `backward` gives ``(gradient of x,)``.
 
     **Communication**: none.
 
     **Memory**: ``activations`` hold the mask, a byte an element, until the backward, as Korthikanti et al., 2022,
     arXiv:2205.05198, section 4.1, count it.
 
-    ``ValueError`` for a rate outside [0, 1), for a seed or a step that is no integer from 0 to 2**64 - 1, and for x that
-    does not fit the layout; ``TypeError`` for x that holds no floating point numbers.
+    ``ValueError`` for a rate outside [0, 1), for a seed or a step that is no integer from 0 to 2**64 - 1, and for x
+    that does not fit the layout; ``TypeError`` for x that holds no floating point numbers.
     """
 
     sharding: TensorSharding

@@ -54,15 +54,16 @@ class Saved(NamedTuple):
 class Embedding(Layer):
     """``cluster.run(Embedding(sharding), tokens, table).result`` is ``table[tokens]``.
 
-    The table stays where it is.  Every device looks up the tokens that it has a row of, and has zeros for the others; the
-    sum over the axes of the vocabulary is pending until the output takes its layout.  `backward` gives ``(None,
+    The table stays where it is.  Every device looks up the tokens that it has a row of, and has zeros for the others;
+    the sum over the axes of the vocabulary is pending until the output takes its layout.  `backward` gives ``(None,
     gradient of the table)``: tokens have none.
 
     **Communication**, for a vocabulary over V and a batch over D axes of so many devices, summed over the devices:
     forward an all_reduce of y over V, 2 (V-1) |y| bytes, or, if ``out`` is split over V, a reduce_scatter, (V-1) |y|;
-    nothing for a table split by model dim, if the output is as well.  Backward nothing, or an all_gather of the gradient,
-    (V-1) |y|; and an all_reduce of the table's over D, 2 (D-1) |table|.  ``print(operation.plan((tokens.shape,
-    table.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019, arXiv:1909.08053, section 3.
+    nothing for a table split by model dim, if the output is as well.  Backward nothing, or an all_gather of the
+    gradient, (V-1) |y|; and an all_reduce of the table's over D, 2 (D-1) |table|.
+    ``print(operation.plan((tokens.shape, table.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019,
+    arXiv:1909.08053, section 3.
 
     On the host, before anything is sent: ``TypeError`` for tokens that are no integers, ``ValueError`` for one outside
     the vocabulary, and for arrays whose shapes do not fit each other, their layouts or the mesh.

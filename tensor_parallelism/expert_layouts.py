@@ -63,7 +63,7 @@ class MixtureOfExpertsSharding:
 
 @dataclass(frozen=True)
 class Runs:
-    """How tokens are counted: by *run*, a stretch that one device holds and whose tokens follow each other in the whole.
+    """How tokens are counted: by *run*, a stretch that one device holds, whose tokens follow each other in the whole.
 
     Dims before the last that is split are counted index by index, that one by the device; the rest is inside a run.
     """

@@ -61,18 +61,18 @@ class MixtureOfExperts(Layer):
 
     **Capacity.**  An expert takes at most ``ceil(capacity_factor * top_k * tokens / experts)`` choices of all tokens on
     all devices, first choices before second ones, earlier tokens (of the whole x, row by row) before later ones.  The
-    rest is dropped: such a choice adds nothing, which is no error.  That rule knows no devices, so on every mesh the same
-    are dropped (as long as router logits do not differ by rounding only).  ``capacity_factor=None``: nobody is.
+    rest is dropped: such a choice adds nothing, which is no error.  That rule knows no devices, so on every mesh the
+    same are dropped (as long as router logits do not differ by rounding only).  ``capacity_factor=None``: nobody is.
 
     ``forward(...)`` gives ``(out, saved)``; ``saved.balance_loss`` is the load-balance loss of Switch Transformer
     (arXiv:2101.03961, equation 4) without its factor alpha, which is what `backward` takes as ``balance_grad``;
     ``saved.dispatch.kept`` says which choices of this device's tokens found room.
 
     **Communication**, forward: an all_gather of how many tokens choose which expert, and an all_reduce of the
-    probabilities' sums (a number for each expert); then an all_to_all of the kept rows to their experts over the axes of
-    these, with the ``split_sizes`` that the router makes, and one back.  Backward one to the experts and one back, and
-    all_reduces of the gradients of the router over the axes that split the tokens, of the experts over those of them that
-    do not split the experts.  ``plan(...)`` has everything but the all_to_alls, whose bytes the data decide:
+    probabilities' sums (a number for each expert); then an all_to_all of the kept rows to their experts over the axes
+    of these, with the ``split_sizes`` that the router makes, and one back.  Backward one to the experts and one back,
+    and all_reduces of the gradients of the router over the axes that split the tokens, of the experts over those of
+    them that do not split the experts.  ``plan(...)`` has everything but the all_to_alls, whose bytes the data decide:
     `tensor_parallelism.dispatch.rows_received` counts them.  For g devices and an even router each is (g-1)/g of
     ``top_k`` times the bytes of a device's tokens.  Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section 3.2.
 
@@ -81,8 +81,8 @@ class MixtureOfExperts(Layer):
 
     It needs a device that moves values: under the counting recorder, on more than one device, it is a ``RuntimeError``.
 
-    On the host, before anything is sent: ``ValueError`` for more choices than experts, for a capacity factor that is not
-    above 0, for no experts, and for arrays whose shapes do not fit each other, their layouts or the mesh.
+    On the host, before anything is sent: ``ValueError`` for more choices than experts, for a capacity factor that is
+    not above 0, for no experts, and for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
     NAMES = ("x", "router", "w1", "b1", "w2", "b2")

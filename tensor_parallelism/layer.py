@@ -47,7 +47,7 @@ class Layer(ShardedOperation):
         return self.sharding.out.unshard(outputs, mesh)
 
     def plan(self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> LayerPlan:
-        """What moves, for inputs of these shapes, in their order; ``print`` it.  ``ValueError`` where they do not fit."""
+        """What moves, for inputs of these shapes, in order; ``print`` it.  ``ValueError`` where they do not fit."""
         given = tuple(tuple(int(n) for n in shape) for shape in shapes)
         key = given, mesh, np.dtype(dtype)
         found = self._plans.get(key)
@@ -124,4 +124,4 @@ def check_tokens(name: str, tokens: Array, vocabulary: int) -> None:
 
 
 def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
-    return np.result_type(*([x for x in arrays if x.dtype.kind not in "iub"] or [np.float64]))
+    return np.result_type(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))

@@ -23,17 +23,18 @@ from tensor_parallelism.layer_plan import LayerPlan
 from tensor_parallelism.product import moved
 
 Array = npt.NDArray[Any]
+WHOLE = TensorSharding(None)
 
 
 @dataclass(frozen=True)
 class NormalizationSharding:
-    """The layouts of ``x`` [..., model], which is that of the output, too, and of ``weight`` [model], and so of the bias.
+    """The layouts of ``x`` [..., model], which is that of the output, too, and of ``weight`` and bias [model].
 
     ``TypeError`` for what is no layout; ``ValueError`` for one of too few dims or that is partial.
     """
 
     x: TensorSharding
-    weight: TensorSharding = TensorSharding(None)
+    weight: TensorSharding = WHOLE
 
     def __post_init__(self) -> None:
         check_layouts(self, {"x": 1, "weight": 1})
@@ -147,11 +148,11 @@ class LayerNorm(_Normalization):
 
     ``sharding`` is a `NormalizationSharding`, or the layout of x, the parameters being replicated then.
 
-    **Communication**: over axes M that split the model dim, forward two all_reduces of a number for each of the n tokens,
-    2 x 2 (M-1) n itemsize bytes summed over the devices, and backward one of two, as many bytes; nothing where the model
-    dim is whole.  Backward an all_reduce of each parameter's gradient over the axes that split the tokens; besides what
-    moves the parameters from and to their layout, if that is another than the model dim's of x.  ``print(operation.plan(
-    [x.shape, weight.shape, bias.shape], mesh))``.
+    **Communication**: over axes M that split the model dim, forward two all_reduces of a number for each of the n
+    tokens, 2 x 2 (M-1) n itemsize bytes summed over the devices, and backward one of two, as many bytes; nothing where
+    the model dim is whole.  Backward an all_reduce of each parameter's gradient over the axes that split the tokens;
+    besides what moves the parameters from and to their layout, if that is another than the model dim's of x.
+    ``print(operation.plan( [x.shape, weight.shape, bias.shape], mesh))``.
 
     **Memory**: until the backward ``activations`` hold x, as Korthikanti et al., 2022, arXiv:2205.05198, section 4.1,
     count it, and ``statistics``, which they neglect, two numbers for each token.
@@ -166,8 +167,8 @@ class LayerNorm(_Normalization):
 class RMSNorm(_Normalization):
     """``RMSNorm(sharding)`` of x and weight: each row of the last dim with mean square 1, times weight.
 
-    As `LayerNorm` without mean and bias: half the all_reduces forward, half the bytes of the one backward, one number in
-    ``statistics`` for each token.
+    As `LayerNorm` without mean and bias: half the all_reduces forward, half the bytes of the one backward, one number
+    in ``statistics`` for each token.
     """
 
     NAMES = ("x", "weight")

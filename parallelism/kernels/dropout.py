@@ -58,4 +58,5 @@ def dropout_mask(
 
 def dropout(x: Array, mask: npt.NDArray[np.bool_], rate: float) -> Array:
     """``x / (1 - rate)`` where the mask is set, 0 elsewhere; its backward is itself, applied to the gradient."""
-    return np.where(mask, x * x.dtype.type(1 / (1 - rate)), x.dtype.type(0))
+    y: Array = np.where(mask, x * x.dtype.type(1 / (1 - rate)), x.dtype.type(0))
+    return y

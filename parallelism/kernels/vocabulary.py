@@ -43,7 +43,7 @@ def largest_logits(logits: Array) -> Array:
 
 
 def exponentials(logits: Array, largest: Array) -> Array:
-    """``exp(logit - m)``, m the largest of the whole vocabulary; its sum over the last dim is this slice's part of s."""
+    """``exp(logit - m)``, m the largest of the whole vocabulary; summed over the last dim, this slice's part of s."""
     found: Array = logits - largest[..., None]
     np.exp(found, out=found)
     return found

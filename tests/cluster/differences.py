@@ -8,7 +8,7 @@ from vcluster import Sharded
 
 
 def complex_step(function, values, grad):
-    """The gradients of ``sum(grad * function(*values))``: a complex step has no rounding to speak of.  None of integers."""
+    """The gradients of ``sum(grad * function(*values))``, None of integers: a complex step rounds next to nothing."""
     return _each(values, lambda place, x: _loss(function, _changed(values, x, place, 1e-30j), grad).imag / 1e-30)
 
 

@@ -1,4 +1,4 @@
-"""Embedding, cross-entropy, normalisation and dropout against one process, in NumPy: values, gradients, communication."""
+"""Embedding, cross-entropy, normalisation and dropout against one process: values, gradients, communication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPSILON = 1e-5
 RANDOM = int(os.environ.get("VCLUSTER_LAYERS", "60"))
 
 
-# -- the global functions, written anew ---------------------------------------------------------------------------------
+# -- the global functions, written anew --------------------------------------------------------------------------------
 
 def embedding(tokens, table):
     return table[tokens]
@@ -134,7 +134,8 @@ def test_any_layouts_do(cluster_of, seed):
         return T(*map(tuple, dims[:ndim]))
 
     for name, operation in (
-        ("embedding", Embedding(E(layout(2), layout(2), layout(3)))), ("cross_entropy", CrossEntropy(C(layout(3), layout(2)))),
+        ("embedding", Embedding(E(layout(2), layout(2), layout(3)))),
+        ("cross_entropy", CrossEntropy(C(layout(3), layout(2)))),
         ("layer_norm", LayerNorm(N(layout(3), layout(1)))), ("rms_norm", RMSNorm(N(layout(3), layout(1)))),
     ):
         extents = [rng.choice([1, 2, 3, 5, 8]) for _ in range(4)]
