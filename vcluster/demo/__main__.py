@@ -175,8 +175,8 @@ def moe_parser() -> Parser:
             "token to a few experts, which lie on different devices. Shows who goes where,\n"
             "what finds no room, and what the all_to_alls move; compares with one process."
         ),
-        epilog=f"""an expert takes at most capacity * top-k * tokens / experts choices: first choices
-before second ones, earlier tokens before later ones; the rest is dropped.
+        epilog=f"""an expert takes at most capacity * top-k * tokens / experts choices, first ones
+before second ones, earlier tokens before later ones; the rest is dropped
 
 examples:
   {PROGRAM} moe --ep 4

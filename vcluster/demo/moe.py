@@ -65,7 +65,8 @@ def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) 
     grads = operation.backward(device, saved, grad, ALPHA)
     chosen, kept = saved.choice.experts, saved.dispatch.kept
     rows = kept_by_expert(saved.dispatch, chosen, saved.shapes[1][1])
-    return out, *grads, chosen.reshape(*out.shape[:-1], -1), kept.reshape(*out.shape[:-1], -1), rows, saved.balance_loss
+    shape = *out.shape[:-1], operation.top_k
+    return out, *grads, chosen.reshape(shape), kept.reshape(shape), rows, saved.balance_loss
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -159,7 +160,7 @@ def _show_rows(
     gap = ("...", "", "", "", "")
     shown = lines if len(lines) <= MOST_ROWS else [*lines[: MOST_ROWS // 2], gap, *lines[-MOST_ROWS // 4 :]]
     screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), shown)
-    screen.line(f"  from other devices; a row is {row_bytes} bytes, and the backward moves as many once more")
+    screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many once more")
     return 2 * (sum(to_experts) + sum(back)) * row_bytes
 
 
