@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tensor_parallelism.normalization import LayerNorm, NormalizationSharding, RMSNorm
     from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
     from tensor_parallelism.product import ProductPlan
+    from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
 
 _MODULES = {
     "contraction": ("Contraction",),
@@ -37,6 +38,7 @@ _MODULES = {
     "normalization": ("LayerNorm", "NormalizationSharding", "RMSNorm"),
     "policies": ("MatMulSharding", "MatMulShardingPolicy"),
     "product": ("ProductPlan",),
+    "vocabulary_loss": ("VocabularyLoss", "VocabularyLossSharding"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -44,7 +46,7 @@ __all__ = [
     "Contraction", "CrossEntropy", "CrossEntropySharding", "Dropout", "Embedding", "EmbeddingSharding", "FeedForward",
     "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "LayerNorm", "LayerPlan", "MatMul",
     "MatMulSharding", "MatMulShardingPolicy", "MixtureOfExperts", "MixtureOfExpertsSharding", "NormalizationSharding",
-    "ProductPlan", "RMSNorm",
+    "ProductPlan", "RMSNorm", "VocabularyLoss", "VocabularyLossSharding",
 ]
 
 

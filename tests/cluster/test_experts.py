@@ -17,7 +17,7 @@ from tensor_parallelism.dispatch import kept_by_expert, rows_received
 from vcluster.errors import DeviceFailedError
 
 T = TensorSharding
-BATCH, SEQUENCE, MODEL, HIDDEN, EXPERTS = 3, 5, 4, 3, 5
+BATCH, SEQUENCE, MODEL, HIDDEN, EXPERTS = 3, 6, 4, 2, 5
 ALPHA = 0.3
 GELU = np.sqrt(2 / np.pi), 0.044715
 RANDOM = int(os.environ.get("VCLUSTER_LAYERS", "60"))
@@ -138,7 +138,7 @@ def test_who_is_dropped_is_the_first_come_rule_of_the_whole_batch_on_every_mesh(
     wanted = np.zeros((BATCH, SEQUENCE, 2), bool)
     for t, _, _, rank in kept:
         wanted[t // SEQUENCE, t % SEQUENCE, rank] = True
-    assert wanted.sum() == 2 * 6           # of 15 tokens that choose experts 3 and 0 each keeps ceil(2 * 15 / 5)
+    assert wanted.sum() == 2 * 8           # of 18 tokens, which all choose experts 3 and 0, each keeps ceil(2 * 18 / 5)
     assert wanted[0].all()
     for mesh in (Mesh(x=1), Mesh(x=4), Mesh(x=2, y=3)):
         sharding = S.expert_parallel(mesh.axes[-1], mesh.axes[:-1])

@@ -21,6 +21,8 @@ from tensor_parallelism import (
     LayerNorm,
     NormalizationSharding,
     RMSNorm,
+    VocabularyLoss,
+    VocabularyLossSharding,
 )
 from vcluster import Sharded
 
@@ -43,6 +45,10 @@ def cross_entropy(logits, targets):
     return -np.log(chosen).mean()
 
 
+def vocabulary_loss(x, table, targets):
+    return cross_entropy(x @ table.T, targets)
+
+
 def layer_norm(x, weight, bias):
     mean = x.mean(axis=-1, keepdims=True)
     return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axis=-1, keepdims=True) + EPSILON) * weight + bias
@@ -52,7 +58,8 @@ def rms_norm(x, weight):
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPSILON) * weight
 
 
-LAYERS = {"embedding": embedding, "cross_entropy": cross_entropy, "layer_norm": layer_norm, "rms_norm": rms_norm}
+LAYERS = {"embedding": embedding, "cross_entropy": cross_entropy, "vocabulary_loss": vocabulary_loss,
+          "layer_norm": layer_norm, "rms_norm": rms_norm}
 
 
 def arrays(name, batch=BATCH, sequence=SEQUENCE, model=MODEL, vocabulary=VOCABULARY):
@@ -63,6 +70,7 @@ def arrays(name, batch=BATCH, sequence=SEQUENCE, model=MODEL, vocabulary=VOCABUL
     return {
         "embedding": ([tokens, rng.standard_normal((vocabulary, model))], x),
         "cross_entropy": ([4 * rng.standard_normal((batch, sequence, vocabulary)), tokens], np.float64(0.7)),
+        "vocabulary_loss": ([x, rng.standard_normal((vocabulary, model)), tokens], np.float64(0.7)),
         "layer_norm": ([3 + x, weight, bias], x[::-1]),
         "rms_norm": ([3 + x, weight], x[::-1]),
     }[name]
@@ -79,7 +87,7 @@ def norms(*layouts):
             for layout in layouts]
 
 
-E, C, N = EmbeddingSharding, CrossEntropySharding, NormalizationSharding
+E, C, N, V = EmbeddingSharding, CrossEntropySharding, NormalizationSharding, VocabularyLossSharding
 ONE_AXIS = [
     ("embedding", Embedding(E.vocabulary("x"))),
     ("embedding", Embedding(E.vocabulary("x", sequence="x"))),
@@ -89,6 +97,9 @@ ONE_AXIS = [
     ("cross_entropy", CrossEntropy(C.vocabulary("x"))),
     ("cross_entropy", CrossEntropy(C.vocabulary((), sequence="x"))),
     ("cross_entropy", CrossEntropy(C(T(None, None, "x"), T("x", None)))),
+    ("vocabulary_loss", VocabularyLoss(V.vocabulary("x"))),
+    ("vocabulary_loss", VocabularyLoss(V.vocabulary("x", sequence="x"))),
+    ("vocabulary_loss", VocabularyLoss(V(T("x", None, None), T(None, "x"), T(None, "x")))),
     *norms(T(None, "x", None), N(T("x", ...), T("x")), N(T(None, None, "x"), T("x")), T(None, None, "x")),
 ]
 TWO_AXES = [
@@ -100,6 +111,9 @@ TWO_AXES = [
     ("cross_entropy", CrossEntropy(C.vocabulary("y", "x"))),
     ("cross_entropy", CrossEntropy(C.vocabulary(("y", "x")))),
     ("cross_entropy", CrossEntropy(C(T("y", "x", None), T(("x", "y"), None)))),
+    ("vocabulary_loss", VocabularyLoss(V.vocabulary("y", "x", "y"))),
+    ("vocabulary_loss", VocabularyLoss(V(T("y", None, "x"), T("x", "y"), T("x", None)))),
+    ("vocabulary_loss", VocabularyLoss(V(T("y", ...), T("x", None), T(None, "y")))),
     *norms(T("x", "y", None), T(("y", "x"), None, None), N(T("x", None, "y"), T("y")), N(T(None, None, ("x", "y")))),
 ]
 MESHES = [Mesh(x=1), Mesh(x=2), Mesh(x=4), Mesh(x=8), Mesh(x=2, y=2), Mesh(x=2, y=3)]
@@ -136,6 +150,7 @@ def test_any_layouts_do(cluster_of, seed):
     for name, operation in (
         ("embedding", Embedding(E(layout(2), layout(2), layout(3)))),
         ("cross_entropy", CrossEntropy(C(layout(3), layout(2)))),
+        ("vocabulary_loss", VocabularyLoss(V(layout(3), layout(2), layout(2)))),
         ("layer_norm", LayerNorm(N(layout(3), layout(1)))), ("rms_norm", RMSNorm(N(layout(3), layout(1)))),
     ):
         extents = [rng.choice([1, 2, 3, 5, 8]) for _ in range(4)]
@@ -152,8 +167,9 @@ def test_gradients_are_the_central_differences_of_the_global_function(cluster_of
     assert_close(found, central(LAYERS[name], values, grad), relative=1e-7)
 
 
-B, S, M, V, X, Y, BYTES = 4, 6, 12, 18, 2, 3, 8
-TOKENS, OUT, TABLE = B * S * BYTES, B * S * M * BYTES, V * M * BYTES
+B, S, M, WORDS, X, Y, BYTES = 4, 6, 12, 18, 2, 3, 8
+TOKENS, OUT, TABLE = B * S * BYTES, B * S * M * BYTES, WORDS * M * BYTES
+LOSS = 3 * 2 * (Y - 1) * TOKENS + Y * 2 * (X - 1) * BYTES
 FORMULAS = {
     "vocabulary of a batch": (
         "embedding", Embedding(E.vocabulary("y", "x")), 2 * (Y - 1) * OUT, 2 * (X - 1) * TABLE, ["all_reduce"],
@@ -166,8 +182,15 @@ FORMULAS = {
         "embedding", Embedding(E(T("x", None), T(None, "y"), T("x", None, "y"))), 0, 2 * (X - 1) * TABLE, [],
     ),
     "logits by vocabulary": (
-        "cross_entropy", CrossEntropy(C.vocabulary("y", "x")), 3 * 2 * (Y - 1) * TOKENS + Y * 2 * (X - 1) * BYTES, 0,
+        "cross_entropy", CrossEntropy(C.vocabulary("y", "x")), LOSS, 0, ["all_reduce"] * 4,
+    ),
+    "a head of a batch": (
+        "vocabulary_loss", VocabularyLoss(V.vocabulary("y", "x")), LOSS, 2 * (Y - 1) * OUT + 2 * (X - 1) * TABLE,
         ["all_reduce"] * 4,
+    ),
+    "a head of a sequence": (
+        "vocabulary_loss", VocabularyLoss(V.vocabulary("y", "x", "y")), (Y - 1) * OUT + LOSS,
+        (Y - 1) * OUT + 2 * (X - 1) * TABLE, ["all_gather", *["all_reduce"] * 4],
     ),
     "logits by token": (
         "cross_entropy", CrossEntropy(C.vocabulary((), "x", "y")), 2 * (X * Y - 1) * BYTES, 0, ["all_reduce"],
@@ -187,7 +210,7 @@ FORMULAS = {
 @pytest.mark.parametrize("which", FORMULAS)
 def test_a_layer_runs_the_collectives_it_names_with_the_bytes_of_its_formula(which):
     name, operation, forward_bytes, backward_bytes, kinds = FORMULAS[which]
-    values, grad = arrays(name, B, S, M, V)
+    values, grad = arrays(name, B, S, M, WORDS)
     mesh, layouts = Mesh(x=X, y=Y), [getattr(operation.sharding, name) for name in operation.NAMES]
     forward = record(operation, mesh, *values).trace
     assert forward.bytes_received() == forward_bytes

@@ -18,12 +18,15 @@ from tensor_parallelism import (
     MixtureOfExpertsSharding,
     NormalizationSharding,
     RMSNorm,
+    VocabularyLoss,
+    VocabularyLossSharding,
 )
 
 T = TensorSharding
 MESH = Mesh(x=2, y=3)
 EMBEDDING = Embedding(EmbeddingSharding.vocabulary("y", "x"))
 LOSS = CrossEntropy(CrossEntropySharding.vocabulary("y", "x"))
+HEAD = VocabularyLoss(VocabularyLossSharding.vocabulary("y", "x"))
 MIXTURE = MixtureOfExperts(MixtureOfExpertsSharding.expert_parallel("y", "x"), top_k=2)
 TOKENS = np.array([[0, 6, 2], [3, 1, 5]])
 EXPERTS = [np.zeros(shape) for shape in ((2, 3, 4), (4, 5), (5, 4, 6), (5, 6), (5, 6, 4), (5, 4))]
@@ -44,6 +47,10 @@ def changed(at, shape):
         (LOSS, [np.zeros((2, 3, 6)), TOKENS], "targets are from 0 to 5, the vocabulary; got 6 at (0, 1)"),
         (LOSS, [np.zeros((2, 4, 7)), TOKENS], "got logits of shape (2, 4, 7) and targets of (2, 3)"),
         (LOSS, [np.zeros((2, 0, 7)), TOKENS[:, :0]], "the mean over no tokens"),
+        (HEAD, [np.zeros((2, 3, 4)), np.zeros((6, 4)), TOKENS], "targets are from 0 to 5, the vocabulary; got 6 at (0"),
+        (HEAD, [np.zeros((2, 3, 5)), np.zeros((7, 4)), TOKENS], "got x of shape (2, 3, 5) and table of (7, 4)"),
+        (HEAD, [np.zeros((2, 2, 4)), np.zeros((7, 4)), TOKENS], "got x of shape (2, 2, 4) and targets of (2, 3)"),
+        (HEAD, [np.zeros((2, 0, 4)), np.zeros((7, 4)), TOKENS[:, :0]], "the mean over no tokens"),
         (LayerNorm(T("x", None)), [np.zeros((2, 4)), np.zeros(3), np.zeros(4)], "weight is of the shape of the last "
          "dim of x, (4,), got (3,)"),
         (LayerNorm(T("x", None)), [np.zeros((2, 4)), np.zeros(4), np.zeros(5)], "bias is of the shape of the last"),
