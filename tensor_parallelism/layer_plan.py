@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
@@ -25,7 +26,11 @@ class LayerPlan:
     backward: Moves
 
     def __getitem__(self, name: str) -> ReshardingPlan:
-        return dict((*self.forward, *self.backward))[name]
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, ReshardingPlan]:
+        return dict((*self.forward, *self.backward))
 
     @property
     def bytes_received(self) -> tuple[int, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.kernels import (
+    feature_products,
     feature_sums,
     normalization_backward,
     normalization_backward_sums,
@@ -84,9 +86,10 @@ class _Normalization(Layer):
         mean = moved(device, plan["mean"], feature_sums(x)) / dtype.type(features) if self.CENTRED else None
         with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes):
             centred = x if mean is None else x - mean
-            squares = feature_sums(centred * centred)
+            squares = feature_products(centred, centred)
         scale = normalization_scale(moved(device, plan["squares"], squares), features, self.epsilon)
-        y: Array = centred * scale * weight
+        y: Array = centred * scale
+        y *= weight
         if bias is not None:
             y += bias
         saved = Saved(x, weight, mean, scale, shapes, dtype)
@@ -99,14 +102,18 @@ class _Normalization(Layer):
         plan = self.plan(shapes, device.mesh, dtype)
         grad = check_gradient(device, grad, self.sharding.out, shapes[0]).astype(dtype, copy=False)
         with device.compute("normalization backward", flops=12 * x.size, nbytes=3 * x.nbytes):
-            hat = (x if mean is None else x - mean) * scale
+            hat = x * scale if mean is None else x - mean
+            if mean is not None:
+                hat *= scale
             sums = normalization_backward_sums(grad, hat, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
         sums = sums if self.CENTRED else np.concatenate([sums, sums])
         x_grad = normalization_backward(grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED)
-        over = tuple(range(x.ndim - 1))
-        parameters = [("weight_grad", grad * hat)] + ([("bias_grad", grad)] if self.CENTRED else [])
-        grads = [moved(device, plan[name], terms.sum(axis=over, dtype=dtype)) for name, terms in parameters]
+        rows = prod(x.shape[:-1]), x.shape[-1]
+        terms = [np.einsum("ti,ti->i", grad.reshape(rows), hat.reshape(rows))]
+        if self.CENTRED:
+            terms.append(grad.reshape(rows).sum(axis=0, dtype=dtype))
+        grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=True)]
         self._hold(device, saved, -1)
         return x_grad, *grads
 

@@ -15,6 +15,7 @@ from parallelism.kernels.dense import (
 from parallelism.kernels.dropout import dropout, dropout_mask, splitmix64
 from parallelism.kernels.losses import LOSSES, Loss, mean_squared_error, softmax_cross_entropy
 from parallelism.kernels.normalization import (
+    feature_products,
     feature_sums,
     layer_norm,
     normalization_backward,
@@ -67,6 +68,7 @@ __all__ = [
     "dropout_mask",
     "expert_capacity",
     "exponentials",
+    "feature_products",
     "feature_sums",
     "largest_logits",
     "layer_norm",

@@ -17,7 +17,6 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _GAMMA, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_30, _27, _31, _11 = (np.uint64(n) for n in (30, 27, 31, 11))
 
 
 def splitmix64(seed: int, index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
@@ -26,15 +25,20 @@ def splitmix64(seed: int, index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     >>> splitmix64(1234567, [0, 1]).tolist()
     [6457827717110365317, 3203168211198807973]
     """
-    z = np.atleast_1d(np.asarray(index, np.uint64)) + np.uint64(1)
-    z *= _GAMMA
-    z += np.uint64(seed)
-    z ^= z >> _30
-    z *= _FIRST
-    z ^= z >> _27
-    z *= _SECOND
-    z ^= z >> _31
-    return z.reshape(np.shape(index))
+    state = (np.atleast_1d(np.asarray(index, np.uint64)) + np.uint64(1)) * _GAMMA
+    state += np.uint64(seed)
+    return _mixed(state).reshape(np.shape(index))
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The numbers of these states, in place."""
+    shifted = np.empty_like(z)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        np.right_shift(z, np.uint64(shift), out=shifted)
+        z ^= shifted
+        if factor is not None:
+            z *= factor
+    return z
 
 
 def dropout_mask(
@@ -46,17 +50,18 @@ def dropout_mask(
     least ``rate * 2**53``, with ``key`` number ``step`` of the sequence that starts from ``seed``.
     """
     pieces = [slice(0, n) for n in shape] if block is None else block
-    place, stride = np.zeros((1,) * len(shape), np.uint64), 1
+    # the state of place i, key + (i + 1) gamma, as a sum over dims: products along each dim, additions only inside
+    state, stride = splitmix64(seed, [step]) + _GAMMA, 1
     for dim in reversed(range(len(shape))):
-        along = np.arange(pieces[dim].start, pieces[dim].stop, dtype=np.uint64) * np.uint64(stride)
-        place = place + along.reshape(-1, *[1] * (len(shape) - 1 - dim))
+        along = np.arange(pieces[dim].start, pieces[dim].stop, dtype=np.uint64) * np.uint64(stride) * _GAMMA
+        state = state + along.reshape(-1, *[1] * (len(shape) - 1 - dim))
         stride *= max(1, shape[dim])
-    bits = splitmix64(int(splitmix64(seed, step)), place)
-    mask: npt.NDArray[np.bool_] = (bits >> _11) >= np.uint64(int(rate * 2**53))
-    return mask
+    mask: npt.NDArray[np.bool_] = _mixed(state) >= np.uint64(int(rate * 2**53) << 11)
+    return mask.reshape([piece.stop - piece.start for piece in pieces])
 
 
 def dropout(x: Array, mask: npt.NDArray[np.bool_], rate: float) -> Array:
     """``x / (1 - rate)`` where the mask is set, 0 elsewhere; its backward is itself, applied to the gradient."""
-    y: Array = np.where(mask, x * x.dtype.type(1 / (1 - rate)), x.dtype.type(0))
+    y = np.zeros_like(x)
+    np.multiply(x, x.dtype.type(1 / (1 - rate)), out=y, where=mask)
     return y

@@ -28,6 +28,12 @@ def feature_sums(x: Array) -> Array:
     return sums
 
 
+def feature_products(x: Array, y: Array) -> Array:
+    """``x * y`` summed over its last dim, which stays with extent 1."""
+    sums: Array = np.einsum("...i,...i->...", x, y)[..., None]
+    return sums
+
+
 def normalization_scale(square_sums: Array, features: int, epsilon: float) -> Array:
     """What centred values are multiplied by, ``1 / sqrt(square_sums / features + epsilon)``."""
     scale: Array = 1 / np.sqrt(square_sums / features + epsilon)
@@ -37,14 +43,15 @@ def normalization_scale(square_sums: Array, features: int, epsilon: float) -> Ar
 def normalization_backward_sums(grad: Array, hat: Array, weight: Array) -> Array:
     """The sums over features that the gradient of x needs, of ``g`` and of ``g * hat``: shape (2, ..., 1)."""
     g = grad * weight
-    return np.stack([feature_sums(g), feature_sums(g * hat)])
+    return np.stack([feature_sums(g), feature_products(g, hat)])
 
 
 def normalization_backward(
     grad: Array, hat: Array, weight: Array, scale: Array, sums: Array, features: int, *, centred: bool
 ) -> Array:
     """The gradient of x, from that of y and `normalization_backward_sums` over all features."""
-    found: Array = grad * weight - hat * (sums[1] / features)
+    found: Array = grad * weight
+    found -= hat * (sums[1] / features)
     if centred:
         found -= sums[0] / features
     found *= scale
@@ -54,11 +61,12 @@ def normalization_backward(
 def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> Array:
     """Each row of the last dim with mean 0 and variance 1, times ``weight``, plus ``bias``; of the shape of x."""
     centred = x - feature_sums(x) / x.shape[-1]
-    y: Array = centred * normalization_scale(feature_sums(centred * centred), x.shape[-1], epsilon) * weight + bias
+    scale = normalization_scale(feature_products(centred, centred), x.shape[-1], epsilon)
+    y: Array = centred * scale * weight + bias
     return y
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> Array:
     """Each row of the last dim with mean square 1, times ``weight``; of the shape of x."""
-    y: Array = x * normalization_scale(feature_sums(x * x), x.shape[-1], epsilon) * weight
+    y: Array = x * normalization_scale(feature_products(x, x), x.shape[-1], epsilon) * weight
     return y

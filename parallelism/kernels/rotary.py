@@ -34,11 +34,8 @@ def _turned(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Array
     if places.shape != x.shape[-3:-2]:
         raise ValueError(f"positions are one for each place of the sequence, {x.shape[-3:-2]}, got {places.shape}")
     features = x.shape[-1]
-    speeds = base ** (-np.arange(0, features, 2) / features)
-    angles = places[:, None, None] * speeds
-    cos, sin = np.cos(angles).astype(x.dtype), (sign * np.sin(angles)).astype(x.dtype)
-    even, odd = x[..., 0::2], x[..., 1::2]
-    turned = np.empty_like(x)
-    turned[..., 0::2] = even * cos - odd * sin
-    turned[..., 1::2] = even * sin + odd * cos
-    return turned
+    angles = places[:, None, None] * (sign * base ** (-np.arange(0, features, 2) / features))
+    real = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32))
+    kind = np.result_type(real.dtype, np.complex64)
+    turned: Array = real.view(kind) * np.exp(1j * angles).astype(kind)      # a pair of features is a complex number
+    return turned.view(real.dtype).astype(x.dtype, copy=False)

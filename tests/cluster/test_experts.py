@@ -28,7 +28,7 @@ def routed(x, router, k, factor):
     tokens = x.reshape(-1, x.shape[-1])
     exps = np.exp(tokens @ router)
     probabilities = exps / exps.sum(axis=1, keepdims=True)
-    chosen = [sorted(range(router.shape[1]), key=lambda e, row=row: (-row[e].real, e))[:k] for row in probabilities]
+    chosen = np.argsort(-probabilities.real, axis=1, kind="stable")[:, :k].tolist()
     room = len(tokens) if factor is None else int(np.ceil(factor * k * len(tokens) / router.shape[1]))
     used, kept = [0] * router.shape[1], []
     for rank in range(k):
@@ -46,11 +46,13 @@ def mixture(k, factor):
     def function(x, router, w1, b1, w2, b2):
         probabilities, chosen, kept = routed(x, router, k, factor)
         tokens = x.reshape(-1, x.shape[-1])
-        out = np.zeros((len(tokens), w2.shape[-1]), np.result_type(*(a for a in (x, router, w1, b1, w2, b2))))
-        for t, e, gate, _ in kept:
-            z = tokens[t] @ w1[e] + b1[e]
-            h = 0.5 * z * (1 + np.tanh(GELU[0] * (z + GELU[1] * z**3)))
-            out[t] += gate * (h @ w2[e] + b2[e])
+        out = np.zeros((len(tokens), w2.shape[-1]), np.result_type(x, router, w1, b1, w2, b2))
+        for e in range(router.shape[1]):
+            mine, gates = [t for t, at, *_ in kept if at == e], [[gate] for _, at, gate, _ in kept if at == e]
+            if mine:
+                z = tokens[mine] @ w1[e] + b1[e]
+                h = 0.5 * z * (1 + np.tanh(GELU[0] * (z + GELU[1] * z**3)))
+                out[mine] += gates * (h @ w2[e] + b2[e])
         first = np.bincount([experts[0] for experts in chosen], minlength=router.shape[1]) / max(1, len(tokens))
         balance = router.shape[1] * (first * probabilities.sum(axis=0) / max(1, len(tokens))).sum()
         return np.append(out.reshape(-1), balance)

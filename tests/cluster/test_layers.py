@@ -153,7 +153,8 @@ def test_any_layouts_do(cluster_of, seed):
         ("vocabulary_loss", VocabularyLoss(V(layout(3), layout(2), layout(2)))),
         ("layer_norm", LayerNorm(N(layout(3), layout(1)))), ("rms_norm", RMSNorm(N(layout(3), layout(1)))),
     ):
-        extents = [rng.choice([1, 2, 3, 5, 8]) for _ in range(4)]
+        batch, sequence, vocabulary = (rng.choice([1, 2, 3, 5, 8]) for _ in range(3))
+        extents = batch, sequence, rng.choice([2, 3, 5, 8]), vocabulary     # of one feature only rounding is left
         values, grad = arrays(name, *extents)
         _, found = run_whole(cluster_of(mesh, "thread"), operation, values, grad)
         assert_close(found, [LAYERS[name](*values), *complex_step(LAYERS[name], values, grad)])
