@@ -68,7 +68,7 @@ class CrossEntropy(Layer):
     **Communication**: three all_reduces over the axes V of the vocabulary, of a number for each token: the largest
     logit, the sum of exponentials, the target's logit; so 3 x 2 (V-1) n itemsize bytes for n tokens, summed over the
     devices.  One more, of a single number, over the axes that split the tokens.  Backward nothing.
-    ``print(operation.plan( (logits.shape, targets.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019,
+    ``print(operation.plan((logits.shape, targets.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019,
     arXiv:1909.08053, section 3.
 
     **Memory**: ``activations`` hold the exponentials, as large as the shard of the logits, until the backward.

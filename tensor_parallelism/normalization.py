@@ -107,7 +107,6 @@ class _Normalization(Layer):
                 hat *= scale
             sums = normalization_backward_sums(grad, hat, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
-        sums = sums if self.CENTRED else np.concatenate([sums, sums])
         x_grad = normalization_backward(grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED)
         rows = prod(x.shape[:-1]), x.shape[-1]
         terms = [np.einsum("ti,ti->i", grad.reshape(rows), hat.reshape(rows))]
@@ -159,7 +158,7 @@ class LayerNorm(_Normalization):
     tokens, 2 x 2 (M-1) n itemsize bytes summed over the devices, and backward one of two, as many bytes; nothing where
     the model dim is whole.  Backward an all_reduce of each parameter's gradient over the axes that split the tokens;
     besides what moves the parameters from and to their layout, if that is another than the model dim's of x.
-    ``print(operation.plan( [x.shape, weight.shape, bias.shape], mesh))``.
+    ``print(operation.plan([x.shape, weight.shape, bias.shape], mesh))``.
 
     **Memory**: until the backward ``activations`` hold x, as Korthikanti et al., 2022, arXiv:2205.05198, section 4.1,
     count it, and ``statistics``, which they neglect, two numbers for each token.

@@ -49,9 +49,12 @@ def normalization_backward_sums(grad: Array, hat: Array, weight: Array) -> Array
 def normalization_backward(
     grad: Array, hat: Array, weight: Array, scale: Array, sums: Array, features: int, *, centred: bool
 ) -> Array:
-    """The gradient of x, from that of y and `normalization_backward_sums` over all features."""
+    """The gradient of x, from that of y and `normalization_backward_sums` over all features.
+
+    Without ``centred`` the last of the sums will do.
+    """
     found: Array = grad * weight
-    found -= hat * (sums[1] / features)
+    found -= hat * (sums[-1] / features)
     if centred:
         found -= sums[0] / features
     found *= scale

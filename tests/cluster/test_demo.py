@@ -211,6 +211,12 @@ def test_a_mixture_of_experts_is_that_of_one_process(capsys, words):
     assert out.count(" ok ") == 3
 
 
+def test_the_moe_demo_on_processes(capsys):
+    status, out = here(capsys, "moe --ep 2 --shape 1,5,3,4")
+    assert status == 0
+    assert out.count(" ok ") == 3
+
+
 def test_the_mixture_says_who_goes_where_and_who_finds_no_room(capsys):
     status, out = here(capsys, "moe --ep 3 --experts 3 --top-k 1 --capacity 0.5 --shape 1,7,4,4 --backend thread")
     assert status == 0

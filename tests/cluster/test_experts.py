@@ -180,6 +180,13 @@ def test_processes_run_the_collectives_of_expert_parallelism_and_no_others(clust
     assert sum(event.nbytes for event in held) == 0 < run.trace.peak_bytes(3)
 
 
+def test_an_even_router_sends_what_is_not_for_oneself():
+    to_experts, back = rows_received(np.full((4, 8), 3), T("x"), Mesh(x=4))      # 24 choices on each of 4 devices
+    assert to_experts == back == (18,) * 4                                       # three quarters of them
+    mesh, uneven = Mesh(x=2, y=2), np.arange(12).reshape(4, 3)                   # experts 0 and 1 at y=0, 2 at y=1
+    assert rows_received(uneven, T("y"), mesh) == ((3 + 4, 2, 9 + 10, 8), (2, 3 + 4, 8, 9 + 10))
+
+
 def test_a_recorder_that_only_counts_is_told_that_the_sizes_depend_on_the_data():
     values, _ = arrays()
     with pytest.raises(RuntimeError, match="a recorder that counts only cannot run it"):

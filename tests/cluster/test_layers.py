@@ -94,6 +94,7 @@ ONE_AXIS = [
     ("embedding", Embedding(E(T(None, "x"), T(None, None), T(None, "x", None)))),
     ("embedding", Embedding(E(T("x", None), T("x", None), T("x", None, None)))),
     ("embedding", Embedding(E(T(...), T(None, "x"), T(..., "x")))),
+    ("cross_entropy", CrossEntropy(C.vocabulary(()))),
     ("cross_entropy", CrossEntropy(C.vocabulary("x"))),
     ("cross_entropy", CrossEntropy(C.vocabulary((), sequence="x"))),
     ("cross_entropy", CrossEntropy(C(T(None, None, "x"), T("x", None)))),
