@@ -1,4 +1,4 @@
-"""Worked strategies inside an operator: products and feed-forward blocks, spread over the devices of a mesh.
+"""Worked strategies inside an operator: products, and the layers of a Transformer, spread over the devices of a mesh.
 
 Names are loaded when they are first used.
 """
@@ -8,27 +8,45 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tensor_parallelism.contraction import Contraction
+    from tensor_parallelism.cross_entropy import CrossEntropy, CrossEntropySharding
+    from tensor_parallelism.dropout import Dropout
+    from tensor_parallelism.embedding import Embedding, EmbeddingSharding
+    from tensor_parallelism.expert_layouts import MixtureOfExpertsSharding
+    from tensor_parallelism.experts import MixtureOfExperts
     from tensor_parallelism.feed_forward import FeedForward
     from tensor_parallelism.feed_forward_plan import FeedForwardPlan
     from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
+    from tensor_parallelism.layer_plan import LayerPlan
     from tensor_parallelism.matmul import MatMul
+    from tensor_parallelism.normalization import LayerNorm, NormalizationSharding, RMSNorm
     from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
     from tensor_parallelism.product import ProductPlan
+    from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
 
 _MODULES = {
     "contraction": ("Contraction",),
+    "cross_entropy": ("CrossEntropy", "CrossEntropySharding"),
+    "dropout": ("Dropout",),
+    "embedding": ("Embedding", "EmbeddingSharding"),
+    "expert_layouts": ("MixtureOfExpertsSharding",),
+    "experts": ("MixtureOfExperts",),
     "feed_forward": ("FeedForward",),
     "feed_forward_plan": ("FeedForwardPlan",),
     "feed_forward_policies": ("FeedForwardSharding", "FeedForwardShardingPolicy"),
+    "layer_plan": ("LayerPlan",),
     "matmul": ("MatMul",),
+    "normalization": ("LayerNorm", "NormalizationSharding", "RMSNorm"),
     "policies": ("MatMulSharding", "MatMulShardingPolicy"),
     "product": ("ProductPlan",),
+    "vocabulary_loss": ("VocabularyLoss", "VocabularyLossSharding"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Contraction", "FeedForward", "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "MatMul",
-    "MatMulSharding", "MatMulShardingPolicy", "ProductPlan",
+    "Contraction", "CrossEntropy", "CrossEntropySharding", "Dropout", "Embedding", "EmbeddingSharding", "FeedForward",
+    "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "LayerNorm", "LayerPlan", "MatMul",
+    "MatMulSharding", "MatMulShardingPolicy", "MixtureOfExperts", "MixtureOfExpertsSharding", "NormalizationSharding",
+    "ProductPlan", "RMSNorm", "VocabularyLoss", "VocabularyLossSharding",
 ]
 
 

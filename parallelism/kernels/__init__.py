@@ -12,8 +12,36 @@ from parallelism.kernels.dense import (
     dense_backward_weights,
     dense_forward_flops,
 )
+from parallelism.kernels.dropout import dropout, dropout_mask, splitmix64
 from parallelism.kernels.losses import LOSSES, Loss, mean_squared_error, softmax_cross_entropy
+from parallelism.kernels.normalization import (
+    feature_products,
+    feature_sums,
+    layer_norm,
+    normalization_backward,
+    normalization_backward_sums,
+    normalization_scale,
+    rms_norm,
+)
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, Optimizer
+from parallelism.kernels.rotary import rotate, rotate_backward
+from parallelism.kernels.routing import (
+    Choice,
+    balance_loss,
+    choose_experts,
+    choose_experts_backward,
+    count_choices,
+    expert_capacity,
+    places_before,
+)
+from parallelism.kernels.vocabulary import (
+    cross_entropy_backward,
+    exponentials,
+    largest_logits,
+    lookup,
+    lookup_backward,
+    target_logits,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -23,13 +51,38 @@ __all__ = [
     "Activation",
     "Adam",
     "AdamState",
+    "Choice",
     "Loss",
     "Optimizer",
+    "balance_loss",
+    "choose_experts",
+    "choose_experts_backward",
+    "count_choices",
+    "cross_entropy_backward",
     "dense",
     "dense_backward_flops",
     "dense_backward_input",
     "dense_backward_weights",
     "dense_forward_flops",
+    "dropout",
+    "dropout_mask",
+    "expert_capacity",
+    "exponentials",
+    "feature_products",
+    "feature_sums",
+    "largest_logits",
+    "layer_norm",
+    "lookup",
+    "lookup_backward",
     "mean_squared_error",
+    "normalization_backward",
+    "normalization_backward_sums",
+    "normalization_scale",
+    "places_before",
+    "rms_norm",
+    "rotate",
+    "rotate_backward",
     "softmax_cross_entropy",
+    "splitmix64",
+    "target_logits",
 ]

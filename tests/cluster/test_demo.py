@@ -16,7 +16,7 @@ from parallelism.communication import COLLECTIVES
 from parallelism.trace import Trace
 from tensor_parallelism import matmul as operators
 from vcluster.demo import __main__ as command
-from vcluster.demo import collectives, ffn, mlp
+from vcluster.demo import collectives, ffn, mlp, moe
 from vcluster.demo.command_line import serve
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +197,43 @@ def test_a_feed_forward_block_with_wrong_numbers_is_exit_status_1(capsys, monkey
     honest = ffn.in_one_process
     monkeypatch.setattr(ffn, "in_one_process", lambda *given: [x + 1e-6 for x in honest(*given)])
     status, out = here(capsys, "ffn --tp 2 --backend thread")
+    assert status == 1
+    assert out.count(" NO ") == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--ep 1", "--ep 4 --top-k 1 --capacity 0.5", "--dp 2 --ep 3 --experts 7 --shape 3,5,4,3",
+              "--ep 8 --experts 3 --shape 1,5,2,2"],
+)
+def test_a_mixture_of_experts_is_that_of_one_process(capsys, words):
+    status, out = here(capsys, f"moe {words} --backend thread")
+    assert status == 0
+    assert out.count(" ok ") == 3
+
+
+def test_the_moe_demo_on_processes(capsys):
+    status, out = here(capsys, "moe --ep 2 --shape 1,5,3,4")
+    assert status == 0
+    assert out.count(" ok ") == 3
+
+
+def test_the_mixture_says_who_goes_where_and_who_finds_no_room(capsys):
+    status, out = here(capsys, "moe --ep 3 --experts 3 --top-k 1 --capacity 0.5 --shape 1,7,4,4 --backend thread")
+    assert status == 0
+    assert "an expert takes at most 2 of the 7 choices" in out
+    rows = [line.split() for line in out.splitlines() if re.match(r" +\d +r\d", line)]
+    told = [[int(word.strip("()")) for word in row[4:]] for row in rows]
+    assert [row[1] for row in rows] == ["r0", "r1", "r2"]
+    assert sorted(token for tokens in told for token in tokens) == list(range(7))
+    for row, tokens in zip(rows, told, strict=True):
+        assert (int(row[2]), int(row[3])) == (min(2, len(tokens)), max(0, len(tokens) - 2))
+        assert [word for word in row[4:] if word.startswith("(")] == [f"({token})" for token in tokens[2:]]
+
+
+def test_a_mixture_of_experts_with_wrong_numbers_is_exit_status_1(capsys, monkeypatch):
+    honest = moe.in_one_process
+    monkeypatch.setattr(moe, "in_one_process", lambda *given: [x + 1e-6 for x in honest(*given)])
+    status, out = here(capsys, "moe --ep 2 --backend thread")
     assert status == 1
     assert out.count(" NO ") == 1
 

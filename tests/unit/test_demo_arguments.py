@@ -11,7 +11,7 @@ import pytest
 from parallelism.mesh import Mesh
 from vcluster import __main__ as top
 from vcluster.demo import __main__ as command
-from vcluster.demo import collectives, ffn, matmul, mlp, reshard
+from vcluster.demo import collectives, ffn, matmul, mlp, moe, reshard
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     ("text", "reason"),
     [
         ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
-        ("--pp 4", "name the demo first: mlp, collectives, matmul, ffn, reshard; got '--pp'"),
+        ("--pp 4", "name the demo first: mlp, collectives, matmul, ffn, moe, reshard; got '--pp'"),
         ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
         ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
@@ -105,6 +105,12 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("ffn --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
         ("ffn --shape 3,4,5,100000", "--shape: a demo takes extents up to 4096, got 100000"),
         ("ffn --activation gleu", "--activation: there is no 'gleu'; did you mean gelu?"),
+        ("moe --experts 2 --top-k 3", "--top-k 3: there are 2 experts"),
+        ("moe --capacity 0", "--capacity: needs a number above 0, got '0'"),
+        ("moe --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
+        ("moe --shape 300,400,2,2", "--shape: a demo takes up to 4,096 tokens, got 120,000"),
+        ("moe --experts 100", "--experts: a demo takes up to 64 experts, got 100"),
+        ("moe --tp 2", "there is no option --tp"),
         ("reshard [x] [y] --mesh x=2", "target: '[y]': TensorSharding('y') names axis 'y', but the axes of Mesh(x=2)"),
         ("reshard [x]", "the following arguments are required: TARGET"),
         ("reshard [x,x] [x]", "source: '[x,x]': axis 'x' is used twice"),
@@ -169,7 +175,7 @@ def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
         (command.mlp_parser(), mlp.prepare), (command.collectives_parser(), collectives.prepare),
         (command.matmul_parser(), matmul.prepare), (command.ffn_parser(), ffn.prepare),
-        (command.reshard_parser(), reshard.prepare),
+        (command.moe_parser(), moe.prepare), (command.reshard_parser(), reshard.prepare),
     ):
         lines = [line.strip() for line in (parser.epilog or "").splitlines()]
         examples = [line.removeprefix(parser.prog) for line in lines if line.startswith(parser.prog)]

@@ -17,6 +17,7 @@ DEMOS = {
     "collectives": "one collective, step by step: who sends what to whom",
     "matmul": "a sharded matrix product: who holds what, what moves",
     "ffn": "a sharded feed-forward block, forward and backward",
+    "moe": "a mixture of experts: which token goes to which device",
     "reshard": "a tensor from one layout to another: the plan, run",
 }
 
@@ -165,6 +166,37 @@ examples:
     return parser
 
 
+def moe_parser() -> Parser:
+    """The words of the moe demo."""
+    parser = Parser(
+        prog=f"{PROGRAM} moe",
+        description=(
+            "Runs a mixture of experts on a mesh, forward and backward: a router sends each\n"
+            "token to a few experts, which lie on different devices. Shows who goes where,\n"
+            "what finds no room, and what the all_to_alls move; compares with one process."
+        ),
+        epilog=f"""an expert takes at most capacity * top-k * tokens / experts choices, first ones
+before second ones, earlier tokens before later ones; the rest is dropped
+
+examples:
+  {PROGRAM} moe --ep 4
+  {PROGRAM} moe --ep 4 --top-k 1 --capacity 0.75
+  {PROGRAM} moe --dp 2 --ep 3 --experts 7""",
+    )
+    add_mesh(parser, dp="devices along dp, for the batch", ep="devices along ep, for the experts (default 4)")
+    parser.add_argument("--experts", type=whole(), default=6, metavar="N", help="how many (6)")
+    parser.add_argument("--top-k", type=whole(), default=2, metavar="K", help="experts for each token (2)")
+    parser.add_argument(
+        "--capacity", type=positive, default=1.0, metavar="X", help="room of an expert, 1 for an even share (1.0)"
+    )
+    parser.add_argument(
+        "--shape", type=wholes, default=(2, 12, 8, 16), metavar="B,S,M,F",
+        help="batch, sequence, model, hidden (2,12,8,16)",
+    )
+    _add_backend(parser)
+    return parser
+
+
 def reshard_parser() -> Parser:
     """The words of the reshard demo."""
     parser = Parser(
@@ -224,6 +256,11 @@ def main(words: Sequence[str]) -> int:
             from vcluster.demo import ffn
 
             return ffn.show(arguments)
+        if name == "moe":
+            arguments = moe_parser().parse(rest)
+            from vcluster.demo import moe
+
+            return moe.show(arguments)
         if name == "reshard":
             arguments = reshard_parser().parse(rest)
             from vcluster.demo import reshard

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from parallelism.mesh import Mesh
 
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "dp", "ep", "tp")
 """Outermost first, as Megatron orders them: the ranks of a tp group are neighbours."""
 
 MOST_DEVICES = 256

@@ -1,0 +1,67 @@
+"""Dropout whose mask is a pure function of a seed, a step and the place of an element in the whole tensor.
+
+So whoever holds a block of a tensor makes the mask of that block, and no two devices that hold the same element
+disagree.  The random bits are those of SplitMix64, whose i-th number is a hash of ``seed + (i + 1) * gamma``, which
+needs no state: Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014, figures 16 and 17
+(with the constants of their mix64variant13).  Dropout: Srivastava et al., JMLR 15, 2014, here scaled when training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_GAMMA, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def splitmix64(seed: int, index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """The numbers of SplitMix64 started from ``seed``, at these places of its sequence (from 0): uint64, any shape.
+
+    >>> splitmix64(1234567, [0, 1]).tolist()
+    [6457827717110365317, 3203168211198807973]
+    """
+    state = (np.atleast_1d(np.asarray(index, np.uint64)) + np.uint64(1)) * _GAMMA
+    state += np.uint64(seed)
+    return _mixed(state).reshape(np.shape(index))
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The numbers of these states, in place."""
+    shifted = np.empty_like(z)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        np.right_shift(z, np.uint64(shift), out=shifted)
+        z ^= shifted
+        if factor is not None:
+            z *= factor
+    return z
+
+
+def dropout_mask(
+    rate: float, seed: int, step: int, shape: Sequence[int], block: Sequence[slice] | None = None
+) -> npt.NDArray[np.bool_]:
+    """Which elements of a block of a tensor of ``shape`` stay (None: of all of it); each does with 1 - ``rate``.
+
+    The element at row-major place i of the whole tensor stays if the upper 53 bits of ``splitmix64(key, i)`` are at
+    least ``rate * 2**53``, with ``key`` number ``step`` of the sequence that starts from ``seed``.
+    """
+    pieces = [slice(0, n) for n in shape] if block is None else block
+    # the state of place i, key + (i + 1) gamma, as a sum over dims: products along each dim, additions only inside
+    state, stride = splitmix64(seed, [step]) + _GAMMA, 1
+    for dim in reversed(range(len(shape))):
+        along = np.arange(pieces[dim].start, pieces[dim].stop, dtype=np.uint64) * np.uint64(stride) * _GAMMA
+        state = state + along.reshape(-1, *[1] * (len(shape) - 1 - dim))
+        stride *= max(1, shape[dim])
+    mask: npt.NDArray[np.bool_] = _mixed(state) >= np.uint64(int(rate * 2**53) << 11)
+    return mask.reshape([piece.stop - piece.start for piece in pieces])
+
+
+def dropout(x: Array, mask: npt.NDArray[np.bool_], rate: float) -> Array:
+    """``x / (1 - rate)`` where the mask is set, 0 elsewhere; its backward is itself, applied to the gradient."""
+    y = np.zeros_like(x)
+    np.multiply(x, x.dtype.type(1 / (1 - rate)), out=y, where=mask)
+    return y

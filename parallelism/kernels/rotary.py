@@ -1,0 +1,41 @@
+"""Rotary positions: pairs of features turned by an angle that grows with the position.
+
+Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding*, 2021, arXiv:2104.09864, section 3.2.2 and
+equation 34: features 2i and 2i + 1 are turned by ``position * base ** (-2i / head_dim)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def rotate(x: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:
+    """``x`` (..., sequence, heads, head_dim), turned; ``positions`` (sequence,) are those in the whole sequence.
+
+    ``ValueError`` for an odd head_dim, and for positions that are not one for each place of the sequence.
+    """
+    return _turned(x, positions, base, 1)
+
+
+def rotate_backward(grad: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:
+    """The gradient of x from that of ``rotate(x, positions, base)``: turned back."""
+    return _turned(grad, positions, base, -1)
+
+
+def _turned(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Array:
+    places = np.asarray(positions)
+    if x.ndim < 3 or x.shape[-1] % 2:
+        raise ValueError(f"x to rotate is (..., sequence, heads, head_dim) with an even head_dim, got shape {x.shape}")
+    if places.shape != x.shape[-3:-2]:
+        raise ValueError(f"positions are one for each place of the sequence, {x.shape[-3:-2]}, got {places.shape}")
+    features = x.shape[-1]
+    angles = places[:, None, None] * (sign * base ** (-np.arange(0, features, 2) / features))
+    real = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32))
+    kind = np.result_type(real.dtype, np.complex64)
+    turned: Array = real.view(kind) * np.exp(1j * angles).astype(kind)      # a pair of features is a complex number
+    return turned.view(real.dtype).astype(x.dtype, copy=False)

@@ -1,0 +1,113 @@
+"""`Dropout`: the same elements stay on every mesh and in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import dropout, dropout_mask
+from parallelism.mesh import Mesh
+from parallelism.operation import Device, ShardedOperation
+from parallelism.sharding import TensorSharding
+
+Array = npt.NDArray[Any]
+LARGEST = 2**64
+
+
+class Saved(NamedTuple):
+    """Which elements of this device's shard stay; None where all do."""
+
+    mask: npt.NDArray[np.bool_] | None
+
+
+class Dropout(ShardedOperation):
+    """``cluster.run(Dropout(layout, rate, seed), x, step).result``: x / (1 - rate) where an element stays, 0 elsewhere.
+
+    What stays is a function of ``seed``, ``step`` (0 if it is not given) and the element's place in the whole x, of
+    nothing else: see `parallelism.kernels.dropout_mask`.  Layers of one network get different seeds.  The layout may
+    wait for a sum: its terms lose the same elements.  `backward` gives ``(gradient of x,)``.
+
+    **Communication**: none.
+
+    **Memory**: ``activations`` hold the mask, a byte an element, until the backward, as Korthikanti et al., 2022,
+    arXiv:2205.05198, section 4.1, count it.
+
+    ``ValueError`` for a rate outside [0, 1), for a seed or a step that is no integer from 0 to 2**64 - 1, and for x
+    that does not fit the layout; ``TypeError`` for x that holds no floating point numbers.
+    """
+
+    sharding: TensorSharding
+
+    def __init__(self, sharding: TensorSharding, rate: float, seed: int = 0) -> None:
+        if not isinstance(sharding, TensorSharding):
+            raise TypeError(f"Dropout takes a TensorSharding, got {sharding!r}")
+        if sharding.op != "sum":
+            raise ValueError(f"the layout of Dropout may wait for a sum, got {sharding!r}")
+        if not 0 <= rate < 1:
+            raise ValueError(f"the rate of Dropout must be at least 0 and below 1, got {rate!r}")
+        super().__init__(sharding)
+        self.rate = rate
+        self.seed = _counted("seed", seed)
+
+    def __repr__(self) -> str:
+        return f"Dropout({self.sharding!r}, rate={self.rate}, seed={self.seed})"
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The shard of x and the step, by rank."""
+        x, step = _arguments(*args)
+        _check_dtype(x)
+        try:
+            return [(shard, step) for shard in self.sharding.shard(x, mesh)]
+        except ValueError as error:
+            raise ValueError(f"x of shape {x.shape} and {self.sharding!r}: {error}") from None
+
+    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
+        """This device's shard of the output, from that of x, and the step."""
+        x, step = _arguments(*shards)
+        _check_dtype(x)
+        if not self.rate:
+            return x.copy(), Saved(None)
+        shape = device.global_shape(x, self.sharding)
+        with device.compute("dropout", flops=x.size, nbytes=2 * x.nbytes):
+            block = self.sharding.slices(shape, device.mesh, device.rank)
+            mask = dropout_mask(self.rate, self.seed, step, shape, block)
+            y = dropout(x, mask, self.rate)
+        device.hold("activations", mask.nbytes)
+        return y, Saved(mask)
+
+    def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array]:
+        """The gradient of x, from that of the output, both in the layout."""
+        grad = np.asarray(grad)
+        if saved.mask is None:
+            return (grad.copy(),)
+        if grad.shape != saved.mask.shape:
+            raise ValueError(f"the gradient of y is of the shape of its shard, {saved.mask.shape} on rank "
+                             f"{device.rank}, got {grad.shape}")
+        with device.compute("dropout backward", flops=grad.size, nbytes=2 * grad.nbytes):
+            found = dropout(grad, saved.mask, self.rate)
+        device.hold("activations", -saved.mask.nbytes)
+        return (found,)
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
+        """The whole of the output."""
+        return self.sharding.unshard(outputs, mesh)
+
+
+def _arguments(x: Any = None, step: Any = 0, *more: Any) -> tuple[Array, int]:
+    if x is None or more:
+        raise TypeError(f"Dropout takes x and, if it likes, a step, got {2 + len(more) if more else 'nothing'}")
+    return np.asarray(x), _counted("step", step)
+
+
+def _check_dtype(x: Array) -> None:
+    if x.dtype.kind != "f":
+        raise TypeError(f"Dropout takes floating point numbers, got {x.dtype}")
+
+
+def _counted(name: str, number: Any) -> int:
+    if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number.__index__() < LARGEST:
+        raise ValueError(f"the {name} of Dropout is an integer from 0 to 2**64 - 1, got {number!r}")
+    return int(number.__index__())

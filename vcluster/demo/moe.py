@@ -1,0 +1,192 @@
+"""The moe demo: a mixture of experts on a mesh, forward and backward: who goes where, who finds no room, what moves."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from parallelism.kernels import (
+    ACTIVATIONS,
+    balance_loss,
+    choose_experts,
+    choose_experts_backward,
+    count_choices,
+    dense,
+    expert_capacity,
+    places_before,
+)
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.sharding import TensorSharding
+from parallelism.trace import Trace
+from tensor_parallelism.dispatch import kept_by_expert, rows_received
+from tensor_parallelism.expert_layouts import MixtureOfExpertsSharding
+from tensor_parallelism.experts import MixtureOfExperts
+from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.moved import MOST_ROWS, show_layouts, verdict_of_bytes
+from vcluster.demo.screen import WIDTH, Screen, fold
+
+CLOSE = 1e-10
+MOST_TOKENS, MOST_EXPERTS, MOST_EXTENT = 4096, 64, 4096
+MOST_NAMED = 48
+"""So many tokens of an expert are named."""
+ALPHA = 0.01
+"""What the load-balance loss is multiplied by, as in Switch Transformer."""
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Mesh, MixtureOfExperts, tuple[int, ...]]:
+    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    asked = any(getattr(arguments, word) is not None for word in ("mesh", "dp", "ep"))
+    mesh = mesh_of(arguments, "ep") if asked else Mesh(ep=4)
+    shape, experts = arguments.shape, arguments.experts
+    if len(shape) != 4:
+        raise WrongWords(f"--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got {len(shape)}")
+    if prod(shape[:2]) > MOST_TOKENS:
+        raise WrongWords(f"--shape: a demo takes up to {MOST_TOKENS:,} tokens, got {prod(shape[:2]):,}")
+    if max(shape) > MOST_EXTENT:
+        raise WrongWords(f"--shape: a demo takes extents up to {MOST_EXTENT}, got {max(shape)}")
+    if experts > MOST_EXPERTS:
+        raise WrongWords(f"--experts: a demo takes up to {MOST_EXPERTS} experts, got {experts}")
+    if arguments.top_k > experts:
+        raise WrongWords(f"--top-k {arguments.top_k}: there are {experts} experts")
+    sharding = MixtureOfExpertsSharding.expert_parallel(
+        tuple(axis for axis in mesh.axes if axis == "ep"), tuple(axis for axis in mesh.axes if axis != "ep")
+    )
+    return mesh, MixtureOfExperts(sharding, top_k=arguments.top_k, capacity_factor=arguments.capacity), shape
+
+
+def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) -> tuple[Any, ...]:
+    """The kernel: forward, then backward; and what the router of this device's tokens did."""
+    out, saved = operation.forward(device, *shards)
+    grads = operation.backward(device, saved, grad, ALPHA)
+    chosen, kept = saved.choice.experts, saved.dispatch.kept
+    rows = kept_by_expert(saved.dispatch, chosen, saved.shapes[1][1])
+    shape = *out.shape[:-1], operation.top_k
+    return out, *grads, chosen.reshape(shape), kept.reshape(shape), rows, saved.balance_loss
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+    mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
+    experts, k, sharding, screen = arguments.experts, operation.top_k, operation.sharding, Screen()
+    tokens = batch * sequence
+    room = expert_capacity(tokens, experts, k, operation.capacity_factor)
+    screen.line(f"a mixture of {experts} experts on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"  x[{batch}, {sequence}, {model}], so {tokens} tokens, {k} of the experts for each; {hidden} hidden")
+    shapes = ((batch, sequence, model), (model, experts), (experts, model, hidden), (experts, hidden),
+              (experts, hidden, model), (experts, model))
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape) for shape in shapes]
+    grad = rng.standard_normal(shapes[0])
+
+    screen.heading("Who holds what")
+    show_layouts(screen, [("x[b, s, m]", shapes[0], sharding.x), ("W1[e, m, f]", shapes[2], sharding.w1)], mesh)
+
+    from vcluster import Sharded, VirtualCluster
+
+    inputs = [Sharded(x, getattr(sharding, name)) for name, x in zip(operation.NAMES, values, strict=True)]
+    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
+        run = cluster.run(train, operation, Sharded(grad, sharding.out), *inputs)
+
+    choices = TensorSharding(*sharding.x.dims[:-1], None)
+    chosen, kept = (
+        choices.unshard([out[i] for out in run], mesh).reshape(tokens, k) for i in (-4, -3)
+    )
+    rows = np.array([out[-2] for out in run])
+    screen.heading("Which tokens go to which expert")
+    screen.line(f"  an expert takes at most {room} of the {tokens * k} choices; what finds no room is in brackets")
+    _show_experts(screen, chosen, kept, experts, sharding, mesh)
+
+    screen.heading("What the all_to_alls move")
+    received = _show_rows(screen, run.trace, rows, operation, mesh, 8 * model)
+
+    screen.heading("Verdict")
+    layouts = [getattr(sharding, name) for name in ("out", *operation.NAMES)]
+    found = [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
+    expected = in_one_process(values, grad, k, room)
+    worst = max(
+        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+        for one, other in zip([*found, np.array(run[0][-1])], expected, strict=True)
+    )
+    close = worst < CLOSE
+    screen.verdict(close, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    dropped = int((~kept).sum())
+    alike = dropped == sum(max(0, n - room) for n in np.bincount(chosen.reshape(-1), minlength=experts).tolist())
+    screen.verdict(alike, f"{dropped} of {tokens * k} choices dropped; load-balance loss {run[0][-1]:.4f}, 1 if even")
+    plan = operation.plan(shapes, mesh)
+    others = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
+    same = verdict_of_bytes(
+        screen, run.trace, received + others,
+        f"rows times {model} x 8 bytes in the all_to_alls, {received:,}; {others:,} for counts of choices, "
+        f"probabilities and sums of gradients, as operation.plan has it",
+    )
+    return 0 if close and alike and same else 1
+
+
+def _show_experts(
+    screen: Screen, chosen: Any, kept: Any, total: int, sharding: MixtureOfExpertsSharding, mesh: Mesh
+) -> None:
+    """A line for each expert: where it is, how many it takes and refuses, and which tokens in the order of the rule."""
+    experts = TensorSharding(sharding.experts)
+    screen.line("  expert  on       takes  drops  tokens: first choices, then second ones, ...", "dim")
+    for expert in range(total):
+        holders = [rank for rank in range(mesh.size)
+                   if expert in range(*experts.slices((total,), mesh, rank)[0].indices(total))]
+        tokens, told = [], []
+        for rank in range(chosen.shape[1]):
+            for token in np.flatnonzero(chosen[:, rank] == expert):
+                tokens.append(bool(kept[token, rank]))
+                told.append(f"{token}" if kept[token, rank] else f"({token})")
+        named = told if len(told) <= MOST_NAMED else [*told[:MOST_NAMED], f"... {len(told) - MOST_NAMED} more"]
+        on = " ".join(f"r{rank}" for rank in holders[:2]) + (" .." if len(holders) > 2 else "")
+        head = f"  {expert:>6}  {on:<7}  {sum(tokens):>5}  {len(tokens) - sum(tokens):>5}  "
+        screen.line((head + fold(named, " " * len(head), " ", WIDTH).lstrip()).rstrip())
+
+
+def _show_rows(
+    screen: Screen, trace: Trace, rows: Any, operation: MixtureOfExperts, mesh: Mesh, row_bytes: int
+) -> int:
+    """A line for each device: rows to its experts and back, and the bytes of its all_to_alls beside the formula."""
+    to_experts, back = rows_received(rows, TensorSharding(operation.sharding.experts), mesh)
+    lines: list[Sequence[Any]] = []
+    for rank in range(mesh.size):
+        moved = trace.filter(name="all_to_all").bytes_received(rank=rank)
+        formula = 2 * (to_experts[rank] + back[rank]) * row_bytes
+        lines.append((f"r{rank}", to_experts[rank], back[rank], f"{moved:,}", f"{formula:,}"))
+    gap = ("...", "", "", "", "")
+    shown = lines if len(lines) <= MOST_ROWS else [*lines[: MOST_ROWS // 2], gap, *lines[-MOST_ROWS // 4 :]]
+    screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), shown)
+    screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many once more")
+    return 2 * (sum(to_experts) + sum(back)) * row_bytes
+
+
+def in_one_process(values: list[Any], grad: Any, k: int, room: int) -> list[Any]:
+    """y, the gradients of x, router, W1, b1, W2 and b2, and the load-balance loss."""
+    x, router, w1, b1, w2, b2 = values
+    rows, grads, act = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1]), ACTIVATIONS["gelu"]
+    choice = choose_experts(rows @ router, k)
+    counts, preceding = count_choices(choice.experts, 1, len(w1))
+    place = places_before(counts)[0][np.arange(k), choice.experts] + preceding
+    balance, slope = balance_loss(counts[0, 0], choice.probabilities.sum(axis=0), len(rows))
+    out, rows_grad, gates_grad = np.zeros_like(rows), np.zeros_like(rows), np.zeros_like(choice.gates)
+    w1_grad, b1_grad, w2_grad, b2_grad = (np.zeros_like(w) for w in (w1, b1, w2, b2))
+    for e in range(len(w1)):
+        token, rank = np.nonzero((choice.experts == e) & (place < room))
+        gate, mine = choice.gates[token, rank, None], rows[token]
+        z = dense(mine, w1[e], b1[e])
+        made = dense(act.forward(z), w2[e], b2[e])
+        out[token] += gate * made
+        gates_grad[token, rank] = (made * grads[token]).sum(axis=1)
+        back = gate * grads[token]
+        z_grad = act.backward(z, back @ w2[e].T)
+        rows_grad[token] += z_grad @ w1[e].T
+        w1_grad[e], b1_grad[e] = mine.T @ z_grad, z_grad.sum(axis=0)
+        w2_grad[e], b2_grad[e] = act.forward(z).T @ back, back.sum(axis=0)
+    logits_grad = choose_experts_backward(choice, gates_grad, ALPHA * slope)
+    rows_grad += logits_grad @ router.T
+    return [out.reshape(x.shape), rows_grad.reshape(x.shape), rows.T @ logits_grad, w1_grad, b1_grad, w2_grad, b2_grad,
+            np.array(balance)]
