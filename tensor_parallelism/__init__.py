@@ -1,4 +1,4 @@
-"""Worked strategies inside an operator: products and feed-forward blocks, spread over the devices of a mesh.
+"""Worked strategies inside an operator: products, attention and feed-forward blocks, spread over the devices of a mesh.
 
 Names are loaded when they are first used.
 """
@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensor_parallelism.attention import Attention
+    from tensor_parallelism.attention_plan import AttentionPlan
+    from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
+    from tensor_parallelism.attention_shares import zigzag_order
     from tensor_parallelism.contraction import Contraction
     from tensor_parallelism.feed_forward import FeedForward
     from tensor_parallelism.feed_forward_plan import FeedForwardPlan
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
     from tensor_parallelism.product import ProductPlan
 
 _MODULES = {
+    "attention": ("Attention",),
+    "attention_plan": ("AttentionPlan",),
+    "attention_policies": ("AttentionSharding", "AttentionShardingPolicy"),
+    "attention_shares": ("zigzag_order",),
     "contraction": ("Contraction",),
     "feed_forward": ("FeedForward",),
     "feed_forward_plan": ("FeedForwardPlan",),
@@ -27,8 +35,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Contraction", "FeedForward", "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "MatMul",
-    "MatMulSharding", "MatMulShardingPolicy", "ProductPlan",
+    "Attention", "AttentionPlan", "AttentionSharding", "AttentionShardingPolicy", "Contraction", "FeedForward",
+    "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "MatMul", "MatMulSharding",
+    "MatMulShardingPolicy", "ProductPlan", "zigzag_order",
 ]
 
 

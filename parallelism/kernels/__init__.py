@@ -5,6 +5,18 @@ array of shape ``(rows, features)``; it may have no rows.
 """
 
 from parallelism.kernels.activations import ACTIVATIONS, IDENTITY, Activation
+from parallelism.kernels.attention import (
+    Attended,
+    attend,
+    attend_backward,
+    attend_backward_flops,
+    attend_flops,
+    causal_mask,
+    gather_heads,
+    merge,
+    row_products,
+    spread_heads,
+)
 from parallelism.kernels.dense import (
     dense,
     dense_backward_flops,
@@ -23,13 +35,23 @@ __all__ = [
     "Activation",
     "Adam",
     "AdamState",
+    "Attended",
     "Loss",
     "Optimizer",
+    "attend",
+    "attend_backward",
+    "attend_backward_flops",
+    "attend_flops",
+    "causal_mask",
     "dense",
     "dense_backward_flops",
     "dense_backward_input",
     "dense_backward_weights",
     "dense_forward_flops",
+    "gather_heads",
     "mean_squared_error",
+    "merge",
+    "row_products",
     "softmax_cross_entropy",
+    "spread_heads",
 ]
