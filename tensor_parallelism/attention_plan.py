@@ -61,9 +61,9 @@ class AttentionPlan:
             if mine.keys and not held.start <= mine.keys.start <= mine.keys.stop <= held.stop:
                 raise ValueError(
                     f"{self.shapes.heads} query heads and {self.shapes.kv_heads} key-value heads cannot be shared over "
-                    f"{', '.join(axes)}: the query heads {_span(mine.queries)} of rank {rank} attend with key-value "
-                    f"{_span(mine.keys)}, it has {_span(range(held.start, held.stop))}; whole_keys=True lays wk and wv "
-                    f"whole on every device"
+                    f"{', '.join(axes)}: rank {rank} has {_span('query', mine.queries)}, which attend with "
+                    f"{_span('key-value', mine.keys)}, and {_span('key-value', range(held.start, held.stop))}; "
+                    f"whole_keys=True lays wk and wv whole on every device"
                 )
 
     # -- who has what --------------------------------------------------------------------------------------------------
@@ -287,8 +287,8 @@ def _moves(what: str, plan: ReshardingPlan) -> Iterable[Move]:
     return (Move(what, step.kind, 1, step.axes, step.bytes_received) for step in plan.steps if step.kind != "slice")
 
 
-def _span(run: range) -> str:
-    """``heads 2 to 3``."""
-    if len(run) < 2:
-        return f"head {run[0]}" if run else "no head"
-    return f"heads {run[0]} to {run[-1]}"
+def _span(kind: str, heads: range) -> str:
+    """``query heads 2 to 3``."""
+    if len(heads) < 2:
+        return f"{kind} head {heads[0]}" if heads else f"no {kind} head"
+    return f"{kind} heads {heads[0]} to {heads[-1]}"

@@ -7,9 +7,10 @@ on three devices
     in order    0 1 2 3     4 5 6 7     8 9 10 11
     zigzag      0 1 10 11   2 3 8 9     4 5 6 7
 
-The front piece is the longer one where a device has an odd number of rows.  Brandon et al., *Striped Attention*, 2023,
-arXiv:2311.09431, section 2, say what the plain order costs; the zigzag is how Llama 3 cuts its context (Grattafiori et
-al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section 3.3.2).
+The front piece is the longer one where a device has an odd number of rows.  With at least as many rows a device as
+devices the work differs by less than that of one block of rows and columns; where all pieces are equal, not at all.
+Brandon et al., *Striped Attention*, 2023, arXiv:2311.09431, section 2, say what the plain order costs; the zigzag is
+how Llama 3 cuts its context (Grattafiori et al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
