@@ -141,13 +141,16 @@ class Attention(ShardedOperation):
             grads = ring_backward(device, plan, kept, mixed_grad)
         rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
         weight_grads = []
-        x_grad = np.zeros(rows.shape, rows.dtype)
+        terms = []
         for name, weights, made in zip(("wq", "wk", "wv"), (wq, wk[:, mine], wv[:, mine]), grads, strict=True):
             of_weights = INTO.rhs_gradient.run(device, rows, made)
             if name != "wq" and of_weights.shape != wk.shape:
                 of_weights = _placed(of_weights, wk.shape, mine)
             weight_grads.append(moved(device, plan.weight_grads[name], of_weights))
-            x_grad += INTO.lhs_gradient.run(device, made, weights)
+            terms.append(INTO.lhs_gradient.run(device, made, weights))
+        x_grad = terms[0]
+        for term in terms[1:]:
+            x_grad += term
         self._drop(device, plan, rows)
         device.hold(ACTIVATIONS, -x.nbytes)
         wq_grad, wk_grad, wv_grad = weight_grads
