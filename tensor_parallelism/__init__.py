@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensor_parallelism.attention import Attention
+    from tensor_parallelism.attention_plan import AttentionPlan
+    from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
+    from tensor_parallelism.attention_shares import zigzag_order
     from tensor_parallelism.contraction import Contraction
     from tensor_parallelism.cross_entropy import CrossEntropy, CrossEntropySharding
     from tensor_parallelism.dropout import Dropout
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
     from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
 
 _MODULES = {
+    "attention": ("Attention",),
+    "attention_plan": ("AttentionPlan",),
+    "attention_policies": ("AttentionSharding", "AttentionShardingPolicy"),
+    "attention_shares": ("zigzag_order",),
     "contraction": ("Contraction",),
     "cross_entropy": ("CrossEntropy", "CrossEntropySharding"),
     "dropout": ("Dropout",),
@@ -43,10 +51,11 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Contraction", "CrossEntropy", "CrossEntropySharding", "Dropout", "Embedding", "EmbeddingSharding", "FeedForward",
-    "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "LayerNorm", "LayerPlan", "MatMul",
-    "MatMulSharding", "MatMulShardingPolicy", "MixtureOfExperts", "MixtureOfExpertsSharding", "NormalizationSharding",
-    "ProductPlan", "RMSNorm", "VocabularyLoss", "VocabularyLossSharding",
+    "Attention", "AttentionPlan", "AttentionSharding", "AttentionShardingPolicy", "Contraction", "CrossEntropy",
+    "CrossEntropySharding", "Dropout", "Embedding", "EmbeddingSharding", "FeedForward", "FeedForwardPlan",
+    "FeedForwardSharding", "FeedForwardShardingPolicy", "LayerNorm", "LayerPlan", "MatMul", "MatMulSharding",
+    "MatMulShardingPolicy", "MixtureOfExperts", "MixtureOfExpertsSharding", "NormalizationSharding", "ProductPlan",
+    "RMSNorm", "VocabularyLoss", "VocabularyLossSharding", "zigzag_order",
 ]
 
 

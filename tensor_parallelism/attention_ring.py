@@ -1,0 +1,119 @@
+"""Ring attention: rows stay where they are, blocks of keys and values go round (Liu et al., 2023, arXiv:2310.01889).
+
+    step        0     1     2     3                 of 4 devices; device 1 works on these blocks
+    forward     1     0     3     2                 each block comes from the left neighbour
+    backward    2     3     0     1                 and goes back the way it came
+
+The forward ends with the right neighbour's block, and the backward begins with it; so the backward's last block is
+one's own, and the gradients that have gathered with it are home.  While a device works on a block the next one comes:
+it never has more than these two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import Attended
+from parallelism.operation import Device, Work
+from tensor_parallelism.attention_blocks import (
+    ACTIVATIONS,
+    GRADIENTS,
+    KEYS,
+    STATISTICS,
+    BlockwiseAttention,
+    BlockwiseBackward,
+)
+from tensor_parallelism.attention_plan import AttentionPlan
+
+Array = npt.NDArray[Any]
+
+
+class RingKept(NamedTuple):
+    """What the backward needs."""
+
+    q: Array
+    block: list[Array]
+    """Keys and values of the last block; the backward of a ring takes them out, to have no more than two blocks."""
+    attended: Attended
+
+    @property
+    def mixed(self) -> Array:
+        """What the rows of this device attended to."""
+        return self.attended.out
+
+
+def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> RingKept:
+    """A device's rows attend to every block.  Without axes to go round, to the one there is.
+
+    ``made``, the queries, keys and values of this device, is emptied.
+
+    **Communication**: on g devices g-1 shifts by one, each while the block before is worked on.
+    """
+    place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+    q, k, v = made
+    made.clear()
+    device.hold(ACTIVATIONS, q.nbytes)
+    device.hold(KEYS, k.nbytes + v.nbytes)
+    rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), causal=plan.causal)
+    for step in range(size):
+        at = (place - step) % size
+        coming = _passed_on(device, plan, k, v, at, by=1) if step < size - 1 else None
+        rows.add(k, v, plan.runs[at])
+        if coming is not None:
+            device.hold(KEYS, -k.nbytes - v.nbytes)
+            k, v = coming.wait()
+            del coming
+    attended = rows.result()
+    device.hold(ACTIVATIONS, attended.out.nbytes)
+    device.hold(STATISTICS, attended.lse.nbytes)
+    return RingKept(q, [k, v], attended)
+
+
+def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> tuple[Array, Array, Array]:
+    """The gradients of a device's queries, keys and values, from that of its rows' results.
+
+    **Communication**: on g devices g-1 shifts of a block, each while the block before is worked on, and g-1 of the
+    gradients of one.  ``ValueError`` when run a second time, for then the block is gone.
+    """
+    place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+    rows = BlockwiseBackward(
+        device, kept.q, plan.runs[place], plan.serves(device.rank), kept.attended, grad, causal=plan.causal
+    )
+    if not kept.block:
+        raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
+                         "saved have gone round")
+    k, v = kept.block
+    if size > 1:
+        kept.block.clear()
+    k_grad, v_grad = np.zeros(k.shape, k.dtype), np.zeros(v.shape, v.dtype)
+    device.hold(GRADIENTS, k_grad.nbytes + v_grad.nbytes)
+    for step in range(size):
+        at = (place + 1 + step) % size
+        coming = _passed_on(device, plan, k, v, at, by=-1) if step < size - 1 else None
+        rows.add(k, v, plan.runs[at], k_grad, v_grad)
+        if coming is not None:
+            device.hold(KEYS, -k.nbytes - v.nbytes)
+            k, v = coming.wait()
+            del coming
+            device.hold(GRADIENTS, k.nbytes + v.nbytes)
+            gathered = device.shift((k_grad, v_grad), plan.sharding.split.rows, by=-1)
+            device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
+            k_grad, v_grad = gathered
+            del gathered
+    device.hold(KEYS, -k.nbytes - v.nbytes)
+    device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
+    device.hold(STATISTICS, -kept.attended.lse.nbytes)
+    device.hold(ACTIVATIONS, -kept.q.nbytes - kept.mixed.nbytes)
+    return rows.q_grad, k_grad, v_grad
+
+
+def _passed_on(device: Device, plan: AttentionPlan, k: Array, v: Array, at: int, *, by: int) -> Work:
+    """Gives block ``at`` to a neighbour; what comes from the other one is held from now on."""
+    batch, _, heads, head_dim = k.shape
+    rows = sum(map(len, plan.runs[(at - by) % len(plan.runs)]))
+    device.hold(KEYS, 2 * batch * rows * heads * head_dim * k.itemsize)
+    pending: Work = device.shift((k, v), plan.sharding.split.rows, by=by, async_op=True)
+    return pending
