@@ -24,6 +24,7 @@ from vcluster.errors import ClusterError, UnusedResultWarning
 from vcluster.interrupts import DeferredInterrupt
 from vcluster.memory import Arena
 from vcluster.outcome import Reply, memory_kills
+from vcluster.payload import decode_alone
 from vcluster.pending import Pending
 from vcluster.places import code_of
 from vcluster.processes import default_start_method
@@ -169,7 +170,10 @@ class Body:
         for rank, reply in sorted(replies.items()):
             if isinstance(reply, Done):
                 try:
-                    outputs[rank] = self.endpoint.mailbox(rank).adopt(reply.place)
+                    outputs[rank] = (
+                        decode_alone(reply.place) if isinstance(reply.place, bytearray)
+                        else self.endpoint.mailbox(rank).adopt(reply.place)
+                    )
                 except Exception as error:
                     error.add_note(f"as the result of rank {rank} was unpacked on the host")
                     refused = refused or error

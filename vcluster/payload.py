@@ -56,11 +56,17 @@ class Encoded:
             place += _aligned(nbytes)
 
 
+    def alone(self) -> bytearray:
+        """A block of its own: for what is small enough to travel inside of something else."""
+        block = bytearray(self.block_nbytes)
+        self.write(memoryview(block))
+        return block
+
+
 def encode_message(value: Any) -> Encoded:
     """A message: an array, a scalar, or tuples, lists and dicts of them; other values are pickled whole."""
     if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS:
-        array = np.ascontiguousarray(value).reshape(value.shape)
-        return Encoded(_array_description(array.dtype, array.shape, array.nbytes), [array], array.nbytes)
+        return _array(np.ascontiguousarray(value).reshape(value.shape))
     buffers: list[Any] = []
 
     def quickly(obj: Any) -> bytes:
@@ -75,6 +81,11 @@ def encode_message(value: Any) -> Encoded:
 
 def encode(value: Any, subject: str) -> Encoded:
     """Any value, functions included; ``subject`` names it in the ``TypeError`` for what cannot be pickled."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return _pickled(pickle.dumps, value, [])
+    if kind is np.ndarray and value.dtype.kind in NUMERIC_KINDS and value.flags.c_contiguous:
+        return _array(value)
     buffers: list[Any] = []
     return _pickled(lambda obj: dump(obj, subject, lambda b: buffers.append(b.raw())), value, buffers)
 
@@ -96,6 +107,12 @@ def decode(block: NDArray[np.uint8]) -> Any:
     return pickle.loads(pickled, buffers=buffers)
 
 
+def decode_alone(block: bytearray) -> Any:
+    """The value in a block that `Encoded.alone` made."""
+    return decode(np.frombuffer(block, np.uint8))
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _ARRAY_MARK = 0  # no pickle begins with this byte
 _descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
 
@@ -109,6 +126,10 @@ def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int
         if len(_descriptions) < 4096:
             _descriptions[key] = found
     return found
+
+
+def _array(array: NDArray[Any]) -> Encoded:
+    return Encoded(_array_description(array.dtype, array.shape, array.nbytes), [array], array.nbytes)
 
 
 def _pickled(dump: Callable[[Any], bytes], value: Any, buffers: list[Any]) -> Encoded:

@@ -37,6 +37,9 @@ from vcluster.records import LONG, Packed, pack
 from vcluster.status import FINISHED
 from vcluster.wire import LOOKS, Wire
 
+SMALL_RESULT_BYTES = 1024
+"""A result whose block is no larger travels in the reply: neither side handles a block of shared memory."""
+
 INTERRUPT = getattr(signal, "SIGUSR1", None)
 """Sent to a device that computes while its run has failed elsewhere."""
 
@@ -57,13 +60,13 @@ class RunCommand(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The output lies at ``place``, and a long record at ``record``.
+    """The output lies at ``place``, or is that block itself if it is small; a long record lies at ``record``.
 
     ``counts`` are messages (sent to, received from) each peer so far.
     ``dropped`` are lines that throw away the result of a collective, and which.
     """
 
-    place: int
+    place: int | bytearray
     record: bytes | Packed | int
     counts: dict[int, tuple[int, int]]
     dropped: dict[str, str]
@@ -178,7 +181,10 @@ class Worker:
             output = self._call(command)
             self.endpoint.status.set(device.rank, FINISHED)
             encoded = encode(output, "the result")
-            place = hand_over(self.endpoint, encoded, self.spec.layout.host)
+            place = (
+                encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
+                else hand_over(self.endpoint, encoded, self.spec.layout.host)
+            )
             recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
             return Done(place, self._record(), self._counts(), device.collectives.dropped)
         except BaseException as error:
