@@ -279,6 +279,8 @@ class ModuleWatcher:
     def __init__(self) -> None:
         self._versions: dict[str, tuple[str, tuple[int, int] | None]] = {}
         self._known: set[str] = set()
+        self._seen: tuple[int, str | None] = 0, None
+        """How many modules there were at the last look, and the newest: another one is seen by that, at no cost."""
 
     def install(self) -> None:
         """Begin to watch: from here on exactly, and from their state now the modules that are there."""
@@ -301,7 +303,7 @@ class ModuleWatcher:
 
     def refresh(self) -> tuple[str, ...]:
         """Forget the user's modules if one of their files has changed; returns the names of those that have."""
-        if not sys.modules.keys() <= self._known:
+        if self._seen != (len(sys.modules), next(reversed(sys.modules), None)):
             self._note_others()
         changed = tuple(
             name
@@ -328,6 +330,7 @@ class ModuleWatcher:
             file = getattr(sys.modules.get(name), "__file__", None)
             if name not in self._versions and name != "__main__" and isinstance(file, str) and not is_installed(file):
                 self._versions[name] = file, _version(file)
+        self._seen = len(sys.modules), next(reversed(sys.modules), None)
 
 
 def _version(file: str) -> tuple[int, int] | None:
