@@ -35,7 +35,7 @@ def examine(facts: Facts) -> list[Finding]:
     return [
         _versions_found(facts.versions), _cores(facts), _memory(facts), _container(facts.container),
         _shared_memory(facts), *_start(facts.started), _files(facts), _processes(facts),
-        _space(facts), Finding("ptrace", "not needed"),
+        _space(facts), _private_memory(facts.started), _bytecode(facts),
     ]
 
 
@@ -134,6 +134,21 @@ def _space(facts: Facts) -> Finding:
     return Finding("address space", f"enough for the {_size(needed)} that {DEVICES} devices map, sparse")
 
 
+def _private_memory(started: Started) -> Finding:
+    """Never in the way: without it, what lies in private memory is copied once more."""
+    told = {
+        None: "cannot be told", True: "devices read large arrays there (ptrace allows it)",
+        False: "is copied once more (ptrace_scope forbids more); device.empty is not",
+    }
+    return Finding("private memory", told[started.private])
+
+
+def _bytecode(facts: Facts) -> Finding:
+    if facts.keeps_bytecode:
+        return Finding("bytecode", "kept")
+    return Finding("bytecode", "not kept: modules are compiled anew at every start", "unset PYTHONDONTWRITEBYTECODE")
+
+
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
@@ -142,9 +157,9 @@ def report(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings:
         mark = " " if finding.to_do is None else "!"
-        lines.append(f"{mark} {finding.subject:<14}{finding.found}")
+        lines.append(f"{mark} {finding.subject:<15}{finding.found}")
         if finding.to_do is not None:
-            lines.append(f"{'':<16}to do: {finding.to_do}")
+            lines.append(f"{'':<17}to do: {finding.to_do}")
     wrong = sum(finding.to_do is not None for finding in findings)
     verdict = "Nothing gets in the way." if not wrong else f"{_many(wrong, 'thing')} in the way, marked with !"
     shortened = (line[: WIDTH - 3] + "..." if len(line) > WIDTH else line for line in map(_plain, lines))

@@ -46,6 +46,8 @@ class Started:
     method: str = ""
     threads: dict[str, int] | None = None
     error: str | None = None
+    private: bool | None = None
+    """Whether the devices can read each other's private memory (None: cannot be told)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Facts:
     processes_used: int = 0
     address_space_limit: int | None = None
     file_size_limit: int | None = None
+    keeps_bytecode: bool = True
 
 
 def gather() -> Facts:
@@ -84,6 +87,7 @@ def gather() -> Facts:
         files_limit=files, files_open=told(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
         processes_limit=_limit("RLIMIT_NPROC"), processes_used=told(_own_processes) or 0,
         address_space_limit=_limit("RLIMIT_AS"), file_size_limit=_limit("RLIMIT_FSIZE"),
+        keeps_bytecode=not sys.dont_write_bytecode,
     )
 
 
@@ -233,13 +237,16 @@ def probe() -> None:
     with VirtualCluster(DEVICES) as cluster:
         run = cluster.run(_kernel)
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "method": default_start_method(), "threads": run[0]}))
+    threads, private = run[0]
+    told = {"seconds": seconds, "method": default_start_method(), "threads": threads, "private": private}
+    print(json.dumps(told))
 
 
-def _kernel(device: Any) -> dict[str, int] | None:
+def _kernel(device: Any) -> tuple[dict[str, int] | None, bool]:
     device.barrier()
+    private = device.endpoint.peers.can_be_read(range(device.size))
     try:
         threads = import_module("threadpoolctl").threadpool_info()
     except ImportError:
-        return None
-    return {info["internal_api"]: info["num_threads"] for info in threads}
+        return None, private
+    return {info["internal_api"]: info["num_threads"] for info in threads}, private

@@ -34,5 +34,5 @@ def test_a_limit_that_keeps_devices_from_starting_is_named():
     done = consult((resource.RLIMIT_FSIZE, 1 << 20))
     assert done.returncode == 1
     assert done.stderr == ""
-    assert "! start         fails: " in done.stdout
+    assert "! start          fails: " in done.stdout
     assert "ulimit -f unlimited" in done.stdout

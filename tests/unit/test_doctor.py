@@ -14,8 +14,8 @@ GIB = 1 << 30
 HEALTHY = Facts(
     versions="Python 3.11.0, numpy 2.0.0", cores=8, usable_cores=8, memory=16 * GIB, memory_available=8 * GIB,
     shared_memory="anonymous (memfd)", shared_memory_needed=160 * GIB,
-    started=Started(0.25, "forkserver", {"openblas": 1}), files_limit=1024, files_open=24, processes_limit=5000,
-    processes_used=100,
+    started=Started(0.25, "forkserver", {"openblas": 1}, private=True), files_limit=1024, files_open=24,
+    processes_limit=5000, processes_used=100,
 )
 
 
@@ -29,17 +29,18 @@ def found(facts, subject):
 
 def test_a_healthy_machine_has_nothing_in_the_way():
     assert doctor.report(doctor.examine(HEALTHY)) == """\
-  versions      Python 3.11.0, numpy 2.0.0
-  cores         8
-  memory        8 GiB free of 16 GiB
-  container     no limits
-  shared memory anonymous (memfd); /dev/shm is not used
-  start         4 devices and a first run in 0.25 s, by forkserver
-  BLAS          openblas: 1 thread a device
-  open files    limit 1024, 24 open: room for about 333 devices
-  processes     room for 4900 more
-  address space enough for the 160 GiB that 4 devices map, sparse
-  ptrace        not needed
+  versions       Python 3.11.0, numpy 2.0.0
+  cores          8
+  memory         8 GiB free of 16 GiB
+  container      no limits
+  shared memory  anonymous (memfd); /dev/shm is not used
+  start          4 devices and a first run in 0.25 s, by forkserver
+  BLAS           openblas: 1 thread a device
+  open files     limit 1024, 24 open: room for about 333 devices
+  processes      room for 4900 more
+  address space  enough for the 160 GiB that 4 devices map, sparse
+  private memory devices read large arrays there (ptrace allows it)
+  bytecode       kept
 
 Nothing gets in the way."""
 
@@ -59,6 +60,7 @@ Nothing gets in the way."""
     ({"processes_limit": 101}, "processes", "room for 1 more", "ulimit -u"),
     ({"container": Container(processes=110, processes_used=111)}, "processes", "room for 0 more", "the container's"),
     ({"address_space_limit": GIB}, "address space", "limited to 1 GiB; 160 GiB needed", "ulimit -v unlimited"),
+    ({"keeps_bytecode": False}, "bytecode", "compiled anew", "unset PYTHONDONTWRITEBYTECODE"),
     ({"file_size_limit": GIB}, "address space", "size of a file limited to 1 GiB", "ulimit -f unlimited"),
 ])
 def test_what_gets_in_the_way_is_marked_with_what_to_do(change, subject, told, to_do):
@@ -79,6 +81,12 @@ def test_what_is_less_than_usual_but_enough_is_only_told():
     assert found(facts, "memory") == "1 GiB free of 16 GiB"
     assert found(facts, "container") == "limits to 1.5 cores' time, 2 GiB memory, 200 processes and threads"
     assert found(facts, "processes") == "room for 150 more"
+
+
+def test_private_memory_that_nobody_may_read_is_only_told():
+    facts = replace(HEALTHY, started=replace(HEALTHY.started, private=False))
+    assert wrong(facts) == {}
+    assert found(facts, "private memory") == "is copied once more (ptrace_scope forbids more); device.empty is not"
 
 
 def test_where_nothing_can_be_seen_it_says_so_and_goes_on():
