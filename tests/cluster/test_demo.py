@@ -205,7 +205,7 @@ def test_a_feed_forward_block_with_wrong_numbers_is_exit_status_1(capsys, monkey
     "words",
     ["--policy unsharded", "--policy megatron --tp 2 --full", "--policy sequence --tp 3 --shape 2,7,6,3",
      "--policy ulysses --cp 3 --shape 1,7,4,3 --kv-heads 1", "--policy megatron_ring --zigzag --kv-heads 2 --dp 2 "
-     "--cp 2 --tp 2", "--cp 8 --shape 1,300,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1"],
+     "--cp 2 --tp 2", "--cp 8 --shape 1,60,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1"],
 )
 def test_attention_is_that_of_one_process(capsys, words):
     status, out = here(capsys, f"attention {words} --backend thread")
