@@ -151,6 +151,17 @@ def test_devices_without_rows_or_heads_take_part(cluster_of, name, extents):
     check(cluster_of(Mesh(x=4), "thread"), operation, values, grad)
 
 
+@pytest.mark.parametrize("extents", [{"sequence": 0}, {"batch": 0}, {"model": 0}, {"head_dim": 0}], ids=str)
+def test_an_extent_of_zero_is_one_like_any_other(cluster_of, extents):
+    for name in ("megatron of a batch", "zigzag over two axes", "ulysses of a batch"):
+        sharding, policy = TWO_AXES[name]
+        operation = Attention(sharding, policy, causal=True, zigzag="zigzag" in name)
+        values, grad = arrays(1, **extents)
+        run = run_step(cluster_of(Mesh(x=2, y=2), "thread"), operation, values, grad)
+        assert [x.shape for x in joined(run, operation)] == [grad.shape, *(x.shape for x in values)]
+        assert all(np.isfinite(x).all() for out in run for x in out)
+
+
 def test_the_result_of_a_run_has_its_rows_in_order(cluster_of):
     values, _ = arrays(4, kv_heads=2)
     for policy, zigzag in ((P.RING, False), (P.RING, True), (P.ULYSSES, False)):
