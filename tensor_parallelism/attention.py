@@ -194,7 +194,9 @@ class Attention(ShardedOperation):
 def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
     """That of the computation: integers become float64."""
     found = np.result_type(*arrays)
-    return found if np.issubdtype(found, np.floating) else np.result_type(found, np.float64)
+    if found.kind not in "biuf":
+        raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
+    return found if found.kind == "f" else np.dtype(np.float64)
 
 
 def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:

@@ -36,7 +36,7 @@ class RingKept(NamedTuple):
 
     q: Array
     block: list[Array]
-    """Keys and values of the last block; the backward of a ring takes them out, to have no more than two blocks."""
+    """Keys and values of the last block; the backward of a ring takes it out, to have no more than two."""
     attended: Attended
 
     @property
@@ -53,23 +53,23 @@ def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> Ring
     **Communication**: on g devices g-1 shifts by one, each while the block before is worked on.
     """
     place, size = device.position(plan.sharding.split.rows), len(plan.runs)
-    q, k, v = made
+    q, block = made[0], np.stack(made[1:])      # one array: a pair of them would be copied more often on its way
     made.clear()
     device.hold(ACTIVATIONS, q.nbytes)
-    device.hold(KEYS, k.nbytes + v.nbytes)
+    device.hold(KEYS, block.nbytes)
     rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), causal=plan.causal)
     for step in range(size):
         at = (place - step) % size
-        coming = _passed_on(device, plan, k, v, at, by=1) if step < size - 1 else None
-        rows.add(k, v, plan.runs[at])
+        coming = _passed_on(device, plan, block, at, by=1) if step < size - 1 else None
+        rows.add(block[0], block[1], plan.runs[at])
         if coming is not None:
-            device.hold(KEYS, -k.nbytes - v.nbytes)
-            k, v = coming.wait()
+            device.hold(KEYS, -block.nbytes)
+            block = coming.wait()
             del coming
     attended = rows.result()
     device.hold(ACTIVATIONS, attended.out.nbytes)
     device.hold(STATISTICS, attended.lse.nbytes)
-    return RingKept(q, [k, v], attended)
+    return RingKept(q, [block], attended)
 
 
 def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> tuple[Array, Array, Array]:
@@ -85,35 +85,35 @@ def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Arr
     if not kept.block:
         raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
                          "saved have gone round")
-    k, v = kept.block
+    block = kept.block[0]
     if size > 1:
         kept.block.clear()
-    k_grad, v_grad = np.zeros(k.shape, k.dtype), np.zeros(v.shape, v.dtype)
-    device.hold(GRADIENTS, k_grad.nbytes + v_grad.nbytes)
+    grads = np.zeros(block.shape, block.dtype)
+    device.hold(GRADIENTS, grads.nbytes)
     for step in range(size):
         at = (place + 1 + step) % size
-        coming = _passed_on(device, plan, k, v, at, by=-1) if step < size - 1 else None
-        rows.add(k, v, plan.runs[at], k_grad, v_grad)
+        coming = _passed_on(device, plan, block, at, by=-1) if step < size - 1 else None
+        rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1])
         if coming is not None:
-            device.hold(KEYS, -k.nbytes - v.nbytes)
-            k, v = coming.wait()
+            device.hold(KEYS, -block.nbytes)
+            block = coming.wait()
             del coming
-            device.hold(GRADIENTS, k.nbytes + v.nbytes)
-            gathered = device.shift((k_grad, v_grad), plan.sharding.split.rows, by=-1)
-            device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
-            k_grad, v_grad = gathered
+            device.hold(GRADIENTS, block.nbytes)
+            gathered = device.shift(grads, plan.sharding.split.rows, by=-1)
+            device.hold(GRADIENTS, -grads.nbytes)
+            grads = gathered
             del gathered
-    device.hold(KEYS, -k.nbytes - v.nbytes)
-    device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
+    device.hold(KEYS, -block.nbytes)
+    device.hold(GRADIENTS, -grads.nbytes)
     device.hold(STATISTICS, -kept.attended.lse.nbytes)
     device.hold(ACTIVATIONS, -kept.q.nbytes - kept.mixed.nbytes)
-    return rows.q_grad, k_grad, v_grad
+    return rows.q_grad, grads[0], grads[1]
 
 
-def _passed_on(device: Device, plan: AttentionPlan, k: Array, v: Array, at: int, *, by: int) -> Work:
+def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work:
     """Gives block ``at`` to a neighbour; what comes from the other one is held from now on."""
-    batch, _, heads, head_dim = k.shape
+    pair, batch, _, heads, head_dim = block.shape
     rows = sum(map(len, plan.runs[(at - by) % len(plan.runs)]))
-    device.hold(KEYS, 2 * batch * rows * heads * head_dim * k.itemsize)
-    pending: Work = device.shift((k, v), plan.sharding.split.rows, by=by, async_op=True)
+    device.hold(KEYS, pair * batch * rows * heads * head_dim * block.itemsize)
+    pending: Work = device.shift(block, plan.sharding.split.rows, by=by, async_op=True)
     return pending

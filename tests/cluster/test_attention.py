@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 
 import numpy as np
 import pytest
 
 from parallelism import Mesh
 from parallelism.recorder import record
-from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, zigzag_order
+from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, attention_ring, zigzag_order
 from vcluster import Sharded
 
 A, P = AttentionSharding, AttentionShardingPolicy
@@ -150,6 +151,17 @@ def test_devices_without_rows_or_heads_take_part(cluster_of, name, extents):
     check(cluster_of(Mesh(x=4), "thread"), operation, values, grad)
 
 
+@pytest.mark.parametrize("extents", [{"sequence": 0}, {"batch": 0}, {"model": 0}, {"head_dim": 0}], ids=str)
+def test_an_extent_of_zero_is_one_like_any_other(cluster_of, extents):
+    for name in ("megatron of a batch", "zigzag over two axes", "ulysses of a batch"):
+        sharding, policy = TWO_AXES[name]
+        operation = Attention(sharding, policy, causal=True, zigzag="zigzag" in name)
+        values, grad = arrays(1, **extents)
+        run = run_step(cluster_of(Mesh(x=2, y=2), "thread"), operation, values, grad)
+        assert [x.shape for x in joined(run, operation)] == [grad.shape, *(x.shape for x in values)]
+        assert all(np.isfinite(x).all() for out in run for x in out)
+
+
 def test_the_result_of_a_run_has_its_rows_in_order(cluster_of):
     values, _ = arrays(4, kv_heads=2)
     for policy, zigzag in ((P.RING, False), (P.RING, True), (P.ULYSSES, False)):
@@ -235,6 +247,35 @@ def test_a_ring_of_eight_devices_holds_two_blocks_and_zigzag_balances_its_work(c
         flops[event.rank] += event.flops
     of_a_block = 4 * 2 * 9 * 9 * 4                      # two heads
     assert (max(flops) - min(flops) <= of_a_block) == zigzag
+
+
+def blocks_alive(device, operation, grad, *shards):
+    """How many of the blocks that were worked on are in memory at most, when the next one is; forward and backward."""
+    seen = []
+    most = 0
+
+    def noting(add):
+        def noted(self, k, *others):
+            nonlocal most
+            seen.append(weakref.ref(k.base))
+            most = max(most, len({id(block()) for block in seen if block() is not None}))
+            return add(self, k, *others)
+
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("BlockwiseAttention", "BlockwiseBackward"):
+            patch.setattr(getattr(attention_ring, name), "add", noting(getattr(attention_ring, name).add))
+        grads = step(device, operation, grad, *shards)
+    return most, len(seen), grads
+
+
+def test_what_a_ring_says_it_holds_is_what_is_in_memory(cluster_of):
+    values, grad = arrays(8, sequence=64, kv_heads=2)
+    operation, mesh = Attention(A.ring("x"), causal=True, zigzag=True), Mesh(x=4)
+    inputs = [Sharded(x, layout) for x, layout in dealt(operation, values, grad, mesh)]
+    run = cluster_of(mesh).run(blocks_alive, operation, *inputs)
+    assert [(most, seen) for most, seen, _ in run] == [(1, 8)] * 4       # and another one is on its way
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from parallelism.communication import COLLECTIVES
 from parallelism.trace import Trace
 from tensor_parallelism import matmul as operators
 from vcluster.demo import __main__ as command
-from vcluster.demo import collectives, ffn, mlp, moe
+from vcluster.demo import attention, collectives, ffn, mlp, moe
 from vcluster.demo.command_line import serve
 
 ROOT = Path(__file__).parents[2]
@@ -234,6 +234,35 @@ def test_a_mixture_of_experts_with_wrong_numbers_is_exit_status_1(capsys, monkey
     honest = moe.in_one_process
     monkeypatch.setattr(moe, "in_one_process", lambda *given: [x + 1e-6 for x in honest(*given)])
     status, out = here(capsys, "moe --ep 2 --backend thread")
+    assert status == 1
+    assert out.count(" NO ") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--policy unsharded", "--policy megatron --tp 2 --full", "--policy sequence --tp 3 --shape 2,7,6,3",
+     "--policy ulysses --cp 3 --shape 1,7,4,3 --kv-heads 1", "--policy megatron_ring --zigzag --kv-heads 2 --dp 2 "
+     "--cp 2 --tp 2", "--cp 8 --shape 1,60,2,4", "--cp 9 --shape 1,5,2,2", "--mesh cp=1"],
+)
+def test_attention_is_that_of_one_process(capsys, words):
+    status, out = here(capsys, f"attention {words} --backend thread")
+    assert status == 0
+    assert out.count(" ok ") == (3 if "policy" not in words or "ring" in words else 2)
+
+
+def test_the_attention_demo_draws_whose_keys_are_where_and_compares_policies_on_processes(capsys):
+    status, out = here(capsys, "attention --policy ring --cp 4 --zigzag")
+    assert status == 0
+    assert re.search(r"r1 +2:4 12:14 +0:4 +0:4 +b +a +d +c +36\n", out)
+    assert "A: 0:2 14:16  B: 2:4 12:14  C: 4:6 10:12  D: 6:8 8:10" in out
+    assert re.search(r"zigzag +cp=4 +49,152 +294,912 +\d+,\d+ +512 +1.0\n", out)
+    assert "at most 8,192 bytes of keys and values held; two blocks are 8,192" in out
+
+
+def test_attention_with_wrong_numbers_is_exit_status_1(capsys, monkeypatch):
+    honest = attention.in_one_process
+    monkeypatch.setattr(attention, "in_one_process", lambda *given, **how: [x + 1e-6 for x in honest(*given, **how)])
+    status, out = here(capsys, "attention --cp 2 --backend thread")
     assert status == 1
     assert out.count(" NO ") == 1
 

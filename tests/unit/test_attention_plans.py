@@ -122,6 +122,8 @@ def test_an_axis_that_the_mesh_has_not_is_refused_on_the_host():
         Attention(A.ring("cp")).inputs(Mesh(x=2), *arrays)
     with pytest.raises(TypeError, match="Attention takes x, wq, wk, wv, wo, got 4 arrays"):
         Attention(A.ring("x")).inputs(Mesh(x=2), *arrays[:4])
+    with pytest.raises(TypeError, match="attention is of real numbers, got arrays whose common dtype is complex128"):
+        Attention(A.ring("x")).inputs(Mesh(x=2), *arrays[:4], arrays[4] * 1j)
     with pytest.raises(ValueError, match="a plan is for the shapes of x, wq, wk, wv, wo, got 4 shapes"):
         Attention(A.ring("x")).plan(shapes_of()[:4], Mesh(x=2))
 

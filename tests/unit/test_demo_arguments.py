@@ -11,7 +11,7 @@ import pytest
 from parallelism.mesh import Mesh
 from vcluster import __main__ as top
 from vcluster.demo import __main__ as command
-from vcluster.demo import collectives, ffn, matmul, mlp, moe, reshard
+from vcluster.demo import attention, collectives, ffn, matmul, mlp, moe, reshard
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     ("text", "reason"),
     [
         ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
-        ("--pp 4", "name the demo first: mlp, collectives, matmul, ffn, moe, reshard; got '--pp'"),
+        ("--pp 4", "name the demo first: mlp, collectives, matmul, ffn, attention, moe, reshard; got '--pp'"),
         ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
         ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
@@ -105,6 +105,13 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("ffn --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
         ("ffn --shape 3,4,5,100000", "--shape: a demo takes extents up to 4096, got 100000"),
         ("ffn --activation gleu", "--activation: there is no 'gleu'; did you mean gelu?"),
+        ("attention --policy rink", "--policy: there is no 'rink'; did you mean ring?"),
+        ("attention --policy ring --tp 4", "policy ring is over cp and dp, as in --cp 4; the mesh is Mesh(tp=4)"),
+        ("attention --cp 4 --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,HEADS,HEAD_DIM; got 2"),
+        ("attention --cp 4 --shape 1,100000,1,1", "--shape: a demo takes up to 4,194,304 scores, or elements of x"),
+        ("attention --cp 4 --kv-heads 3", "a multiple of the key-value heads, got wq of shape (32, 4, 8) with 4"),
+        ("attention --cp 4 --zigzag --full", "zigzag is an order of the rows of causal ring attention, got"),
+        ("attention --policy megatron --kv-heads 2 --tp 4", "4 query heads and 2 key-value heads cannot be shared"),
         ("moe --experts 2 --top-k 3", "--top-k 3: there are 2 experts"),
         ("moe --capacity 0", "--capacity: needs a number above 0, got '0'"),
         ("moe --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
@@ -175,6 +182,8 @@ def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
         (command.mlp_parser(), mlp.prepare), (command.collectives_parser(), collectives.prepare),
         (command.matmul_parser(), matmul.prepare), (command.ffn_parser(), ffn.prepare),
+        (command.attention_parser(), attention.prepare),
+        (command.reshard_parser(), reshard.prepare),
         (command.moe_parser(), moe.prepare), (command.reshard_parser(), reshard.prepare),
     ):
         lines = [line.strip() for line in (parser.epilog or "").splitlines()]

@@ -17,6 +17,7 @@ DEMOS = {
     "collectives": "one collective, step by step: who sends what to whom",
     "matmul": "a sharded matrix product: who holds what, what moves",
     "ffn": "a sharded feed-forward block, forward and backward",
+    "attention": "sharded attention: who attends to whose keys at each step",
     "moe": "a mixture of experts: which token goes to which device",
     "reshard": "a tensor from one layout to another: the plan, run",
 }
@@ -166,6 +167,41 @@ examples:
     return parser
 
 
+def attention_parser() -> Parser:
+    """The words of the attention demo."""
+    from vcluster.demo.attention import POLICIES
+
+    parser = Parser(
+        prog=f"{PROGRAM} attention",
+        description=(
+            "Runs attention on a mesh, forward and backward, under a policy that says how\n"
+            "rows and heads are sharded. Draws who has which keys at each step, compares\n"
+            "results with one process and bytes with the plan's, and the policies with each\n"
+            "other: bytes, and the most memory that a device holds."
+        ),
+        epilog=f"""policies:
+{_summaries(POLICIES)}
+
+examples:
+  {PROGRAM} attention --policy ring --cp 4
+  {PROGRAM} attention --policy ring --cp 4 --zigzag
+  {PROGRAM} attention --policy ulysses --cp 2 --dp 2
+  {PROGRAM} attention --policy megatron_ring --cp 2 --tp 2""",
+    )
+    parser.add_argument("--policy", type=choice(tuple(POLICIES)), default="ring", metavar="NAME", help="how (ring)")
+    add_mesh(parser, dp="devices along dp, for the batch", cp="devices along cp, for the sequence",
+             tp="devices along tp, for the heads")
+    parser.add_argument(
+        "--shape", type=wholes, default=(2, 16, 4, 8), metavar="B,S,H,D",
+        help="batch, sequence, heads, head_dim (2,16,4,8)",
+    )
+    parser.add_argument("--kv-heads", type=whole(), metavar="N", help="key-value heads (as many as heads)")
+    parser.add_argument("--full", action="store_true", help="every row sees every row; causal otherwise")
+    parser.add_argument("--zigzag", action="store_true", help="the rows of a causal ring in zigzag order")
+    _add_backend(parser)
+    return parser
+
+
 def moe_parser() -> Parser:
     """The words of the moe demo."""
     parser = Parser(
@@ -256,6 +292,11 @@ def main(words: Sequence[str]) -> int:
             from vcluster.demo import ffn
 
             return ffn.show(arguments)
+        if name == "attention":
+            arguments = attention_parser().parse(rest)
+            from vcluster.demo import attention
+
+            return attention.show(arguments)
         if name == "moe":
             arguments = moe_parser().parse(rest)
             from vcluster.demo import moe

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from parallelism.mesh import Mesh
 
-AXES = ("pp", "dp", "ep", "tp")
+AXES = ("pp", "dp", "cp", "ep", "tp")
 """Outermost first, as Megatron orders them: the ranks of a tp group are neighbours."""
 
 MOST_DEVICES = 256
@@ -109,7 +109,7 @@ def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
 
 
 def mesh_of(arguments: argparse.Namespace, default: str, *, any_axes: bool = False) -> Mesh:
-    """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, then tp.
+    """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, cp and tp.
 
     ``default`` is the axis of a mesh of 1 where nothing was said; ``any_axes``: ``--mesh`` may name others than there
     are flags for.  Raises `WrongWords`.

@@ -1,0 +1,254 @@
+"""The attention demo: who attends to whose keys at each step, and the policies side by side, in bytes and memory."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from parallelism.kernels import attend, attend_backward, causal_mask, gather_heads, row_products, spread_heads
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.recorder import record
+from parallelism.trace import Trace
+from tensor_parallelism.attention import NAMES, Attention
+from tensor_parallelism.attention_plan import AttentionPlan
+from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
+from tensor_parallelism.attention_shares import Runs, pieces
+from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.moved import show_plan, verdict_of_bytes
+from vcluster.demo.screen import Screen, fold
+
+CLOSE = 1e-10
+MOST_SCORES = 1 << 22
+MOST_DRAWN = 8
+LETTERS = "ABCDEFGH"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A named policy: the axes that it needs besides dp, which splits the batch, and its layouts."""
+
+    summary: str
+    axes: tuple[str, ...]
+    sharding: Callable[[tuple[str, ...]], AttentionSharding]
+
+
+POLICIES = {
+    "unsharded": Policy("nothing but the batch is sharded", (), AttentionSharding.unsharded),
+    "megatron": Policy("heads over tp; the result is summed", ("tp",), lambda dp: AttentionSharding.megatron("tp", dp)),
+    "sequence": Policy(
+        "so, and x and y are split along the sequence", ("tp",), lambda dp: AttentionSharding.sequence("tp", dp)
+    ),
+    "ring": Policy(
+        "rows over cp, keys and values go round", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
+    ),
+    "ulysses": Policy(
+        "rows over cp, exchanged for heads and back", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
+    ),
+    "megatron_ring": Policy(
+        "a ring over cp of heads over tp", ("cp", "tp"), lambda dp: AttentionSharding.megatron_ring("tp", "cp", dp)
+    ),
+}
+RINGS = ("ring", "megatron_ring")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
+    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    name, policy = arguments.policy, POLICIES[arguments.policy]
+    asked = any(getattr(arguments, word) is not None for word in ("mesh", "dp", "cp", "tp"))
+    usual = Mesh(**({axis: 4 // len(policy.axes) for axis in policy.axes} or {"dp": 2}))
+    mesh = mesh_of(arguments, "dp") if asked else usual
+    if {*mesh.axes} - {"dp"} != {*policy.axes}:
+        flags = " ".join(f"--{axis} {size}" for axis, size in usual.shape.items())
+        raise WrongWords(f"policy {name} is over {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
+                         f"mesh is {mesh!r}")
+    if len(arguments.shape) != 4:
+        raise WrongWords(f"--shape needs four extents BATCH,SEQUENCE,HEADS,HEAD_DIM; got {len(arguments.shape)}")
+    batch, sequence, heads, head_dim = arguments.shape
+    if batch * heads * sequence * sequence > MOST_SCORES or batch * sequence * heads * head_dim > MOST_SCORES:
+        raise WrongWords(f"--shape: a demo takes up to {MOST_SCORES:,} scores, or elements of x")
+    kv_heads = heads if arguments.kv_heads is None else arguments.kv_heads
+    model = heads * head_dim
+    keys = (model, kv_heads, head_dim)
+    shapes = (batch, sequence, model), (model, heads, head_dim), keys, keys, (heads, head_dim, model)
+    sharding = policy.sharding(tuple(axis for axis in mesh.axes if axis == "dp"))
+    try:
+        operation = Attention(sharding, AttentionShardingPolicy(name), causal=not arguments.full,
+                              zigzag=arguments.zigzag)
+        operation.plan(shapes, mesh)
+    except ValueError as error:
+        raise WrongWords(str(error).partition("; whole_keys")[0]) from None
+    return mesh, operation, shapes
+
+
+def train(device: Device, operation: Attention, grad: Any, *shards: Any) -> tuple[Any, ...]:
+    """The kernel: forward, then backward."""
+    out, saved = operation.forward(device, *shards)
+    return out, *operation.backward(device, saved, grad)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where values, bytes or memory are not what they should be."""
+    mesh, operation, shapes = prepare(arguments)
+    plan, screen = operation.plan(shapes, mesh), Screen()
+    screen.line(f"attention under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
+    screen.line(f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
+                f"{plan.shapes.kv_heads} key-value heads{', causal' * operation.causal}{', zigzag' * operation.zigzag}")
+    screen.line(f"  {POLICIES[arguments.policy].summary}")
+    screen.heading("Who attends to whose keys")
+    _show_steps(screen, plan)
+
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape) for shape in shapes]
+    grad = rng.standard_normal(plan.shapes.out)
+    order = np.array([place for runs in plan.runs for run in runs for place in run], np.intp)
+    sharding = operation.sharding
+    layouts = [sharding.out, *(getattr(sharding, name) for name in NAMES)]
+
+    from vcluster import Sharded, VirtualCluster
+
+    whole = [grad[:, order], values[0][:, order], *values[1:]]
+    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
+        run = cluster.run(train, operation, *map(Sharded, whole, layouts))
+
+    screen.heading("What happens")
+    show_plan(screen, plan)
+    screen.heading("The policies side by side")
+    _show_policies(screen, operation, shapes, mesh)
+
+    screen.heading("Verdict")
+    found = [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
+    found[:2] = [x[:, np.argsort(order)] for x in found[:2]]
+    worst = max(
+        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+        for one, other in zip(found, in_one_process(values, grad, causal=operation.causal), strict=True)
+    )
+    close = worst < CLOSE
+    screen.verdict(close, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
+    same = verdict_of_bytes(
+        screen, run.trace, predicted, "as planned, above; AttentionShardingPolicy has it in letters"
+    )
+    return 0 if close and same and _few_blocks(screen, plan, run.trace) else 1
+
+
+def in_one_process(values: list[Any], grad: Any, *, causal: bool) -> list[Any]:
+    """y and the gradients of x, Wq, Wk, Wv and Wo."""
+    x, wq, wk, wv, wo = values
+    q, k, v = (np.einsum("bsm,mhd->bshd", x, weights) for weights in (wq, wk, wv))
+    rows = np.arange(x.shape[1])
+    mask = causal_mask(rows, rows) if causal else None
+    serves = [head // (wq.shape[1] // wk.shape[1]) for head in range(wq.shape[1])]
+    k, v = spread_heads(k, serves), spread_heads(v, serves)
+    out, lse = attend(q, k, v, mask)
+    of_out = np.einsum("bsm,hdm->bshd", grad, wo)
+    of_q, *of_keys = attend_backward(q, k, v, lse, row_products(out, of_out), of_out, mask)
+    made = [of_q, *(gather_heads(x, serves, wk.shape[1]) for x in of_keys)]
+    of_x = sum(np.einsum("bshd,mhd->bsm", g, w) for g, w in zip(made, (wq, wk, wv), strict=True))
+    weights = [np.einsum("bsm,bshd->mhd", x, g) for g in made]
+    return [np.einsum("bshd,hdm->bsm", out, wo), of_x, *weights, np.einsum("bshd,bsm->hdm", out, grad)]
+
+
+def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
+    """A row for each device: its rows and heads, at each step whose keys it has, and the scores that it computes."""
+    size, ulysses = len(plan.runs), plan.is_ulysses
+    whole = (range(plan.shapes.x[1]),)
+    if max(size, plan.mesh.size) > MOST_DRAWN:
+        screen.line(f"  {plan.mesh.size} devices, {1 if ulysses else size} steps: drawn for up to {MOST_DRAWN}")
+        return
+    steps = 1 if ulysses else size
+    table = []
+    for rank in range(plan.mesh.size):
+        place = plan.mesh.group(rank, plan.sharding.split.rows).index(rank)
+        rows, heads = (whole, plan.exchanged[place]) if ulysses else (plan.runs[place], plan.heads[rank])
+        cells, scores = [], 0
+        for step in range(steps):
+            at = (place - step) % size
+            seen, computed = _seen(rows, whole if ulysses else plan.runs[at], causal=plan.causal)
+            scores += computed
+            letter = "all" if steps == 1 else LETTERS[at]
+            cells.append({"all": letter, "some": letter.lower()}.get(seen, "-"))
+        table.append((f"r{rank}", _told(rows), _told((heads.queries,)), _told((heads.keys,)), *cells, f"{scores:,}"))
+    screen.table(("device", "rows", "heads", "keys", "step 0", *map(str, range(1, steps)), "scores"), table)
+    if steps > 1:
+        screen.line("  keys and values of these rows, a small letter where some are masked, - all:")
+        screen.line(fold([f"{LETTERS[i]}: {_told(runs)}" for i, runs in enumerate(plan.runs)], indent="    "))
+        screen.line("  backward they go back the way they came, with their gradients")
+    screen.line("  keys: key-value heads; scores: so many a head and a sequence of the batch")
+
+
+def _seen(rows: Runs, columns: Runs, *, causal: bool) -> tuple[str, int]:
+    """Whether rows see ``all`` of some columns, ``some`` or none, and how many scores are computed."""
+    found = list(pieces(rows, columns, causal=causal))
+    scores = sum((piece.rows.stop - piece.rows.start) * (piece.columns.stop - piece.columns.start) for piece in found)
+    whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(piece.masked for piece in found)
+    return "all" if whole and found else "some" if found else "", scores
+
+
+def _told(runs: Runs) -> str:
+    return " ".join(f"{run.start}:{run.stop}" for run in runs if run) or "none"
+
+
+def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: Mesh) -> None:
+    """Forward and backward of each policy on as many devices, counted by the recorder."""
+    replicas = {axis: size for axis, size in mesh.shape.items() if axis == "dp"}
+    devices = mesh.size // prod(replicas.values())
+    rows: list[tuple[str, ...]] = []
+    for name, policy in POLICIES.items():
+        sizes = dict.fromkeys(policy.axes, devices)
+        if len(sizes) == 2:
+            sizes = {"cp": devices // 2, "tp": 2}
+        if devices % 2 and len(sizes) == 2:
+            continue
+        on = Mesh(**replicas, **sizes) if replicas or sizes else Mesh(dp=1)
+        for zigzag in (False, True) if operation.causal and name in RINGS else (False,):
+            layouts = policy.sharding(tuple(replicas))
+            other = Attention(layouts, AttentionShardingPolicy(name), causal=operation.causal, zigzag=zigzag)
+            told = ("  zigzag" if zigzag else name, ",".join(f"{axis}={size}" for axis, size in sizes.items()))
+            try:
+                plan = other.plan(shapes, on)
+            except ValueError:
+                rows.append((*told, *["-"] * 4, "heads do not fit"))
+                continue
+            trace = _recorded(other, shapes, on)
+            peaks = max(trace.peaks().values()), max(trace.peaks("scores").values(), default=0)
+            moved = sum(plan.bytes_received), sum(plan.backward_bytes_received)
+            work = f"{max(plan.flops) / max(1, min(plan.flops)):.1f}"
+            rows.append((*told, *map(_short, (*moved, *peaks)), work))
+    screen.table(("policy", "over", "forward", "backward", "peak", "scores", "work"), rows)
+    screen.line("  bytes that all devices receive; the most that one holds, and of scores alone;")
+    screen.line("  work: the flops of the busiest device while it attends by the idlest's")
+
+
+def _short(nbytes: int) -> str:
+    return f"{nbytes:,}" if nbytes < 1e6 else f"{nbytes / 1e6:,.1f} M"
+
+
+def _recorded(operation: Attention, shapes: Shapes, mesh: Mesh) -> Trace:
+    def both(device: Device, *shards: Any) -> None:
+        out, saved = operation.forward(device, *shards)
+        operation.backward(device, saved, out)
+
+    return record(both, mesh, inputs=operation.inputs(mesh, *map(np.zeros, shapes))).trace
+
+
+def _few_blocks(screen: Screen, plan: AttentionPlan, trace: Trace) -> bool:
+    """Whether a ring never held more than two blocks of keys and values."""
+    if plan.policy.value not in RINGS:
+        return True
+    largest = max(
+        2 * plan.dtype.itemsize * plan.sharding.x.local_shape(plan.shapes.x, plan.mesh, rank)[0]
+        * max(sum(map(len, runs)) for runs in plan.runs)
+        * plan.sharding.wk.local_shape(plan.shapes.wk, plan.mesh, rank)[1] * plan.shapes.head_dim
+        for rank in range(plan.mesh.size)
+    )
+    peak = max(trace.peaks("keys and values").values())
+    few = peak <= 2 * largest
+    screen.verdict(few, f"at most {_short(peak)} bytes of keys and values held; two blocks are {_short(2 * largest)}")
+    return few
