@@ -205,6 +205,11 @@ def plan_resharding(
     ``cost``, the least sum of what it says of the steps that communicate.  An ``exchange`` is in it only where no
     other moves fit.  Every pair of layouts has a plan; that of a layout to itself moves nothing.
 
+    So plans are compared by exchanges, then communications, then bytes, and counted so it never costs less to go by way
+    of a third layout that fits the same bound (on meshes of up to three axes, where nothing is guessed).  By
+    communications and bytes alone it may: the two legs have less room each, and one may have to exchange where the
+    straight way has room for other moves, dearer ones.
+
     ``axes`` are those along which anything may move (None: all of the mesh); the layouts name no others.  Ranks that
     differ along other axes may then hold different tensors, as the stages of a pipeline do.
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensor_parallelism.choice import Seconds
     from tensor_parallelism.contraction import Contraction
     from tensor_parallelism.feed_forward import FeedForward
     from tensor_parallelism.feed_forward_plan import FeedForwardPlan
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tensor_parallelism.product import ProductPlan
 
 _MODULES = {
+    "choice": ("Seconds",),
     "contraction": ("Contraction",),
     "feed_forward": ("FeedForward",),
     "feed_forward_plan": ("FeedForwardPlan",),
@@ -28,7 +30,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "Contraction", "FeedForward", "FeedForwardPlan", "FeedForwardSharding", "FeedForwardShardingPolicy", "MatMul",
-    "MatMulSharding", "MatMulShardingPolicy", "ProductPlan",
+    "MatMulSharding", "MatMulShardingPolicy", "ProductPlan", "Seconds",
 ]
 
 
