@@ -190,7 +190,7 @@ class ReshardingPlan:
     def _repr_html_(self) -> str:
         head, *_ = str(self).splitlines()
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in self._row(step)) for step in self.steps)
-        rows = "".join(f"<tr>{row}</tr>" for row in cells)
+        rows = "".join(f"<tr>{row}</tr>" for row in cells) or "<tr><td>nothing moves</td></tr>"
         return f"<table><caption>{escape(head)}</caption>{rows}</table>"
 
 

@@ -168,7 +168,7 @@ def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, 
     axes = singles(task.mesh)
     blocks, before, after = blocks_of(shape, task.mesh, axes), state_of(source, axes), state_of(target, axes)
     stays = source.op == target.op and set(after.partial) <= set(before.partial)
-    reduced = [axis for axis in before.partial if not (source.op == target.op and axis in after.partial)]
+    reduced = tuple(axis for axis in before.partial if source.op != target.op or axis not in after.partial)
     if not reduced:
         common = int(blocks.overlap(after.dims, [before.dims]).sum())
         return blocks.held(after.dims) - common if stays else 0

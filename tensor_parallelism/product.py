@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from math import prod
 from typing import Any
 
@@ -125,6 +126,9 @@ class ProductPlan:
         lines.append(f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}")
         lines += _told("C", self.out)
         return "\n".join([*lines, f"  in all {sum(self.bytes_received)} bytes, {flops} flops"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def _told(name: str, plan: ReshardingPlan) -> list[str]:

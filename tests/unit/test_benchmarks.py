@@ -373,6 +373,11 @@ def pretended_results() -> Results:
         for system, operation in (("vcluster", what), ("jax", what), ("vcluster", f"{what}, whole run")):
             results.add("products", system, operation, [12.345, 23.456], devices=8, nbytes=64 * MIB)
         results.note("products", "vcluster", what, [549.7e9], "flop", devices=8)
+    for what in ("2x4 unmatched, by seconds", "unsharded, all cores"):
+        for operation in (what, f"{what}, whole run"):
+            results.add("products", "vcluster", operation, [12.345, 23.456], devices=8, nbytes=64 * MIB)
+        results.note("products", "vcluster", what, [549.7e9], "flop", devices=8)
+    results.note("products", "vcluster", "unsharded, all cores, threads", [64], "of a device")
     results.note("products", "vcluster", "flops a second", [123.4e9], "flop/s")
     results.note("products", "vcluster", "bytes copied a second", [12.3e9], "B/s")
     results.add("startup", "gloo", "script", [8.1], devices=2)

@@ -117,6 +117,13 @@ def test_arrays_that_do_not_fit_a_feed_forward_are_refused_on_the_host(shapes, t
         operation.inputs(Mesh(x=2), *map(np.zeros, shapes))
 
 
+def test_the_plan_of_a_feed_forward_is_shown_in_a_notebook_with_its_names_escaped():
+    operation = FeedForward(FeedForwardSharding.megatron("<b>"))
+    page = operation.plan(((2, 3, 6), (6, 8), (8, 6)), Mesh(**{"<b>": 2}))._repr_html_()
+    assert "<b>" not in page
+    assert page.startswith("<pre>y = act(x W1 + b1) W2 + b2 on Mesh(&lt;b&gt;=2)")
+
+
 def test_the_named_layouts_of_a_feed_forward_have_their_policies():
     made = {
         F.UNSHARDED: [FeedForwardSharding.unsharded()],
@@ -144,6 +151,10 @@ def test_a_plan_tells_what_runs_and_why():
         "    reduce_scatter  over x  dim 0  6x10 -> 3x10  1440 bytes",
         "  in all 1440 bytes, 2880 flops",
     ]
+    page = asked._repr_html_()
+    assert "<pre>" in page
+    assert "[x, None] -&gt;" not in page
+    assert "-&gt; [x, None]: 1440 bytes" in page
     chosen = MatMul(sharding).plan(((6, 8), (8, 10)), Mesh(x=2, y=3))
     assert "the cheapest of" in str(chosen)
     assert chosen.cost <= asked.cost
