@@ -130,6 +130,8 @@ class ReshardingStep:
                 return left
             case "all_to_all":
                 return f"{left} -> {right}"
+            case "all_reduce":
+                return self.before.op
         return f"{self.before.short()} -> {self.after.short()}"
 
 

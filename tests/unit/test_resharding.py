@@ -486,7 +486,7 @@ def test_it_prints_a_line_for_each_step():
     assert "<b>" not in hostile
     assert "over &lt;b&gt;" in hostile
     scalar = plan_resharding(T(partial="x"), T(), (), bool, Mesh(x=2))
-    assert str(scalar).endswith("all_reduce  over x  [] partial=x -> []  scalar -> scalar  2 bytes")
+    assert str(scalar).endswith("all_reduce  over x  sum  scalar -> scalar  2 bytes")
 
 
 def test_it_is_a_value():
