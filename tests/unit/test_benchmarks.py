@@ -399,6 +399,26 @@ def test_every_report_fits_80_columns(suite):
     assert max(map(len, lines)) <= 80
 
 
+def test_the_limit_of_a_product_counts_the_cores_that_can_be_at_work():
+    """At 100 flop/s and 10 B/s of two cores: 400 flop and 20 B take 6 s, on one of them 12 s."""
+    results = Results()
+    results.note("products", "vcluster", "flops a second", [100.0], "flop/s", devices=2)
+    results.note("products", "vcluster", "bytes copied a second", [10.0], "B/s", devices=2)
+    for what, devices, seconds in (
+        ("unsharded", 1, 15.0), ("unsharded, all cores", 1, 8.0),
+        ("2x4 outer", 8, 7.5), ("2x4 outer, by seconds", 8, 3.0),
+    ):
+        results.add("products", "vcluster", what, [seconds], devices=devices, nbytes=20)
+        results.note("products", "vcluster", what, [400.0], "flop", devices=devices)
+    results.note("products", "vcluster", "unsharded, all cores, threads", [2.0], "of a device")
+    results.add("products", "jax", "2x4 outer", [4.0], devices=8)
+    rows = [line.split()[-3:] for line in SUITES["products"].report(results).splitlines()[1:5]]
+    whole = 1.3 * 6
+    assert rows == [
+        ["15.6", "s", "yes"], [f"{whole:.2f}", "s", "NO"], [f"{whole:.2f}", "s", "NO"], [f"{whole:.2f}", "s", "yes"],
+    ]
+
+
 def test_the_peers_report_divides_our_median_by_theirs():
     lines = SUITES["peers"].report(pretended_results()).splitlines()
     private = next(number for number, line in enumerate(lines) if line.split()[:2] == ["all_reduce", "private"])
