@@ -43,6 +43,7 @@ class Blocks:
         self._splits: dict[tuple[int, Axes], int] = {}
         self._pieces: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         self._numbers: dict[Any, int] = {}
+        self._largest: dict[tuple[int, Axes], int] = {}
 
     def interval(self, extent: int, axes: Axes) -> tuple[ByRank, ByRank]:
         """Where each rank's part of a dim of ``extent`` starts, and where it stops."""
@@ -165,9 +166,14 @@ class Blocks:
     def largest(self, dims: Dims) -> int:
         """The size of the largest block, in elements."""
         size = 1
-        for extent, axes in zip(self.shape, dims, strict=True):
-            for factor in self._factors(axes):
-                extent = -(-extent // factor)
+        known = self._largest
+        for part in zip(self.shape, dims, strict=True):
+            extent = known.get(part)
+            if extent is None:
+                extent, axes = part
+                for factor in self._factors(axes):
+                    extent = -(-extent // factor)
+                known[part] = extent
             size *= extent
         return size
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
 
 WIDTH = 80
-_MOST_ROWS = 16
+MOST_ROWS = 16
+MOST_HTML = 64
+"""Rows and columns of a picture in HTML."""
 _MOST_COLUMNS = 16
 _CELL = 22
 """The widest cell."""
@@ -35,7 +37,7 @@ Cell = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawn layout: ``print`` it, or show it in a notebook."""
+    """A picture: ``print`` it, or show it in a notebook."""
 
     text: str
     """At most 80 columns."""
@@ -147,10 +149,10 @@ def _text(
     caption: str, names: Sequence[str], row_labels: Sequence[str], column_labels: Sequence[str],
     grid: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
 ) -> str:
-    lines = _folded(caption)
+    lines = folded(caption)
     if any(map(any, grid)):
         margin = max(map(len, row_labels))
-        rows, columns = _kept(len(row_labels), _MOST_ROWS), _kept(len(column_labels), _MOST_COLUMNS)
+        rows, columns = kept(len(row_labels), MOST_ROWS), kept(len(column_labels), _MOST_COLUMNS)
         while True:
             widest = max(8, min(_CELL, (WIDTH - margin - 2) // len(columns) - 3))
             cells = [["…" if i is None or j is None else _cell(grid[i][j], op, widest) for j in columns] for i in rows]
@@ -158,7 +160,7 @@ def _text(
             widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
             if margin + 2 + sum(widths) + 3 * len(widths) <= WIDTH or len(columns) <= 1:
                 break
-            columns = _kept(len(column_labels), len(columns) - 1)
+            columns = kept(len(column_labels), len(columns) - 1)
         if names:
             lines.append("")
             lines.append(" " * (margin + 2) + " ".join(f" {head:^{n}} " for head, n in zip(heads, widths, strict=True)))
@@ -175,7 +177,7 @@ def _text(
                 f"{'down' if len(names) == 2 and d == 0 else 'across'}: {name}" for d, name in enumerate(names)
             ))
     for note in notes:
-        lines += _folded(note)
+        lines += folded(note)
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
 
 
@@ -183,14 +185,15 @@ def _rule(margin: int, widths: Sequence[int], corners: str) -> str:
     return " " * (margin + 1) + corners[0] + corners[1].join("─" * (n + 2) for n in widths) + corners[2]
 
 
-def _kept(count: int, most: int) -> list[int | None]:
+def kept(count: int, most: int) -> list[int | None]:
     """The numbers below ``count``, or some of them with None where others are left out."""
     if count <= most:
         return list(range(count))
     return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][:max(most, 1)]
 
 
-def _folded(text: str) -> list[str]:
+def folded(text: str) -> list[str]:
+    """A text as lines of at most `WIDTH`."""
     lines = [""]
     for word in text.split(" "):
         while len(word) > WIDTH:
@@ -205,14 +208,12 @@ def _folded(text: str) -> list[str]:
 
 # -- HTML ----------------------------------------------------------------------------------------------------------
 
-_MOST_HTML = 64
-
 
 def _html(
     caption: str, names: Sequence[str], row_labels: Sequence[str], column_labels: Sequence[str],
     grid: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
 ) -> str:
-    rows, columns = _kept(len(row_labels), _MOST_HTML), _kept(len(column_labels), _MOST_HTML)
+    rows, columns = kept(len(row_labels), MOST_HTML), kept(len(column_labels), MOST_HTML)
     head = "".join(f"<th>{'…' if j is None else escape(column_labels[j])}</th>" for j in columns)
     body = ""
     for i in rows:

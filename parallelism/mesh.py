@@ -15,7 +15,10 @@ from functools import cached_property
 from itertools import product
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parallelism.drawing import Drawing
 
 Axes = str | tuple[str, ...] | None
 """Names of mesh axes: one, several (the first is the slowest), or None for all of them."""
@@ -185,10 +188,22 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={extent}' for axis, extent in self._extents.items())})"
 
+    def draw(self) -> Drawing:
+        """A picture of which rank is where, within 80 columns; ``print`` it, or show it in a notebook.
+
+        >>> print(Mesh(dp=2, tp=3).draw())
+        Mesh(dp=2, tp=3): 6 devices
+        <BLANKLINE>
+              tp=0  tp=1  tp=2
+        dp=0     0     1     2
+        dp=1     3     4     5
+        """
+        from parallelism import mesh_picture
+
+        return mesh_picture.picture(self)
+
     def _repr_html_(self) -> str:
-        rows = self.groups(self.axes[-1])
-        cells = "".join("<tr>" + "".join(f"<td>{rank}</td>" for rank in row) + "</tr>" for row in rows)
-        return f"<table><caption>{self!r}</caption>{cells}</table>"
+        return self.draw().html
 
 
 def _mesh(extents: dict[str, int]) -> Mesh:

@@ -17,13 +17,10 @@ How memory, extents and the order of ranks come in (what fits, and what a permut
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import combinations, product
 from typing import NamedTuple
 
 from parallelism.blocks import Axes, Dims
-
-_REMEMBERED = 1 << 16
 
 
 class State(NamedTuple):
@@ -42,7 +39,6 @@ class State(NamedTuple):
         return bits
 
 
-@lru_cache(_REMEMBERED)
 def slices(state: State, axes: int) -> tuple[State, ...]:
     """One free axis more, of a mesh of so many; a slice of several is several of these."""
     used = state.used
@@ -52,7 +48,6 @@ def slices(state: State, axes: int) -> tuple[State, ...]:
     )
 
 
-@lru_cache(_REMEMBERED)
 def unslices(state: State) -> tuple[State, ...]:
     """One innermost axis less: of what this may be a slice."""
     return tuple(
@@ -60,14 +55,12 @@ def unslices(state: State) -> tuple[State, ...]:
     )
 
 
-@lru_cache(_REMEMBERED)
 def masks(state: State, axes: Axes) -> tuple[State, ...]:
     """One free axis of ``axes`` made partial."""
     used = state.used
     return tuple(State(state.dims, _joined(state.partial, (axis,))) for axis in axes if not used >> axis & 1)
 
 
-@lru_cache(_REMEMBERED)
 def unmasks(state: State, axes: Axes) -> tuple[State, ...]:
     """One partial axis of ``axes`` made free: of what this may be a mask."""
     return tuple(
@@ -76,14 +69,12 @@ def unmasks(state: State, axes: Axes) -> tuple[State, ...]:
     )
 
 
-@lru_cache(_REMEMBERED)
 def gathers(state: State) -> tuple[State, ...]:
     """What one all_gather makes: fewer innermost axes, of one dim or of several."""
     shorter = [[axes[:n] for n in range(len(axes) + 1)] for axes in state.dims]
     return tuple(State(dims, state.partial) for dims in product(*shorter) if dims != state.dims)
 
 
-@lru_cache(_REMEMBERED)
 def exchanges(state: State) -> tuple[State, ...]:
     """What one all_to_all makes, and of what it makes this."""
     found = []
@@ -97,7 +88,6 @@ def exchanges(state: State) -> tuple[State, ...]:
     return tuple(found)
 
 
-@lru_cache(_REMEMBERED)
 def reductions(state: State) -> tuple[tuple[str, State], ...]:
     """What one all_reduce or reduce_scatter makes."""
     found = []
@@ -108,7 +98,6 @@ def reductions(state: State) -> tuple[tuple[str, State], ...]:
     return tuple(found)
 
 
-@lru_cache(_REMEMBERED)
 def unreductions(state: State, axes: int) -> tuple[State, ...]:
     """What one all_reduce or reduce_scatter makes this of."""
     free = [axis for axis in range(axes) if not state.used >> axis & 1]

@@ -130,6 +130,8 @@ class ReshardingStep:
                 return left
             case "all_to_all":
                 return f"{left} -> {right}"
+            case "all_reduce":
+                return self.before.op
         return f"{self.before.short()} -> {self.after.short()}"
 
 
@@ -190,7 +192,7 @@ class ReshardingPlan:
     def _repr_html_(self) -> str:
         head, *_ = str(self).splitlines()
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in self._row(step)) for step in self.steps)
-        rows = "".join(f"<tr>{row}</tr>" for row in cells)
+        rows = "".join(f"<tr>{row}</tr>" for row in cells) or "<tr><td>nothing moves</td></tr>"
         return f"<table><caption>{escape(head)}</caption>{rows}</table>"
 
 
@@ -204,6 +206,11 @@ def plan_resharding(
     plan has the fewest communications, and of those with as few the fewest bytes received by all ranks together; with
     ``cost``, the least sum of what it says of the steps that communicate.  An ``exchange`` is in it only where no
     other moves fit.  Every pair of layouts has a plan; that of a layout to itself moves nothing.
+
+    So plans are compared by exchanges, then communications, then bytes, and counted so it never costs less to go by way
+    of a third layout that fits the same bound (on meshes of up to three axes, where nothing is guessed).  By
+    communications and bytes alone it may: the two legs have less room each, and one may have to exchange where the
+    straight way has room for other moves, dearer ones.
 
     ``axes`` are those along which anything may move (None: all of the mesh); the layouts name no others.  Ranks that
     differ along other axes may then hold different tensors, as the stages of a pipeline do.

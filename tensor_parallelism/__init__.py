@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tensor_parallelism.attention_plan import AttentionPlan
     from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
     from tensor_parallelism.attention_shares import zigzag_order
+    from tensor_parallelism.choice import Seconds
     from tensor_parallelism.contraction import Contraction
     from tensor_parallelism.cross_entropy import CrossEntropy, CrossEntropySharding
     from tensor_parallelism.dropout import Dropout
@@ -32,6 +33,7 @@ _MODULES = {
     "attention_plan": ("AttentionPlan",),
     "attention_policies": ("AttentionSharding", "AttentionShardingPolicy"),
     "attention_shares": ("zigzag_order",),
+    "choice": ("Seconds",),
     "contraction": ("Contraction",),
     "cross_entropy": ("CrossEntropy", "CrossEntropySharding"),
     "dropout": ("Dropout",),
@@ -55,7 +57,7 @@ __all__ = [
     "CrossEntropySharding", "Dropout", "Embedding", "EmbeddingSharding", "FeedForward", "FeedForwardPlan",
     "FeedForwardSharding", "FeedForwardShardingPolicy", "LayerNorm", "LayerPlan", "MatMul", "MatMulSharding",
     "MatMulShardingPolicy", "MixtureOfExperts", "MixtureOfExpertsSharding", "NormalizationSharding", "ProductPlan",
-    "RMSNorm", "VocabularyLoss", "VocabularyLossSharding", "zigzag_order",
+    "RMSNorm", "Seconds", "VocabularyLoss", "VocabularyLossSharding", "zigzag_order",
 ]
 
 

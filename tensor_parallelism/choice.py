@@ -1,4 +1,4 @@
-"""The cheapest way to carry out a product: by bytes received by all ranks together, then by flops.
+"""The cheapest way to carry out a product: by bytes received by all ranks together, then by flops; or at a price.
 
 Of every letter of the product the search tries the axes it may lie over; a sum that is pending in an operand may stay
 so.  On meshes of up to three axes all possibilities are tried, on larger ones those that some layout names, and their
@@ -7,14 +7,17 @@ outer parts.  What must at least be received, whatever the moves, tells which of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations, product
 from math import prod
+from typing import Any
 
+from parallelism.numbered import blocks_of, singles, state_of
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.product import Axes, ProductPlan, Shape, Split, Task, layouts_during, product_plan
+from tensor_parallelism.product import Axes, ProductPlan, Split, Task, flops_of, layouts_during, product_plan
 
 MOST_TRIED = 300
 """So many ways are all tried; where there are more, those that the layouts name."""
@@ -22,40 +25,78 @@ MOST_TRIED = 300
 Way = tuple[tuple[Axes, ...], Axes, Axes]
 """The axes of each letter, and of the sums that stay pending in either operand."""
 
+Cost = Callable[[int, int], Any]
+"""What it costs that all ranks together receive so many bytes and take so many flops: more of either never costs less.
+
+What it gives is compared, and need not be a number.
+"""
+
+
+def bytes_then_flops(nbytes: int, flops: int) -> tuple[int, int]:
+    """The default `Cost`."""
+    return nbytes, flops
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A `Cost`: what bytes and flops of all ranks together take, one after the other, at the rates of all together.
+
+    >>> Seconds(flops_per_second=2e11, bytes_per_second=1e10)(10**9, 10**11)
+    0.6
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_second", "bytes_per_second"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is a rate above 0, got {getattr(self, name)!r}")
+
+    def __call__(self, nbytes: int, flops: int) -> float:
+        return nbytes / self.bytes_per_second + flops / self.flops_per_second
+
 
 @lru_cache(1024)
-def cheapest_product(task: Task) -> ProductPlan:
-    """The plan that receives fewest bytes; of those, with fewest flops; then with fewest communications."""
+def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
+    """The plan that costs least; of those, with fewest communications."""
     ways = list(_ways(task))
-    bounds = _Bounds(task)
+    least = [_least_received(task, way) for way in ways]
+    flops = [flops_of(task, _split(task, way)) for way in ways]
     best: ProductPlan | None = None
-    why = f"the cheapest of {len(ways)} ways"
-    for least, number in sorted((sum(bounds.least(way)), number) for number, way in enumerate(ways)):
-        if best is not None and least > best.cost[0]:
+    spent: tuple[Any, int] = (None, 0)
+    for bound, number in sorted((cost(sum(least[i]), flops[i]), i) for i in range(len(ways))):
+        if best is not None and (bound, 0) >= spent:
             break
-        axes, lhs_partial, rhs_partial = way = ways[number]
-        split = dict(zip(task.contraction.letters, axes, strict=True))
-        if best is not None and _exceeds(best.cost[0], task, bounds.least(way), split, lhs_partial, rhs_partial):
+        way = ways[number]
+        if best is not None and _exceeds(spent[0], task, way, least[number], flops[number], cost):
             continue
-        plan = product_plan(task, split, lhs_partial=lhs_partial, rhs_partial=rhs_partial, why=why)
-        if best is None or plan.cost < best.cost:
-            best = plan
+        _, lhs_partial, rhs_partial = way
+        plan = product_plan(task, _split(task, way), lhs_partial=lhs_partial, rhs_partial=rhs_partial,
+                            why=f"the cheapest of {len(ways)} ways")
+        nbytes, _, communications = plan.cost
+        told = cost(nbytes, flops[number]), communications
+        if best is None or told < spent:
+            best, spent = plan, told
     assert best is not None, "to gather everything is always one of the ways"
     return best
 
 
-def _exceeds(
-    limit: int, task: Task, least: tuple[int, int, int], split: Split, lhs_partial: Axes, rhs_partial: Axes
-) -> bool:
-    """Whether a way is found to need more bytes than ``limit`` before all its moves are planned."""
-    lhs, rhs, _ = layouts_during(task, split, lhs_partial, rhs_partial)
+def _exceeds(limit: Any, task: Task, way: Way, least: tuple[int, int, int], flops: int, cost: Cost) -> bool:
+    """Whether a way is found to cost more than ``limit`` before all its moves are planned."""
+    _, lhs_partial, rhs_partial = way
+    lhs, rhs, _ = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
     total = sum(least)
     moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape))
     for bound, (source, target, shape) in zip(least, moves, strict=False):
         total += sum(plan_resharding(source, target, shape, task.dtype, task.mesh).bytes_received) - bound
-        if total > limit:
+        if cost(total, flops) > limit:
             return True
     return False
+
+
+def _split(task: Task, way: Way) -> Split:
+    return dict(zip(task.contraction.letters, way[0], strict=True))
 
 
 def _ways(task: Task) -> Iterator[Way]:
@@ -108,57 +149,30 @@ def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
             yield axes
 
 
-class _Bounds:
-    """What all ranks together receive at least."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._letters = task.contraction.letters
-        self._blocks: dict[tuple[Shape, TensorSharding], list[list[tuple[int, int]]]] = {}
-        self._known: dict[tuple[int, TensorSharding], int] = {}
-
-    def least(self, way: Way) -> tuple[int, int, int]:
-        """The bytes of one way, at least: to move the operands, and to move the product."""
-        task, contraction = self._task, self._task.contraction
-        axes, lhs_partial, rhs_partial = way
-        split = dict(zip(self._letters, axes, strict=True))
-        lhs, rhs, made = (
-            TensorSharding(*(split[letter] for letter in letters))
-            for letters in (contraction.lhs, contraction.rhs, contraction.out)
-        )
-        summed = [axis for letter in contraction.summed for axis in split[letter]]
-        reduced = [axis for axis in (*summed, *lhs_partial, *rhs_partial) if axis not in task.out.partial]
-        terms = prod(task.mesh.shape[axis] for axis in reduced)
-        size = task.dtype.itemsize
-        return (
-            self._lacking(0, task.lhs, lhs, task.lhs_shape) * size,
-            self._lacking(1, task.rhs, rhs, task.rhs_shape) * size,
-            max(self._lacking(2, made, task.out, task.out_shape), (terms - 1) * prod(task.out_shape)) * size,
-        )
-
-    def _lacking(self, which: int, before: TensorSharding, after: TensorSharding, shape: Shape) -> int:
-        """The elements that ranks have not, of what they are to have.  Identities in place of sums cost nothing."""
-        key = which, before if which == 2 else after
-        found = self._known.get(key)
-        if found is None:
-            partial = which == 2 and bool(after.partial)
-            found = 0 if partial else sum(
-                prod(stop - start for start, stop in theirs) - _common(mine, theirs)
-                for mine, theirs in zip(self._places(before, shape), self._places(after, shape), strict=True)
-            )
-            self._known[key] = found
-        return found
-
-    def _places(self, layout: TensorSharding, shape: Shape) -> list[list[tuple[int, int]]]:
-        key = shape, layout
-        found = self._blocks.get(key)
-        if found is None:
-            mesh = self._task.mesh
-            found = self._blocks[key] = [
-                [(piece.start, piece.stop) for piece in layout.slices(shape, mesh, rank)] for rank in range(mesh.size)
-            ]
-        return found
+def _least_received(task: Task, way: Way) -> tuple[int, int, int]:
+    """The bytes that all ranks together receive at least: to move the operands, and to move the product."""
+    _, lhs_partial, rhs_partial = way
+    lhs, rhs, made = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
+    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (made, task.out, task.out_shape))
+    first, second, third = (_least_elements(task, *move) * task.dtype.itemsize for move in moves)
+    return first, second, third
 
 
-def _common(mine: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> int:
-    return prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(mine, theirs, strict=True))
+def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]) -> int:
+    """The elements that must be received, whatever the moves.
+
+    Where nothing is reduced, those that ranks lack.  Of ``t`` terms of an element t - 1 must have been received when
+    somebody first has the sum, and after that everybody else who is to have it receives once more.  An identity in
+    place of a value costs nothing.
+    """
+    axes = singles(task.mesh)
+    blocks, before, after = blocks_of(shape, task.mesh, axes), state_of(source, axes), state_of(target, axes)
+    stays = source.op == target.op and set(after.partial) <= set(before.partial)
+    reduced = tuple(axis for axis in before.partial if source.op != target.op or axis not in after.partial)
+    if not reduced:
+        common = int(blocks.overlap(after.dims, [before.dims]).sum())
+        return blocks.held(after.dims) - common if stays else 0
+    pending = blocks.count(after.partial)
+    sums = blocks.elements * (pending if stays else 1)
+    holders = blocks.held(after.dims) // (1 if stays else pending)
+    return sums * (blocks.count(reduced) - 1) + holders - sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from itertools import product
 
 import numpy as np
@@ -56,6 +57,9 @@ class FeedForwardPlan:
         lines += [f"{name}\n{plan}" for name, plan in named]
         forward, backward = sum(self.bytes_received), sum(self.backward_bytes_received)
         return "\n".join([*lines, f"{forward} bytes forward, {backward} backward, biases included"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def feed_forward_plan(

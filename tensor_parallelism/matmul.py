@@ -11,7 +11,7 @@ import numpy.typing as npt
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.choice import cheapest_product
+from tensor_parallelism.choice import Cost, bytes_then_flops, cheapest_product
 from tensor_parallelism.contraction import Contraction
 from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.product import ProductPlan, Shape, Task, product_plan, run_product
@@ -32,9 +32,10 @@ class MatMul(ShardedOperation):
     but that an extent of 1 is not stretched.
 
     Any layouts of A, B and C on any mesh will do, uneven ones too: operands are moved to where shards can be
-    multiplied, the products moved to where C is to lie.  ``policy=None`` chooses the cheapest way, by the bytes that
-    all devices together receive, then by flops; a ``policy`` runs exactly what `MatMulShardingPolicy` says of it, and
-    the reshard to `out`.  ``print(operation.plan(shapes, mesh))`` says what will run, and why.
+    multiplied, the products moved to where C is to lie.  ``policy=None`` chooses the cheapest way: by the bytes that
+    all devices together receive, then by flops; or, with ``cost``, by what that says of both, as `Seconds` does.  A
+    ``policy`` runs exactly what `MatMulShardingPolicy` says of it, and the reshard to `out`; the products of its
+    backward are chosen.  ``print(operation.plan(shapes, mesh))`` says what will run, and why.
 
     **Communication**: ``operation.plan((a.shape, b.shape), mesh).bytes_received``, by rank.
 
@@ -44,7 +45,9 @@ class MatMul(ShardedOperation):
 
     sharding: MatMulSharding
 
-    def __init__(self, sharding: MatMulSharding, policy: MatMulShardingPolicy | None = None) -> None:
+    def __init__(
+        self, sharding: MatMulSharding, policy: MatMulShardingPolicy | None = None, *, cost: Cost = bytes_then_flops
+    ) -> None:
         if not isinstance(sharding, MatMulSharding):
             raise TypeError(f"MatMul takes a MatMulSharding, got {sharding!r}")
         policy = None if policy is None else MatMulShardingPolicy(policy)
@@ -55,12 +58,14 @@ class MatMul(ShardedOperation):
             )
         super().__init__(sharding)
         self.policy = policy
+        self.cost = cost
         self._plans: dict[Any, ProductPlan] = {}
         """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
         policy = "" if self.policy is None else f", policy={self.policy}"
-        return f"MatMul({self.sharding!r}{policy})"
+        cost = "" if self.cost is bytes_then_flops else f", cost={self.cost!r}"
+        return f"MatMul({self.sharding!r}{policy}{cost})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of A and B, by rank."""
@@ -116,11 +121,11 @@ class MatMul(ShardedOperation):
         """What the backward runs: for the gradient of A, and for that of B."""
         a, b = (tuple(int(n) for n in shape) for shape in shapes)
         task = self._task(a, b, mesh, np.dtype(dtype))
-        return cheapest_product(task.lhs_gradient), cheapest_product(task.rhs_gradient)
+        return cheapest_product(task.lhs_gradient, self.cost), cheapest_product(task.rhs_gradient, self.cost)
 
     def _planned(self, task: Task) -> ProductPlan:
         if self.policy is None or self.policy is MatMulShardingPolicy.GENERAL:
-            return cheapest_product(task)
+            return cheapest_product(task, self.cost)
         return product_plan(task, self.sharding.split(), why=f"{self.policy.value}, as asked for")
 
     def _task(self, a: Shape, b: Shape, mesh: Mesh, dtype: np.dtype[Any]) -> Task:

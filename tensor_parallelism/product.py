@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -103,7 +105,8 @@ class ProductPlan:
     def cost(self) -> tuple[int, int, int]:
         """Bytes and flops of all ranks together, then communications."""
         moves = (self.lhs, self.rhs, self.out)
-        return sum(self.bytes_received), sum(self.flops), sum(move.communications for move in moves)
+        flops = flops_of(self.task, dict(self.split))
+        return sum(self.bytes_received), flops, sum(move.communications for move in moves)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -123,6 +126,9 @@ class ProductPlan:
         lines.append(f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}")
         lines += _told("C", self.out)
         return "\n".join([*lines, f"  in all {sum(self.bytes_received)} bytes, {flops} flops"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def _told(name: str, plan: ReshardingPlan) -> list[str]:
@@ -148,6 +154,12 @@ def product_plan(
         plan_resharding(task.rhs, rhs, task.rhs_shape, task.dtype, task.mesh),
         plan_resharding(made, task.out, task.out_shape, task.dtype, task.mesh), why,
     )
+
+
+def flops_of(task: Task, split: Split) -> int:
+    """Of all ranks together: those along axes that split no letter do the same."""
+    used = prod(task.mesh.shape[axis] for axes in split.values() for axis in axes)
+    return task.contraction.flops(task.extents) * (task.mesh.size // used)
 
 
 def layouts_during(

@@ -10,7 +10,7 @@ import pytest
 
 from parallelism import Mesh, TensorSharding
 from parallelism.recorder import record
-from tensor_parallelism import MatMul, MatMulSharding, MatMulShardingPolicy
+from tensor_parallelism import MatMul, MatMulSharding, MatMulShardingPolicy, Seconds
 from vcluster import DeviceFailedError, Sharded
 
 T, P = TensorSharding, MatMulShardingPolicy
@@ -139,6 +139,22 @@ def test_m_and_n_on_swapped_axes_is_the_right_product(cluster_of):
         np.testing.assert_array_equal(run.result, a @ b)
 
 
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_product_chosen_by_seconds_is_the_same_product_with_fewer_flops(cluster_of, backend):
+    mesh = Mesh(x=2, y=3)
+    sharding = MatMulSharding(T(None, "x"), T("y", None), WHOLE)
+    operation = MatMul(sharding, cost=Seconds(flops_per_second=1.0, bytes_per_second=1e6))
+    a, b = integers(1, (7, 18)), integers(2, (18, 11))
+    run = cluster_of(mesh, backend).run(operation, a, b)
+    np.testing.assert_array_equal(run.result, a @ b)
+    assert run.trace.flops() == 2 * 7 * 18 * 11
+    assert run.trace.bytes_received() == sum(operation.plan((a.shape, b.shape), mesh).bytes_received)
+    arrays = Sharded(a, sharding.lhs), Sharded(b, sharding.rhs), integers(3, (7, 11))
+    run = cluster_of(mesh, backend).run(step, *arrays, operation)
+    np.testing.assert_array_equal(sharding.lhs.unshard([out[1] for out in run], mesh), arrays[2] @ b.T)
+    np.testing.assert_array_equal(sharding.rhs.unshard([out[2] for out in run], mesh), a.T @ arrays[2])
+
+
 def test_operands_of_other_dtypes_are_multiplied_as_numpy_does(cluster_of):
     mesh = Mesh(x=2, y=2)
     sharding = MatMulSharding(T("x", "y"), T("x", "y"), T("x", "y"))
@@ -174,6 +190,17 @@ def test_a_gradient_of_another_shape_is_refused(cluster_of):
 
 @pytest.mark.parametrize("seed", range(200, 208))
 def test_the_recorder_counts_what_the_devices_did(cluster_of, seed):
+    check_recorder(cluster_of, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_so_it_does_for_many_layouts(cluster_of):
+    for seed in range(1000, 1000 + MANY):
+        check_recorder(cluster_of, seed)
+
+
+def check_recorder(cluster_of, seed):
     rng = random.Random(seed)
     mesh = rng.choice(MESHES)
     a, b = integers(seed, (rng.randrange(12), 7)), integers(seed, (7, rng.randrange(12)))

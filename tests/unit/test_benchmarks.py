@@ -373,6 +373,11 @@ def pretended_results() -> Results:
         for system, operation in (("vcluster", what), ("jax", what), ("vcluster", f"{what}, whole run")):
             results.add("products", system, operation, [12.345, 23.456], devices=8, nbytes=64 * MIB)
         results.note("products", "vcluster", what, [549.7e9], "flop", devices=8)
+    for what in ("2x4 unmatched, by seconds", "unsharded, all cores"):
+        for operation in (what, f"{what}, whole run"):
+            results.add("products", "vcluster", operation, [12.345, 23.456], devices=8, nbytes=64 * MIB)
+        results.note("products", "vcluster", what, [549.7e9], "flop", devices=8)
+    results.note("products", "vcluster", "unsharded, all cores, threads", [64], "of a device")
     results.note("products", "vcluster", "flops a second", [123.4e9], "flop/s")
     results.note("products", "vcluster", "bytes copied a second", [12.3e9], "B/s")
     results.add("startup", "gloo", "script", [8.1], devices=2)
@@ -392,6 +397,26 @@ def test_every_report_fits_80_columns(suite):
     lines = SUITES[suite].report(pretended_results()).splitlines()
     assert len(lines) > 2
     assert max(map(len, lines)) <= 80
+
+
+def test_the_limit_of_a_product_counts_the_cores_that_can_be_at_work():
+    """At 100 flop/s and 10 B/s of two cores: 400 flop and 20 B take 6 s, on one of them 12 s."""
+    results = Results()
+    results.note("products", "vcluster", "flops a second", [100.0], "flop/s", devices=2)
+    results.note("products", "vcluster", "bytes copied a second", [10.0], "B/s", devices=2)
+    for what, devices, seconds in (
+        ("unsharded", 1, 15.0), ("unsharded, all cores", 1, 8.0),
+        ("2x4 outer", 8, 7.5), ("2x4 outer, by seconds", 8, 3.0),
+    ):
+        results.add("products", "vcluster", what, [seconds], devices=devices, nbytes=20)
+        results.note("products", "vcluster", what, [400.0], "flop", devices=devices)
+    results.note("products", "vcluster", "unsharded, all cores, threads", [2.0], "of a device")
+    results.add("products", "jax", "2x4 outer", [4.0], devices=8)
+    rows = [line.split()[-3:] for line in SUITES["products"].report(results).splitlines()[1:5]]
+    whole = 1.3 * 6
+    assert rows == [
+        ["15.6", "s", "yes"], [f"{whole:.2f}", "s", "NO"], [f"{whole:.2f}", "s", "NO"], [f"{whole:.2f}", "s", "yes"],
+    ]
 
 
 def test_the_peers_report_divides_our_median_by_theirs():

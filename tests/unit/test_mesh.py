@@ -54,7 +54,6 @@ def test_it_is_a_value():
     assert pickle.loads(pickle.dumps(mesh)) == mesh  # noqa: S301
     assert eval(repr(mesh), {"Mesh": Mesh}) == mesh
     assert eval(repr(mesh.index(5)), {"MeshIndex": MeshIndex}) == mesh.index(5)
-    assert "4" in mesh._repr_html_()
     with pytest.raises(TypeError):
         mesh.shape["dp"] = 3
 
@@ -91,3 +90,40 @@ def test_an_extent_is_split_axis_by_axis_as_array_split_does(extent, factors):
     sizes = split_sizes(extent, tuple(factors))
     assert sizes == tuple(map(len, pieces))
     assert starts(sizes) == (0, *map(int, np.cumsum(sizes)))
+
+
+def test_it_is_drawn_as_a_grid_of_its_ranks():
+    assert str(Mesh(pp=2, dp=2, tp=3).draw()) == """\
+Mesh(pp=2, dp=2, tp=3): 12 devices
+
+           tp=0  tp=1  tp=2
+pp=0 dp=0     0     1     2
+pp=0 dp=1     3     4     5
+pp=1 dp=0     6     7     8
+pp=1 dp=1     9    10    11"""
+    assert str(Mesh(devices=2).draw()) == """\
+Mesh(devices=2): 2 devices
+
+  devices=0  devices=1
+          0          1"""
+    assert str(Mesh(x=1).draw()).splitlines() == ["Mesh(x=1): 1 device", "", "  x=0", "    0"]
+
+
+@pytest.mark.parametrize("mesh", [
+    Mesh(x=100, y=300), Mesh(x=1000), Mesh(**{"n" * 100: 3, "m" * 100: 70}), Mesh(**dict.fromkeys("abcdefghijkl", 2)),
+], ids=range(4))
+def test_of_a_large_mesh_the_first_ranks_and_the_last_are_drawn(mesh):
+    lines = str(mesh.draw()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 25
+    assert str(mesh.size - 1) in lines[-1]
+    page = mesh._repr_html_()
+    assert page.count("<tr>") == page.count("</tr>") <= 65
+    assert "…" in page or mesh.size <= 64 * 64
+
+
+def test_the_drawing_of_a_mesh_escapes_what_its_names_say():
+    page = Mesh(**{"<b>": 2, "&": 1, "\"x": 2})._repr_html_()
+    assert "<b>" not in page
+    assert "&lt;b&gt;=1 &amp;=0" in page
+    assert page.count("<td>") == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import numpy as np
 import pytest
@@ -16,10 +17,21 @@ from tensor_parallelism import (
     MatMul,
     MatMulSharding,
     MatMulShardingPolicy,
+    Seconds,
+    choice,
 )
+from tensor_parallelism.product import Task, product_plan
 
 T, P, F = TensorSharding, MatMulShardingPolicy, FeedForwardShardingPolicy
 WHOLE = T(None, None)
+
+
+def some_layout(rng, mesh):
+    """Each axis over a dim, partial, or over nothing."""
+    places = [[], [], [], []]
+    for axis in rng.sample(mesh.axes, len(mesh.axes)):
+        rng.choice(places).append(axis)
+    return T(*map(tuple, places[:2]), partial=tuple(places[2]), op=rng.choice(["sum", "sum", "max"]))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +117,13 @@ def test_arrays_that_do_not_fit_a_feed_forward_are_refused_on_the_host(shapes, t
         operation.inputs(Mesh(x=2), *map(np.zeros, shapes))
 
 
+def test_the_plan_of_a_feed_forward_is_shown_in_a_notebook_with_its_names_escaped():
+    operation = FeedForward(FeedForwardSharding.megatron("<b>"))
+    page = operation.plan(((2, 3, 6), (6, 8), (8, 6)), Mesh(**{"<b>": 2}))._repr_html_()
+    assert "<b>" not in page
+    assert page.startswith("<pre>y = act(x W1 + b1) W2 + b2 on Mesh(&lt;b&gt;=2)")
+
+
 def test_the_named_layouts_of_a_feed_forward_have_their_policies():
     made = {
         F.UNSHARDED: [FeedForwardSharding.unsharded()],
@@ -132,6 +151,10 @@ def test_a_plan_tells_what_runs_and_why():
         "    reduce_scatter  over x  dim 0  6x10 -> 3x10  1440 bytes",
         "  in all 1440 bytes, 2880 flops",
     ]
+    page = asked._repr_html_()
+    assert "<pre>" in page
+    assert "[x, None] -&gt;" not in page
+    assert "-&gt; [x, None]: 1440 bytes" in page
     chosen = MatMul(sharding).plan(((6, 8), (8, 10)), Mesh(x=2, y=3))
     assert "the cheapest of" in str(chosen)
     assert chosen.cost <= asked.cost
@@ -148,6 +171,51 @@ def test_the_choice_never_receives_more_than_a_named_policy(mesh, shapes):
             sharding = MatMulSharding(lhs, rhs, out)
             named = MatMul(sharding, policy=sharding.policy).plan(shapes, mesh)
             assert MatMul(sharding).plan(shapes, mesh).cost[:2] <= named.cost[:2]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_way_receives_less_than_the_bound_by_which_ways_are_left_out(seed):
+    rng = random.Random(seed)
+    mesh = Mesh(x=2, y=rng.choice([1, 2, 3]), z=rng.choice([1, 2]))
+    m, k, n = (rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(3))
+    task = Task(Contraction.matmul(2, 2), *(some_layout(rng, mesh) for _ in range(3)), (m, k), (k, n), np.dtype("f8"),
+                mesh)
+    costs = []
+    for way in choice._ways(task):
+        split = dict(zip(task.contraction.letters, way[0], strict=True))
+        plan = product_plan(task, split, lhs_partial=way[1], rhs_partial=way[2])
+        moves = plan.lhs, plan.rhs, plan.out
+        for least, move in zip(choice._least_received(task, way), moves, strict=True):
+            assert 0 <= least <= sum(move.bytes_received), str(plan)
+        assert plan.cost[1] == sum(plan.flops)
+        costs.append(plan.cost)
+    assert choice.cheapest_product(task).cost == min(costs)
+    priced = choice.cheapest_product(task, Seconds(1.0, 3.0)).cost
+    assert priced[1] + priced[0] / 3 == min(flops + nbytes / 3 for nbytes, flops, _ in costs)
+
+
+def test_by_the_seconds_of_a_machine_flops_that_are_repeated_are_not_free():
+    """Fewest bytes: both operands gathered, everything multiplied by all.  Fewest seconds: a share each."""
+    sharding = MatMulSharding(T(None, "x"), T("y", None), WHOLE)
+    mesh, shapes, rates = Mesh(x=2, y=4), ((4096, 2048), (2048, 4096)), Seconds(2e11, 2e10)
+    fewest = MatMul(sharding).plan(shapes, mesh, np.float32)
+    assert fewest.kinds == ("all_gather", "all_gather")
+    quickest = MatMul(sharding, cost=rates).plan(shapes, mesh, np.float32)
+    assert sum(fewest.flops) == 8 * sum(quickest.flops)
+    assert rates(*quickest.cost[:2]) < rates(*fewest.cost[:2]) / 4
+    named = MatMul(sharding, policy=P.UNMATCHED_INNER, cost=rates)
+    assert named.plan(shapes, mesh, np.float32).kinds == fewest.kinds
+    assert repr(named).endswith("cost=Seconds(flops_per_second=200000000000.0, bytes_per_second=20000000000.0))")
+    for plan in MatMul(sharding, cost=rates).gradient_plans(shapes, mesh, np.float32):
+        assert sum(plan.flops) == sum(quickest.flops)
+
+
+@pytest.mark.parametrize(("rates", "text"), [
+    ((0, 1), "flops_per_second is a rate above 0, got 0"), ((1, -2.5), "bytes_per_second is a rate above 0, got -2.5"),
+])
+def test_a_rate_that_is_none_is_refused(rates, text):
+    with pytest.raises(ValueError, match=text):
+        Seconds(*rates)
 
 
 def test_a_sum_that_is_pending_goes_through_a_product():

@@ -31,9 +31,9 @@ class Policy:
     axes: int
     """How many it needs; one policy of one axis takes all that there are."""
     layouts: Callable[[Axes, Axes], MatMulSharding]
-    formula: str
+    formula: str | None
     elements: Callable[[int, int, Extents], int] | None
-    """Received by all devices together, for X and Y devices; None: what the plan says."""
+    """Received by all devices together, for X and Y devices; both are None: what the plan says."""
 
 
 def _sharding(lhs: tuple[Axes, Axes], rhs: tuple[Axes, Axes], out: tuple[Axes, Axes]) -> MatMulSharding:
@@ -71,7 +71,7 @@ POLICIES = {
     ),
     "general": Policy(
         "m of A, n of B and of C lie over X: the cheapest way is chosen", 1,
-        lambda x, y: _sharding((x, NONE), (NONE, x), (NONE, x)), "as planned, above", None,
+        lambda x, y: _sharding((x, NONE), (NONE, x), (NONE, x)), None, None,
     ),
 }
 

@@ -49,11 +49,11 @@ def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Seq
     screen.table(("device", *names, "flops", "bytes received", "from"), shown)
 
 
-def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str) -> bool:
-    """Whether what moved is what a formula says."""
+def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None) -> bool:
+    """Whether what moved is what a formula says; None: what the plan says."""
     moved = trace.bytes_received()
-    word = "equal" if moved == predicted else "NOT equal"
-    screen.verdict(moved == predicted, f"{moved:,} bytes moved; {word} to the closed form's {predicted:,}")
-    for line in wrap(f"closed form: {formula}", WIDTH - 7, subsequent_indent="    "):
+    word, whose = "equal" if moved == predicted else "NOT equal", "plan" if formula is None else "closed form"
+    screen.verdict(moved == predicted, f"{moved:,} bytes moved; {word} to the {whose}'s {predicted:,}")
+    for line in wrap(f"closed form: {formula}", WIDTH - 7, subsequent_indent="    ") if formula else ():
         screen.line(f"       {line}")
     return moved == predicted

@@ -22,11 +22,19 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
     asked = None if arguments.mesh is None else mesh_of(arguments, "x", any_axes=True)
     layouts = []
     for name in ("source", "target"):
+        text = getattr(arguments, name)
         try:
-            layouts.append(TensorSharding.parse(getattr(arguments, name), asked))
+            layouts.append(TensorSharding.parse(text, asked))
         except ValueError as error:
-            raise WrongWords(f"{name}: {error}") from None
+            told = str(error).replace("takes the mesh to read it: parse(text, mesh)", "needs --mesh, as in --mesh x=2")
+            raise WrongWords(f"{name}: {told}") from None
     source, target = layouts
+    given = [len(layout.dims) for layout in layouts if layout.ellipsis is None]
+    if len(set(given)) > 1:
+        raise WrongWords(
+            f"source and target are layouts of one tensor; source {source.short()} is of {given[0]} "
+            f"dim{'s' * (given[0] != 1)}, target {target.short()} of {given[1]}"
+        )
     axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
     mesh = asked or Mesh(**(dict.fromkeys(sorted(axes), 2) or {"x": 2}))
     ndim = max(len(source.dims), len(target.dims), int(None not in (source.ellipsis, target.ellipsis)))
@@ -71,5 +79,5 @@ def show(arguments: argparse.Namespace) -> int:
         out.shape == target.local_shape(shape, mesh, rank) for rank, out in enumerate(run.outputs)
     )
     screen.verdict(equal, "every device holds its shard of the target" if equal else "the shards are not the target's")
-    same = verdict_of_bytes(screen, run.trace, sum(plan.bytes_received), "the plan's")
+    same = verdict_of_bytes(screen, run.trace, sum(plan.bytes_received), None)
     return 0 if equal and same else 1
