@@ -132,7 +132,11 @@ class Collectives:
         key = known = None
         plain = groups is None and split_sizes is None and not callable(op)
         if plain and (x is None or type(x) is np.ndarray):
-            looks = None if x is None else (x.dtype, x.shape)
+            looks: Any = None
+            if x is not None:
+                looks = x.dtype, x.shape
+            elif type(out) is np.ndarray:  # who gives nothing, and says so what will come
+                looks = None, out.dtype, out.shape
             key = kind, axes, looks, algorithm, dim, concat_dim, root, op, pairs, name
             try:
                 known = self._known.get(key)

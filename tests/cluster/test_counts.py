@@ -136,6 +136,23 @@ def test_a_collective_that_is_always_called_with_out_goes_the_short_way_too(clus
     assert max(cluster.run(only_with_out)) <= MOST_SMALL
 
 
+def broadcasts_of_two_sizes(device):
+    xs, outs = [np.ones(3), np.ones(500)], [np.empty(3), np.empty(500)]
+
+    def both():
+        for x, out in zip(xs, outs, strict=True):
+            device.broadcast(x if device.rank == 0 else None, out=out)
+
+    with no_sleep(device):
+        return calls_of(both, 6)[0]
+
+
+def test_who_gives_nothing_is_known_by_its_out(cluster_of):
+    cluster = cluster_of(Mesh(devices=2))
+    cluster.restart()
+    assert max(cluster.run(broadcasts_of_two_sizes)) <= 2 * MOST_SMALL
+
+
 # -- bytes moved -------------------------------------------------------------------------------------------------------
 
 
