@@ -118,7 +118,7 @@ UNEVEN = [
 ]
 
 
-@over(3, 4, 5)
+@over(3, 5)
 def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, runtimes):
     calls = [
         (collective, name, {"root": size - 1} if collective in ROOTED else {}, shape)

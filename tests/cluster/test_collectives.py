@@ -248,7 +248,9 @@ def worlds():
     for mesh in MESHES:
         for runtime in RUNTIMES:
             full = mesh.size == 3 and runtime == RUNTIMES[0]
-            yield pytest.param(mesh, *runtime, full, id=f"{mesh}-{'-'.join(runtime)}")
+            rare = runtime == RUNTIMES[3] and mesh.size != 3
+            marks = [pytest.mark.slow] * rare
+            yield pytest.param(mesh, *runtime, full, id=f"{mesh}-{'-'.join(runtime)}", marks=marks)
             if not full and (mesh.size == 3 or runtime == RUNTIMES[0]):
                 name = f"{mesh}-{'-'.join(runtime)} in full"
                 yield pytest.param(mesh, *runtime, True, id=name, marks=pytest.mark.slow)

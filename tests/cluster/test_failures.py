@@ -44,7 +44,7 @@ EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in KINDS[1:3])
 HERE = Path(__file__).name
 
 
-@pytest.fixture(params=KINDS, ids="-".join)
+@pytest.fixture(params=[*KINDS[:3], pytest.param(KINDS[3], marks=pytest.mark.slow)], ids="-".join)
 def cluster(request, cluster_of):
     return marked(cluster_of(Mesh(devices=3), *request.param))
 

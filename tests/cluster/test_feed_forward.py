@@ -33,8 +33,8 @@ LAYOUTS = {
 ONE_AXIS = ("unsharded", "megatron", "sequence")
 MESHES = [Mesh(x=1, y=1), Mesh(x=2), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=4), Mesh(x=3, y=2)]
 CASES = [
-    pytest.param(mesh, name, id=f"{mesh!r}-{name}")
-    for mesh in MESHES for name in (LAYOUTS if len(mesh.axes) == 2 else ONE_AXIS)
+    pytest.param(mesh, name, id=f"{mesh!r}-{name}", marks=[pytest.mark.slow] * (mesh.size == 8 and i % 2))
+    for mesh in MESHES for i, name in enumerate(LAYOUTS if len(mesh.axes) == 2 else ONE_AXIS)
 ]
 GELU = np.sqrt(2 / np.pi), 0.044715
 

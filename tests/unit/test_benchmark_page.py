@@ -45,6 +45,7 @@ def run(*words: object) -> int:
     return serve(command.PROGRAM, command.main, ["page", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_the_page_gets_tables_and_curves_between_its_marker_lines(figures, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     written = tmp_path / "performance.md"

@@ -123,9 +123,9 @@ def test_a_plan_prints_what_moves():
     assert str(EMBEDDING.plan([(4, 6), (9, 5)], MESH)) == """\
 y[..., m] = table[tokens[...], m], tokens (4, 6), table (9, 5) on Mesh(x=2, y=3)
   forward: out [x, None, None] partial=y -> [x, None, None]
-    all_reduce  over y  [x, None, None] partial=y -> [x, None, None]  2x6x5 -> 2x6x5  3840 bytes
+    all_reduce  over y  sum  2x6x5 -> 2x6x5  3840 bytes
   backward: table_grad [y, None] partial=x -> [y, None]
-    all_reduce  over x  [y, None] partial=x -> [y, None]  3x5 -> 3x5  720 bytes
+    all_reduce  over x  sum  3x5 -> 3x5  720 bytes
 3840 bytes forward, 720 backward"""
     assert str(LayerNorm(T("x", None)).plan([(4, 6), (6,), (6,)], Mesh(x=1))).splitlines()[1:] == [
         "  forward: nothing moves", "  backward: nothing moves", "0 bytes forward, 0 backward",
