@@ -27,7 +27,10 @@ LINE = 64
 """Bytes of a cache line: words that different devices write lie this far apart."""
 
 CACHED_BYTES_LIMIT = 256 << 20
-"""A freed block goes back to the system once its heap caches more than this."""
+"""What a heap keeps of freed blocks; beyond that, those that were freed longest ago go back to the system."""
+
+LARGE_BYTES = 1 << 20
+"""Only blocks of this size or more count and go back."""
 
 
 class Arena:
@@ -106,7 +109,9 @@ class Heap:
         self._freed: deque[int] = deque()
         self._lent: dict[int, deque[Loan]] = {}
         self._leases: set[_Lease] = set()
-        self._cached = 0
+        self._kept: dict[int, int] = {}
+        """Large free blocks that still have their memory, the one freed longest ago first: offset and size."""
+        self._kept_nbytes = 0
 
     def allocate(self, nbytes: int) -> int:
         """The offset of a block of at least ``nbytes``, a multiple of 64 (of 4096 for large ones)."""
@@ -119,7 +124,7 @@ class Heap:
             free = self._free.get(size)
         if free:
             offset = free.pop()
-            self._cached -= size
+            self._kept_nbytes -= self._kept.pop(offset, 0)
         else:
             align = PAGE if size >= PAGE else LINE
             offset = -(-self._next // align) * align
@@ -184,9 +189,14 @@ class Heap:
 
     def _put_back(self, offset: int, size: int) -> None:
         self._free.setdefault(size, []).append(offset)
-        self._cached += size
-        if self._cached > CACHED_BYTES_LIMIT and size >= 1 << 20:
-            self.arena.clear(offset, size)
+        if size >= LARGE_BYTES:
+            self._kept[offset] = size
+            self._kept_nbytes += size
+            while self._kept_nbytes > CACHED_BYTES_LIMIT:
+                oldest = next(iter(self._kept))
+                nbytes = self._kept.pop(oldest)
+                self._kept_nbytes -= nbytes
+                self.arena.clear(oldest, nbytes)
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]

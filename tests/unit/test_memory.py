@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcluster.control import Layout
-from vcluster.memory import CACHED_BYTES_LIMIT, LINE, PAGE, Arena, Heap
+from vcluster.memory import CACHED_BYTES_LIMIT, LARGE_BYTES, LINE, PAGE, Arena, Heap
 from vcluster.payload import HEADER_BYTES, decode, encode, encode_message
 
 REGION = 1 << 32
@@ -64,6 +64,20 @@ def test_what_is_cached_beyond_the_limit_goes_back_to_the_system(heap):
     del large
     again = heap.empty((CACHED_BYTES_LIMIT + (1 << 20),), np.dtype(np.uint8))
     assert not again.any()  # fresh pages: the old ones were given back
+
+
+def test_what_was_freed_longest_ago_goes_back_first(heap):
+    def use(size):
+        block = heap.empty((size,), np.dtype(np.uint8))
+        before = int(block[-1])
+        block[-1] = 7
+        return before
+
+    often = 2 * LARGE_BYTES
+    assert use(often) == 0
+    for size in (CACHED_BYTES_LIMIT // 4, CACHED_BYTES_LIMIT // 4 * 3) * 2:
+        assert use(size) == 0  # the other one was freed since, and both are too much
+        assert use(often) == 7
 
 
 def test_where_an_array_lies(heap):
