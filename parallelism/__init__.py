@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from parallelism.explanation import Explanation, explain
     from parallelism.mesh import Mesh, MeshIndex
     from parallelism.operation import Device, Operation, PipelinedOperation, ShardedOperation
-    from parallelism.pipelining import Action, Pipeline, PipelineStage, Schedule, Status
+    from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
     from parallelism.process_groups import replica_groups
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
     from parallelism.sharding import DimSharding, TensorSharding
@@ -20,7 +20,7 @@ _MODULES = {
     "explanation": ("Explanation", "explain"),
     "mesh": ("Mesh", "MeshIndex"),
     "operation": ("Device", "Operation", "PipelinedOperation", "ShardedOperation"),
-    "pipelining": ("Action", "Pipeline", "PipelineStage", "Schedule", "Status"),
+    "pipelining": ("Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"),
     "process_groups": ("replica_groups",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
     "sharding": ("DimSharding", "TensorSharding"),
@@ -29,7 +29,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Pipeline",
+    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Overlapped", "Pipeline",
     "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status",
     "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
 ]

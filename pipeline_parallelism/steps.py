@@ -123,7 +123,8 @@ class _Step(PipelinedOperation):
             )
             for stage, layers in resident.layers.items()
         }
-        actions = [action for action in self.pipeline.actions(position) if training or action.kind == "F"]
+        works = self.pipeline.schedule.works[position]
+        actions = [action for action in works if training or action.kind == "F"]
         run_actions(device, self.pipeline, axis, stages, actions)
         return stages
 
