@@ -29,9 +29,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Overlapped", "Pipeline",
-    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status",
-    "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
+    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Overlapped",
+    "Pipeline", "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule",
+    "ShardedOperation", "Status", "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
 ]
 
 

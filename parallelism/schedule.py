@@ -19,6 +19,8 @@ from parallelism import schedule_csv, schedule_validation, staircase
 from parallelism.actions import KINDS, MESSAGES, Action, Step, Written, as_step
 from parallelism.schedule_timeline import SLOTS, UNIT_COSTS, Costs, ScheduleTimeline, timeline
 
+WEIGHTS = ("one", "stashed", "double_buffered")
+
 
 @dataclass(frozen=True, init=False)
 class Schedule:
@@ -32,9 +34,11 @@ class Schedule:
     rank 0  F0 F1 .  B0 .  B1
     rank 1  .  F0 B0 F1 B1 .
 
-    Actions may be given as text.  Without ``training`` there are forwards only; without ``flush`` the weights change
-    after every microbatch.  Frozen and hashable.  ``ValueError`` for an action that is none and for sizes that do not
-    fit each other; whether the order can be run is asked of `validate`.
+    Actions may be given as text.  Without ``training`` there are forwards only.  ``weights`` says which the work is
+    done with: ``"one"`` version, changed at the flush; ``"stashed"`` ones, changed after every microbatch, whose
+    backward has those that its forward had; ``"double_buffered"``, changed at the flush and used a step later.  Frozen
+    and hashable.  ``ValueError`` for an action that is none and for sizes that do not fit each other; whether the
+    order can be run is asked of `validate`.
     """
 
     name: str
@@ -43,22 +47,24 @@ class Schedule:
     microbatches: int
     chunks: int = 1
     training: bool = True
-    flush: bool = True
+    weights: str = "one"
 
     def __init__(
         self, name: str, actions: Iterable[Iterable[Written]], stages: int, microbatches: int, chunks: int = 1, *,
-        training: bool = True, flush: bool = True,
+        training: bool = True, weights: str = "one",
     ) -> None:
         rows = tuple(tuple(map(as_step, row)) for row in actions)
+        if weights not in WEIGHTS:
+            raise ValueError(f"weights of a schedule are {', '.join(map(repr, WEIGHTS))}; got {weights!r}")
         sizes = counts(stages=stages, microbatches=microbatches, chunks=chunks)
-        for key, value in {"name": name, "actions": rows, **sizes, "training": training, "flush": flush}.items():
+        for key, value in {"name": name, "actions": rows, **sizes, "training": training, "weights": weights}.items():
             object.__setattr__(self, key, value)
         if len(rows) * chunks != stages:
             raise ValueError(f"schedule {name!r} has {len(rows)} ranks of {chunks} stages; that is not {stages} stages")
 
     @classmethod
     def from_actions(
-        cls, name: str, actions: Iterable[Iterable[Written]], *, training: bool = True, flush: bool = True
+        cls, name: str, actions: Iterable[Iterable[Written]], *, training: bool = True, weights: str = "one"
     ) -> Schedule:
         """With as many stages and microbatches as the actions speak of.  ``ValueError`` if ranks cannot share them."""
         rows = [[as_step(given) for given in row] for row in actions]
@@ -66,7 +72,7 @@ class Schedule:
         stages, microbatches = (len({work[i] for work in works}) for i in (0, 2))
         if not rows or stages % len(rows):
             raise ValueError(f"schedule {name!r} has {stages} stages, which {len(rows)} ranks cannot hold equally")
-        return cls(name, rows, stages, microbatches, stages // len(rows), training=training, flush=flush)
+        return cls(name, rows, stages, microbatches, stages // len(rows), training=training, weights=weights)
 
     @property
     def ranks(self) -> int:
@@ -120,7 +126,7 @@ class Schedule:
                     if kind != "W" and 0 <= after < self.stages and self.placement[after] != rank:
                         rows[-1].append(Action(stage, "SEND_F" if kind == "F" else "SEND_B", k))
         return Schedule(
-            self.name, rows, self.stages, self.microbatches, self.chunks, training=self.training, flush=self.flush)
+            self.name, rows, self.stages, self.microbatches, self.chunks, training=self.training, weights=self.weights)
 
     def validate(self) -> None:
         """Raises ``ValueError`` unless every microbatch goes once forward and once backward through every stage.
@@ -174,12 +180,12 @@ class Schedule:
         return schedule_csv.write(self)
 
     @classmethod
-    def from_csv(cls, text: str, name: str = "csv", *, training: bool = True, flush: bool = True) -> Schedule:
+    def from_csv(cls, text: str, name: str = "csv", *, training: bool = True, weights: str = "one") -> Schedule:
         """The schedule written by `to_csv` or by torch; an empty cell is an idle slot and is passed over.
 
         Stages and microbatches are as many as there are different ones.  ``ValueError`` names line and cell.
         """
-        return cls.from_actions(name, schedule_csv.read(text, name), training=training, flush=flush)
+        return cls.from_actions(name, schedule_csv.read(text, name), training=training, weights=weights)
 
     def to_svg(self, costs: Costs = UNIT_COSTS) -> str:
         """A picture for a page, to the scale of ``costs``."""

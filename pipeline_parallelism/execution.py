@@ -6,15 +6,16 @@ its actions and where its stages lie, so any valid order runs, several stages on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.actions import MESSAGES, Action
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Work
-from parallelism.pipelining import Action, Pipeline
+from parallelism.pipelining import Pipeline
 
 Array = npt.NDArray[Any]
 
@@ -22,69 +23,145 @@ Array = npt.NDArray[Any]
 class Stage(Protocol):
     """The arithmetic of one stage; what a forward keeps for its backward, the stage keeps by microbatch."""
 
+    @property
+    def dropped(self) -> Collection[int]:
+        """What is to be computed again before a backward; empty if nothing is."""
+
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The output; ``x`` is that of the stage before, None on the first stage, which has the data."""
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The gradient of the input, None on the first stage; ``grad`` is None on the last, which has the loss."""
 
+    def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
+        """The first half of `backward`: the gradient of the input."""
+
+    def backward_weights(self, microbatch: int) -> None:
+        """The second half: the gradients of the weights."""
+
+    def recompute(self, microbatch: int) -> None:
+        """Computes again what was dropped after the forward."""
+
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
-        """Flops, and bytes of memory traffic, of an action of this kind."""
+        """Flops, and bytes of memory traffic, of an action of this kind; ``R`` is for `recompute`."""
 
     def held(self, microbatch: int) -> int:
         """Bytes kept at the moment for the backward of this microbatch."""
 
 
 def run_actions(
-    device: Device, pipeline: Pipeline, axis: str | None, stages: Mapping[int, Stage], actions: Iterable[Action]
+    device: Device, pipeline: Pipeline, axis: str | None, stages: Mapping[int, Stage], actions: Iterable[Action],
+    done: Callable[[int, int], None] | None = None,
 ) -> None:
     """Runs ``actions``, in their order, on the ``stages`` that lie on this device.
 
     ``axis`` is the mesh axis of the pipeline (None: there is none, and the pipeline has one rank).
+    ``done(stage, microbatch)`` is called when a microbatch has had the last of its backward on a stage.
 
-    **Communication**: a message for each action, but those whose result stays on the device or is wanted by
-    nobody: the output of a forward, to the next stage, and the gradient of a backward, to the stage before.
-    Each has a tag of its own, so no order of the actions can mix them up, and none of them waits for room.
+    **Communication**: a message for each forward and each B or I, but those whose result stays on the device or is
+    wanted by nobody: the output of a forward, to the next stage, and the gradient of a backward, to the stage before.
+    Each has a tag of its own, so no order of the actions can mix them up, and none of them waits for room.  A message
+    is sent as soon as it is made and received when it is used; where the schedule lists its messages, it is sent at
+    its ``SEND``, and its receive posted at its ``RECV``.
     """
-    placement = pipeline.schedule.placement
-    here = device.position(axis) if axis is not None else 0
-    kept: dict[Action, Array] = {}  # made here, wanted here
-    sent: list[Work] = []
-
-    def give(x: Array, user: Action) -> None:
-        if placement[user.stage] == here:
-            kept[user] = x
-        else:
-            sent.append(device.isend(x, placement[user.stage], tag=_tag(pipeline, user), axes=axis))
-
-    def take(user: Action, maker: int) -> Array:
-        if placement[maker] == here:
-            return kept.pop(user)
-        received: Array = device.recv(placement[maker], tag=_tag(pipeline, user), axes=axis)
-        return received
-
-    last = pipeline.stages - 1
+    mail = _Mail(device, pipeline, axis)
     for action in actions:
         number, kind, k = action
+        if kind in MESSAGES:
+            mail.handle(action)
+            continue
         stage = stages[number]
-        neighbour = number - 1 if kind == "F" else number + 1
-        x = take(action, neighbour) if 0 <= neighbour <= last else None
+        x = mail.take(action)
         before = stage.held(k)
+        if kind in ("B", "I") and stage.dropped:
+            flops, nbytes = stage.cost("R", k)
+            with device.compute(f"recompute {number}F{k}", flops=flops, nbytes=nbytes, stage=number, microbatch=k):
+                stage.recompute(k)
+            device.hold("activations", stage.held(k) - before)
+            before = stage.held(k)
         flops, nbytes = stage.cost(kind, k)
-        with device.compute(str(action), flops=flops, nbytes=nbytes, stage=number, microbatch=k, phase=kind):
-            y = stage.forward(k, x) if kind == "F" else stage.backward(k, x)
+        y: Array | None = None
+        with device.compute(str(action), flops=flops, nbytes=nbytes, phase=kind, stage=number, microbatch=k):
+            if kind == "F":
+                y = stage.forward(k, x)
+            elif kind == "B":
+                y = stage.backward(k, x)
+            elif kind == "I":
+                y = stage.backward_input(k, x)
+            else:
+                stage.backward_weights(k)
         device.hold("activations", stage.held(k) - before)
-        if kind == "F" and number < last and y is not None:
-            give(y, Action(number + 1, "F", k))
-        if kind == "B" and y is not None:
-            give(y, Action(number - 1, "B", k))
-    for work in sent:
-        work.wait()
+        if y is not None:
+            mail.give(action, y)
+        if done is not None and kind in ("B", "W"):
+            done(number, k)
+    mail.close()
 
 
-def _tag(pipeline: Pipeline, user: Action) -> int:
-    """A number for each message of a run, by the action that takes it."""
-    return 2 * (user.stage * pipeline.microbatches + user.microbatch) + (user.kind != "F")
+class _Mail:
+    """What the actions of a device make and want: kept where both are on it, sent and received where not."""
+
+    def __init__(self, device: Device, pipeline: Pipeline, axis: str | None) -> None:
+        self.device, self.pipeline, self.axis = device, pipeline, axis
+        self.placement = pipeline.schedule.placement
+        self.here = device.position(axis) if axis is not None else 0
+        self.kept: dict[Action, Array] = {}     # by who wants it
+        self.sent: list[Work] = []
+        self.posted: dict[Action, Work] = {}
+
+    def take(self, action: Action) -> Array | None:
+        """The input of an action; None if it has none from another stage."""
+        number, kind, k = action
+        maker = number - 1 if kind == "F" else number + 1
+        if kind == "W" or not 0 <= maker < self.pipeline.stages:
+            return None
+        user = _user(number, kind, k)
+        if self.placement[maker] == self.here:
+            return self.kept.pop(user)
+        if user in self.posted:
+            received: Array = self.posted.pop(user).wait()
+        else:
+            received = self.device.recv(self.placement[maker], tag=self.tag(user), axes=self.axis)
+        return received
+
+    def give(self, action: Action, y: Array) -> None:
+        """Keeps the result of an action for the one that wants it, or sends it there."""
+        number, kind, k = action
+        user = _user(number + 1 if kind == "F" else number - 1, kind, k)
+        if not 0 <= user.stage < self.pipeline.stages:
+            return
+        if self.placement[user.stage] == self.here or self.pipeline.schedule.lists_messages:
+            self.kept[user] = y
+        else:
+            self.send(user, y)
+
+    def handle(self, message: Action) -> None:
+        """Sends what is kept for it, or posts a receive."""
+        number, kind, k = message
+        forward = kind[-1] == "F"
+        if kind[0] == "S":
+            user = _user(number + 1 if forward else number - 1, kind[-1], k)
+            self.send(user, self.kept.pop(user))
+        else:
+            maker = number - 1 if forward else number + 1
+            user = _user(number, kind[-1], k)
+            self.posted[user] = self.device.irecv(self.placement[maker], tag=self.tag(user), axes=self.axis)
+
+    def send(self, user: Action, y: Array) -> None:
+        self.sent.append(self.device.isend(y, self.placement[user.stage], tag=self.tag(user), axes=self.axis))
+
+    def close(self) -> None:
+        for work in self.sent:
+            work.wait()
+
+    def tag(self, user: Action) -> int:
+        """A number for each message of a run, by the action that takes it."""
+        return 2 * (user.stage * self.pipeline.microbatches + user.microbatch) + (user.kind != "F")
+
+
+def _user(stage: int, kind: str, microbatch: int) -> Action:
+    """The action that takes a result; whether the other stage splits its backward does not matter."""
+    return Action(stage, "F" if kind == "F" else "B", microbatch)
 
 
 def pipeline_axes(pipeline: Pipeline, mesh: Mesh) -> tuple[str | None, str | None]:

@@ -20,16 +20,10 @@ from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, 
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.execution import split_rows
+from pipeline_parallelism.gradients import update_layers
 from pipeline_parallelism.stage import Array, Layer, add_layers, layers_backward, layers_forward
-from pipeline_parallelism.steps import (
-    CheckpointStep,
-    PredictStep,
-    ResetStep,
-    RestoreStep,
-    Training,
-    TrainStep,
-    update_layers,
-)
+from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
+from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)
 
@@ -64,9 +58,6 @@ class MLP:
             raise ValueError(
                 f"{self.pipeline.stages} stages need a layer each; layer_sizes={sizes} makes {len(sizes) - 1} layers"
             )
-        split = next((a for row in self.pipeline.schedule.actions for a in row if a.kind not in "FB"), None)
-        if split is not None:
-            raise ValueError(f"the MLP runs forwards F and whole backwards B; the schedule has {split}")
         _known("activation", self.activation, ACTIVATIONS)
         _known("loss", self.loss, LOSSES)
         if np.dtype(self.dtype).kind != "f":
@@ -114,14 +105,17 @@ class MLP:
     # ------------------------------------------------------------------------------------- on a cluster
 
     def train_step(
-        self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients")
+        self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients"),
+        recompute: Recompute = "none",
     ) -> TrainStep:
         """One step of training, to be run as ``cluster.run(step, x, targets)``; its result is a `Training`.
 
         ``x`` has shape ``(rows, layer_sizes[0])``; ``targets`` ``(rows, layer_sizes[-1])``, or ``(rows,)``
         classes.  The loss always comes back to the host; ``returns`` says what else does.
+        ``recompute="full"`` keeps of a forward the input of its stage alone and computes the rest again before the
+        backward, with the same bits; a list of layers does so for these.
         """
-        return TrainStep(self, optimizer, returns)
+        return TrainStep(self, optimizer, returns, recompute)
 
     def predict_step(self) -> PredictStep:
         """The outputs of the last layer with the parameters that are in the devices: ``cluster.run(step, x)``."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 import re
 
 from parallelism.schedules.interleaved import interleaved_1f1b, looped_bfs
-from parallelism.schedules.one_stage import gpipe, inference, one_forward_one_backward, pipedream
+from parallelism.schedules.one_stage import gpipe, inference, one_forward_one_backward, pipedream, pipedream_2bw
 from parallelism.schedules.step import Generator, Step
 from parallelism.schedules.v_shaped import dual_pipe_v, zero_bubble_v
 from parallelism.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 
-__all__ = ["ALIASES", "CHUNKED", "FORWARD_ONLY", "SCHEDULES", "UNFLUSHED", "V_SHAPED", "Generator", "Step", "spelt"]
+__all__ = ["ALIASES", "CHUNKED", "FORWARD_ONLY", "SCHEDULES", "V_SHAPED", "WEIGHTS", "Generator", "Step", "spelt"]
 
 SCHEDULES: dict[str, Generator] = {
     "gpipe": gpipe,
@@ -33,6 +33,7 @@ SCHEDULES: dict[str, Generator] = {
     "zero_bubble_v": zero_bubble_v,
     "dual_pipe_v": dual_pipe_v,
     "pipedream": pipedream,
+    "pipedream_2bw": pipedream_2bw,
     "inference": inference,
 }
 """The schedules that have a name, by that name."""
@@ -46,8 +47,8 @@ V_SHAPED = frozenset({"zero_bubble_v", "dual_pipe_v"})
 FORWARD_ONLY = frozenset({"inference"})
 """There is no backward, and nothing is kept for one."""
 
-UNFLUSHED = frozenset({"pipedream"})
-"""The weights change after every microbatch; its backward has the weights that its forward had."""
+WEIGHTS: dict[str, str] = {"pipedream": "stashed", "pipedream_2bw": "double_buffered"}
+"""Which weights the work is done with, where it is not one version; see `parallelism.schedule.Schedule`."""
 
 
 def spelt(name: str) -> str:

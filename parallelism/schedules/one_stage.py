@@ -71,6 +71,25 @@ def pipedream(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     yield from one_forward_one_backward(rank, stages, microbatches)
 
 
+def pipedream_2bw(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
+    """The order of 1F1B with two versions of the weights: a step works with those before the last update.
+
+    >>> print(Pipeline(4, 4, "pipedream_2bw"))
+    pipedream_2bw: 4 stages on 4 ranks, 4 microbatches; 14 cycles, 43% idle
+    cycle   0  1  2  3  4  5  6  7  8  9  10 11 12 13
+    rank 0  F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3
+    rank 1  .  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3 .
+    rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
+    rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
+
+    ``W(t + 1) = W(t) - lr * gradient(W(t - 1))``, where gradient descent has ``W(t)``; the first step uses ``W(0)``.
+    The delay is one step for every stage, so a step need not wait for the flush of the one before, and two versions
+    are enough however long the pipeline.  Here every step fills and drains the pipeline all the same.
+    Narayanan et al., *Memory-Efficient Pipeline-Parallel DNN Training*, 2021, section 3.1, arXiv:2006.09503.
+    """
+    yield from one_forward_one_backward(rank, stages, microbatches)
+
+
 def inference(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     """The forwards alone; nothing is kept for a backward.
 

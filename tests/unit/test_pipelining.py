@@ -51,7 +51,7 @@ def test_text_that_is_no_overlapped_pair_is_named(text):
 @given(named, st.booleans())
 def test_csv_goes_there_and_back(pipeline, messages):
     schedule = pipeline.schedule.with_messages() if messages else pipeline.schedule
-    options = {"training": schedule.training, "flush": schedule.flush}
+    options = {"training": schedule.training, "weights": schedule.weights}
     assert Schedule.from_csv(schedule.to_csv(), schedule.name, **options) == schedule
 
 

@@ -18,7 +18,7 @@ DATA = Path(__file__).parent / "data"
 PUBLISHED = json.loads((DATA / "pipeline_schedules.json").read_text())["schedules"]
 RATES = json.loads((DATA / "zero_bubble_costs.json").read_text())["rows"]
 LENGTHS = {"F": 1, "B": 2}
-ONE_STAGE = ["gpipe", "1f1b", "pipedream"]
+ONE_STAGE = ["gpipe", "1f1b", "pipedream", "pipedream_2bw"]
 
 stages = st.integers(1, 9)
 microbatches = st.integers(1, 14)
