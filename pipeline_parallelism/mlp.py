@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,8 @@ import numpy.typing as npt
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.checkpoint import Checkpoint
-from pipeline_parallelism.execution import split_rows
-from pipeline_parallelism.gradients import update_layers
-from pipeline_parallelism.stage import Array, Layer, add_layers, layers_backward, layers_forward
+from pipeline_parallelism.reference import reference_step
+from pipeline_parallelism.stage import Array, Layer, layers_forward
 from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
 from pipeline_parallelism.training import Recompute, Training, TrainStep
 
@@ -155,26 +153,10 @@ class MLP:
     ) -> Training:
         """The same step in this process, without a pipeline; ``previous`` is the step, or checkpoint, to go on from.
 
-        ``microbatches`` and ``replicas`` only set the order of the sums.
+        ``microbatches`` and ``replicas`` only set the order of the sums; but where the pipeline's schedule stashes
+        weights there is an update for each of its own microbatches, as there.
         """
-        x, targets = self.check_batch(x, targets)
-        parameters = self.initial_parameters() if previous is None else previous.parameters
-        if parameters is None:
-            raise ValueError("previous must have the parameters to go on from; that step did not return them")
-        activations = self.activations_of(range(len(parameters)))
-
-        def backpropagated(inputs: Array, expected: Array) -> tuple[float, list[Layer]]:
-            y, saved = layers_forward(parameters, activations, inputs)
-            loss, grad = self.loss_function(y, expected, len(x))
-            return loss, layers_backward(parameters, activations, saved, grad, first=True)[1]
-
-        loss, gradients = _total(
-            _total(backpropagated(*part) for part in _split_both(*replica, microbatches))
-            for replica in _split_both(x, targets, replicas)
-        )
-        state = None if previous is None else previous.optimizer_state
-        updated, state = update_layers(optimizer, parameters, gradients, state)
-        return Training(loss, updated, gradients, state, 1 if previous is None else previous.step + 1)
+        return reference_step(self, *self.check_batch(x, targets), optimizer, previous, microbatches, replicas)
 
     # ------------------------------------------------------------------------------------------- the data
 
@@ -211,16 +193,6 @@ class MLP:
             row, column = map(int, wrong[0])
             raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
         return array
-
-
-def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, Array]]:
-    return zip(split_rows(x, parts), split_rows(targets, parts), strict=True)
-
-
-def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:
-    """Losses and gradients added up, in this order."""
-    losses, gradients = zip(*parts, strict=True)
-    return sum(losses), reduce(add_layers, gradients)
 
 
 def _known(subject: str, name: str, names: Iterable[str]) -> None:

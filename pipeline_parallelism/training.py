@@ -39,6 +39,8 @@ class Training:
     gradients: list[Layer] | None
     optimizer_state: Any = None
     step: int = 0
+    delayed: list[Layer] | None = None
+    """After a step in one process whose schedule double-buffers: the parameters before it, to work with in the next."""
 
 
 class TrainStep(Step):

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.schedules import CHUNKED, SCHEDULES, V_SHAPED
-from pipeline_parallelism import MLP, SGD, Adam
+from pipeline_parallelism import MLP, SGD, Adam, Training
 from vcluster.cluster import VirtualCluster
 
 SIZES = (5, 7, 6, 4, 8, 9, 3)  # six layers
@@ -155,13 +155,13 @@ def test_messages_that_a_schedule_lists_are_sent_where_it_says(cluster_of):
     assert_same(run.result.gradients, mlp.reference_step(x, targets, microbatches=3).gradients, rtol=0)
     for rank, row in enumerate(listed.works):
         told = [e.kind if e.kind == "send" else e.name for e in run.trace if e.rank == rank
-                and (e.kind == "send" or e.kind == "compute" and e.phase)]
+                and (e.kind == "send" or (e.kind == "compute" and e.phase))]
         assert told == ["send" if w.kind[0] == "S" else str(w) for w in row if w.kind[0] != "R"]
 
 
 def test_an_order_of_forwards_alone_predicts_and_does_not_train(cluster_of):
     mlp = mlp_of("inference", 3, 4, 1)
-    x, targets = batch()
+    x, _ = batch()
     run = cluster_of(Mesh(pp=3)).run(mlp.predict_step(), x)
     assert_allclose(run.result, mlp.forward(mlp.initial_parameters(), x), rtol=1e-12)
     with pytest.raises(ValueError, match="schedule 'inference' has forwards only, and cannot train"):
@@ -242,3 +242,70 @@ def test_buckets_split_a_stage_s_gradients(cluster_of, monkeypatch):
     assert run.trace.count("all_reduce") > 2
     reference = mlp.reference_step(x, targets, SGD(0.1), microbatches=2, replicas=2)
     assert_same(run.result.gradients, reference.gradients, rtol=0)
+
+
+# -- weights that change under way -------------------------------------------------------------------------------------
+
+
+def test_pipedream_uses_the_weights_of_the_papers_by_hand(cluster_of):
+    # Two stages of one weight each, three microbatches of a row; stage 0 is one update behind, stage 1 none.
+    mlp = MLP(layer_sizes=(1, 1, 1), pipeline=Pipeline(2, 3, "pipedream"), activation="identity")
+    x, targets, lr = np.array([[1.0], [2.0], [-1.0]]), np.array([[0.5], [1.0], [3.0]]), 0.1
+    ((w0, b0), (w1, b1)) = (tuple(array.item() for array in layer) for layer in mlp.initial_parameters())
+    first, second, losses = [(w0, b0)], [(w1, b1)], []
+    for k in range(3):
+        (w0, b0), (w1, b1) = first[max(0, k - 1)], second[k]
+        a = w0 * x[k, 0] + b0
+        error = w1 * a + b1 - targets[k, 0]
+        losses.append(error**2)
+        first.append((first[k][0] - lr * 2 * error * w1 * x[k, 0], first[k][1] - lr * 2 * error * w1))
+        second.append((second[k][0] - lr * 2 * error * a, second[k][1] - lr * 2 * error))
+    run = cluster_of(Mesh(pp=2)).run(mlp.train_step(SGD(lr)), x, targets)
+    got = [(w.item(), b.item()) for w, b in run.result.parameters]
+    assert_allclose(got, [first[-1], second[-1]], rtol=1e-13)
+    assert_allclose(run.result.loss, np.mean(losses), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("mesh", "stages"), [(Mesh(pp=4), 4), (Mesh(dp=2, pp=3), 3), (Mesh(pp=1), 1)])
+def test_stashed_weights_make_the_steps_of_one_process_that_keeps_every_version(cluster_of, mesh, stages):
+    mlp, reference = mlp_of("pipedream", stages, 10, 1), None
+    cluster, replicas = cluster_of(mesh, "process" if stages == 3 else "thread"), mesh.shape.get("dp", 1)
+    for step in range(2):
+        x, targets = batch(seed=step)
+        run = cluster.run(mlp.train_step(Adam(0.01)), x, targets)
+        reference = mlp.reference_step(x, targets, Adam(0.01), previous=reference, replicas=replicas)
+        assert_allclose(run.result.loss, reference.loss, rtol=1e-15)
+        assert_same(run.result.parameters, reference.parameters, rtol=0)
+        assert_same(run.result.gradients, reference.gradients, rtol=0)
+    # A stage keeps a version for each microbatch under way beside its own, and none at the end.
+    for rank in range(stages):
+        stashed = run.trace.filter(name="stashed weights")
+        nbytes = 8 * sum((SIZES[i] + 1) * SIZES[i + 1] for i in mlp.layers_of(rank))
+        assert stashed.peak_bytes(mesh.rank(pp=rank, **({"dp": 0} if replicas > 1 else {}))) == nbytes * max(
+            0, stages - rank - 1)
+
+
+def test_microbatches_without_rows_change_no_weights(cluster_of):
+    mlp, (x, targets) = mlp_of("pipedream", 2, 5, 1), batch(rows=3)
+    run = cluster_of(Mesh(pp=2)).run(mlp.train_step(SGD(0.1, momentum=0.9)), x, targets)
+    short = mlp_of("pipedream", 2, 3, 1).reference_step(x, targets, SGD(0.1, momentum=0.9))
+    assert_same(run.result.parameters, short.parameters, rtol=1e-15)
+
+
+def test_double_buffered_weights_are_a_step_late(cluster_of):
+    mlp, lr = mlp_of("pipedream_2bw", 3, 4, 1), 0.1
+    plain = mlp_of("1f1b", 3, 4, 1)
+    cluster, reference = cluster_of(Mesh(pp=3)), None
+    versions = [mlp.initial_parameters()] * 2
+    for step in range(4):
+        x, targets = batch(seed=step)
+        run = cluster.run(mlp.train_step(SGD(lr)), x, targets)
+        reference = mlp.reference_step(x, targets, SGD(lr), previous=reference, microbatches=4)
+        assert_same(run.result.parameters, reference.parameters, rtol=0)
+        # W(t + 1) = W(t) - lr * gradient(W(t - 1))
+        late = plain.reference_step(x, targets, SGD(lr), previous=Training(0, versions[-2], None), microbatches=4)
+        assert run.result.loss == late.loss
+        moved = [tuple(a - lr * g for a, g in zip(*pair, strict=True))
+                 for pair in zip(versions[-1], late.gradients, strict=True)]
+        assert_same(run.result.parameters, moved, rtol=0)
+        versions.append(moved)
