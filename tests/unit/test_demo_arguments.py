@@ -76,6 +76,13 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --pp 5", "--pp 5: the perceptron has 4 layers, so at most 4 stages"),
         ("mlp --pp 5", "for more of them: --hidden 96,96,96,96"),
         ("mlp --pp 4 --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
+        ("mlp --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
+        ("mlp --pp 2 --schedule zbv --chunks 3", "--chunks 3: zero_bubble_v puts 2 stages on each device"),
+        ("mlp --pp 2 --chunks 2", "--chunks 2: 1f1b puts one stage on each device"),
+        (
+            "mlp --pp 2 --schedule looped_bfs --hidden 9,8",
+            "--pp 2 with 2 stages on each: the perceptron has 3 layers",
+        ),
         ("mlp --schedul gpipe", "there is no option --schedul; did you mean --schedule?"),
         ("mlp --micro 4", "there is no option --micro"),
         ("mlp --microbatches 0", "--microbatches: needs a whole number of at least 1, got 0"),
