@@ -14,7 +14,7 @@ from functools import cached_property
 from parallelism.actions import Action, Overlapped, Step, Written
 from parallelism.schedule import Schedule, counts
 from parallelism.schedule_timeline import SLOTS
-from parallelism.schedules import ALIASES, CHUNKED, FORWARD_ONLY, SCHEDULES, V_SHAPED, WEIGHTS, spelt
+from parallelism.schedules import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED, WEIGHTS, spelt
 
 __all__ = ["Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"]
 
@@ -159,4 +159,5 @@ def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Sc
     more = () if chunks == 1 else (chunks,)
     rows = [SCHEDULES[name](rank, stages // chunks, microbatches, *more) for rank in range(stages // chunks)]
     return Schedule(
-        name, rows, stages, microbatches, chunks, training=name not in FORWARD_ONLY, weights=WEIGHTS.get(name, "one"))
+        name, rows, stages, microbatches, chunks, training=name not in FORWARD_ONLY,
+        weights=WEIGHTS.get(name, "one"), local=name in LOCAL)

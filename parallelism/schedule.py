@@ -36,9 +36,10 @@ class Schedule:
 
     Actions may be given as text.  Without ``training`` there are forwards only.  ``weights`` says which the work is
     done with: ``"one"`` version, changed at the flush; ``"stashed"`` ones, changed after every microbatch, whose
-    backward has those that its forward had; ``"double_buffered"``, changed at the flush and used a step later.  Frozen
-    and hashable.  ``ValueError`` for an action that is none and for sizes that do not fit each other; whether the
-    order can be run is asked of `validate`.
+    backward has those that its forward had; ``"double_buffered"``, changed at the flush and used a step later.  With
+    ``local`` every stage has a loss of its own, and no backward waits for another stage's.  Frozen and hashable.
+    ``ValueError`` for an action that is none and for sizes that do not fit each other; whether the order can be run
+    is asked of `validate`.
     """
 
     name: str
@@ -48,23 +49,26 @@ class Schedule:
     chunks: int = 1
     training: bool = True
     weights: str = "one"
+    local: bool = False
 
     def __init__(
         self, name: str, actions: Iterable[Iterable[Written]], stages: int, microbatches: int, chunks: int = 1, *,
-        training: bool = True, weights: str = "one",
+        training: bool = True, weights: str = "one", local: bool = False,
     ) -> None:
         rows = tuple(tuple(map(as_step, row)) for row in actions)
         if weights not in WEIGHTS:
             raise ValueError(f"weights of a schedule are {', '.join(map(repr, WEIGHTS))}; got {weights!r}")
         sizes = counts(stages=stages, microbatches=microbatches, chunks=chunks)
-        for key, value in {"name": name, "actions": rows, **sizes, "training": training, "weights": weights}.items():
+        rest = {"training": training, "weights": weights, "local": local}
+        for key, value in {"name": name, "actions": rows, **sizes, **rest}.items():
             object.__setattr__(self, key, value)
         if len(rows) * chunks != stages:
             raise ValueError(f"schedule {name!r} has {len(rows)} ranks of {chunks} stages; that is not {stages} stages")
 
     @classmethod
     def from_actions(
-        cls, name: str, actions: Iterable[Iterable[Written]], *, training: bool = True, weights: str = "one"
+        cls, name: str, actions: Iterable[Iterable[Written]], *, training: bool = True, weights: str = "one",
+        local: bool = False,
     ) -> Schedule:
         """With as many stages and microbatches as the actions speak of.  ``ValueError`` if ranks cannot share them."""
         rows = [[as_step(given) for given in row] for row in actions]
@@ -72,7 +76,8 @@ class Schedule:
         stages, microbatches = (len({work[i] for work in works}) for i in (0, 2))
         if not rows or stages % len(rows):
             raise ValueError(f"schedule {name!r} has {stages} stages, which {len(rows)} ranks cannot hold equally")
-        return cls(name, rows, stages, microbatches, stages // len(rows), training=training, weights=weights)
+        return cls(
+            name, rows, stages, microbatches, stages // len(rows), training=training, weights=weights, local=local)
 
     @property
     def ranks(self) -> int:
@@ -95,9 +100,15 @@ class Schedule:
         """Whether what passes between ranks stands among the actions."""
         return any(work.kind in MESSAGES for row in self.works for work in row)
 
+    def passes_on(self, kind: str) -> bool:
+        """Whether an action of this kind takes something from one neighbouring stage, and gives to the other."""
+        return kind == "F" or (kind in ("B", "I") and not self.local)
+
     def needs(self, action: Action) -> list[Action]:
         """What must be done before; where messages are listed, what comes from another rank comes by one."""
         found = [need for need in action.needs if need.stage < self.stages]
+        if self.local and action.kind in ("B", "I"):
+            return found[:1]
         if self.lists_messages and action.kind in KINDS:
             here, received = self.placement[action.stage], "RECV_F" if action.kind == "F" else "RECV_B"
             return [
@@ -118,15 +129,16 @@ class Schedule:
             for step in row:
                 for stage, kind, k in step.works:
                     before = stage - 1 if kind == "F" else stage + 1
-                    if kind != "W" and 0 <= before < self.stages and self.placement[before] != rank:
+                    if self.passes_on(kind) and 0 <= before < self.stages and self.placement[before] != rank:
                         rows[-1].append(Action(stage, "RECV_F" if kind == "F" else "RECV_B", k))
                 rows[-1].append(step)
                 for stage, kind, k in step.works:
                     after = stage + 1 if kind == "F" else stage - 1
-                    if kind != "W" and 0 <= after < self.stages and self.placement[after] != rank:
+                    if self.passes_on(kind) and 0 <= after < self.stages and self.placement[after] != rank:
                         rows[-1].append(Action(stage, "SEND_F" if kind == "F" else "SEND_B", k))
         return Schedule(
-            self.name, rows, self.stages, self.microbatches, self.chunks, training=self.training, weights=self.weights)
+            self.name, rows, self.stages, self.microbatches, self.chunks, training=self.training, weights=self.weights,
+            local=self.local)
 
     def validate(self) -> None:
         """Raises ``ValueError`` unless every microbatch goes once forward and once backward through every stage.
@@ -180,12 +192,15 @@ class Schedule:
         return schedule_csv.write(self)
 
     @classmethod
-    def from_csv(cls, text: str, name: str = "csv", *, training: bool = True, weights: str = "one") -> Schedule:
+    def from_csv(
+        cls, text: str, name: str = "csv", *, training: bool = True, weights: str = "one", local: bool = False
+    ) -> Schedule:
         """The schedule written by `to_csv` or by torch; an empty cell is an idle slot and is passed over.
 
         Stages and microbatches are as many as there are different ones.  ``ValueError`` names line and cell.
         """
-        return cls.from_actions(name, schedule_csv.read(text, name), training=training, weights=weights)
+        rows = schedule_csv.read(text, name)
+        return cls.from_actions(name, rows, training=training, weights=weights, local=local)
 
     def to_svg(self, costs: Costs = UNIT_COSTS) -> str:
         """A picture for a page, to the scale of ``costs``."""

@@ -113,7 +113,7 @@ class _Mail:
         """The input of an action; None if it has none from another stage."""
         number, kind, k = action
         maker = number - 1 if kind == "F" else number + 1
-        if kind == "W" or not 0 <= maker < self.pipeline.stages:
+        if not self.pipeline.schedule.passes_on(kind) or not 0 <= maker < self.pipeline.stages:
             return None
         user = _user(number, kind, k)
         if self.placement[maker] == self.here:
@@ -128,7 +128,7 @@ class _Mail:
         """Keeps the result of an action for the one that wants it, or sends it there."""
         number, kind, k = action
         user = _user(number + 1 if kind == "F" else number - 1, kind, k)
-        if not 0 <= user.stage < self.pipeline.stages:
+        if not self.pipeline.schedule.passes_on(kind) or not 0 <= user.stage < self.pipeline.stages:
             return
         if self.placement[user.stage] == self.here or self.pipeline.schedule.lists_messages:
             self.kept[user] = y

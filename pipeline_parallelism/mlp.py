@@ -95,6 +95,17 @@ class MLP:
         """Weights and bias of every layer before the first step."""
         return self.initial_layers(range(len(self.layer_sizes) - 1))
 
+    def local_head(self, stage: int) -> Array:
+        """What stands between a stage and its own loss where a schedule's losses are local: fixed random weights.
+
+        Of variance 1 / outputs of the stage; never trained.  Mostafa et al., *Deep Supervised Learning Using Local
+        Errors*, 2018, arXiv:1711.06756.
+        """
+        width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
+        drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal((width, classes))
+        head: Array = (drawn / math.sqrt(width)).astype(self.dtype)
+        return head
+
     @property
     def loss_function(self) -> Loss:
         """``(predictions, targets, rows of the batch) -> (loss, gradient)``."""

@@ -32,10 +32,11 @@ def reference_step(
     weights = mlp.pipeline.schedule.weights
     if weights == "stashed":
         return _stashed(mlp, x, targets, optimizer, parameters, state, step, replicas)
+    backward = _local if mlp.pipeline.schedule.local else _backpropagated
     delayed = previous.delayed if isinstance(previous, Training) else None
     used = parameters if delayed is None else delayed
     loss, gradients = _total(
-        _total(_backpropagated(mlp, used, *part, len(x)) for part in _split_both(*replica, microbatches))
+        _total(backward(mlp, used, *part, len(x)) for part in _split_both(*replica, microbatches))
         for replica in _split_both(x, targets, replicas)
     )
     updated, state = update_layers(optimizer, parameters, gradients, state)
@@ -75,6 +76,24 @@ def _backpropagated(
     y, saved = layers_forward(parameters, activations, x)
     loss, grad = mlp.loss_function(y, targets, rows)
     return loss, layers_backward(parameters, activations, saved, grad, first=True)[1]
+
+
+def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, list[Layer]]:
+    """Every stage's gradients from a loss of its own; the loss is the last stage's."""
+    gradients: list[Layer] = []
+    loss = 0.0
+    for stage in range(mlp.pipeline.stages):
+        numbers = mlp.layers_of(stage)
+        layers, activations = [parameters[i] for i in numbers], mlp.activations_of(numbers)
+        y, saved = layers_forward(layers, activations, x)
+        if stage < mlp.pipeline.stages - 1:
+            head = mlp.local_head(stage)
+            grad = mlp.loss_function(y @ head, targets, rows)[1] @ head.T
+        else:
+            loss, grad = mlp.loss_function(y, targets, rows)
+        gradients += layers_backward(layers, activations, saved, grad, first=True)[1]
+        x = y
+    return loss, gradients
 
 
 def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, Array]]:

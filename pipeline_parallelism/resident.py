@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, PipelinedOperation
 from pipeline_parallelism.execution import pipeline_axes, run_actions, split_rows
-from pipeline_parallelism.stage import Array, DenseStage, Finish, Layer
+from pipeline_parallelism.stage import Array, DenseStage, Layer
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
@@ -86,24 +87,32 @@ class Step(PipelinedOperation):
         run_actions(device, self.pipeline, axis, stages, works, done)
 
     def _stages(
-        self, layers: dict[int, list[Layer]], x: Array | None, rows: int, finish: Finish, *, training: bool,
-        recompute: Collection[int] = (), accumulate: bool = True,
+        self, layers: dict[int, list[Layer]], x: Array | None, rows: int,
+        finish: Callable[[int, int, Array], Array | None], *, training: bool, recompute: Collection[int] = (),
+        accumulate: bool = True,
     ) -> dict[int, DenseStage]:
-        """This device's stages for one step, by number.  ``recompute`` has layers of the model."""
-        return {
-            stage: DenseStage(
-                layers[stage],
+        """This device's stages for one step, by number.
+
+        ``finish(stage, microbatch, output)`` is for the stages that have a loss.  ``recompute`` has layers of the
+        model.
+        """
+        stages = {}
+        for stage, held in layers.items():
+            numbers, last = self.mlp.layers_of(stage), stage == self.pipeline.stages - 1
+            local = training and self.pipeline.schedule.local
+            stages[stage] = DenseStage(
+                held,
                 self.mlp.activations_of(numbers),
                 [len(part) for part in self._split(np.arange(rows))],
                 inputs=self._split(x) if stage == 0 and x is not None else None,
-                finish=finish if stage == self.pipeline.stages - 1 else None,
+                finish=partial(finish, stage) if last or local else None,
+                head=self.mlp.local_head(stage) if local and not last else None,
+                alone=local,
                 training=training,
                 recompute=[place for place, number in enumerate(numbers) if number in recompute],
                 accumulate=accumulate,
             )
-            for stage in layers
-            for numbers in [self.mlp.layers_of(stage)]
-        }
+        return stages
 
     def _split(self, x: Array) -> list[Array]:
         return split_rows(x, self.pipeline.microbatches)

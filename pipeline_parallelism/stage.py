@@ -73,8 +73,10 @@ class DenseStage:
 
     ``rows`` has the rows of each microbatch.  The first stage has its data in ``inputs``, by microbatch; the
     last one calls ``finish(microbatch, output)``, which gives the gradient of the output to start back from.
-    Without ``training`` nothing is kept for a backward.  What the layers in ``recompute`` (numbered within the stage)
-    make is dropped after the forward, and computed again before the backward.
+    ``head``, fixed weights ``(outputs, classes)``, stands between the output and ``finish`` of a stage that learns from
+    a loss of its own.  If the stage learns ``alone``, nobody wants the gradient of its input.  Without ``training``
+    nothing is kept for a backward.  What the layers in ``recompute`` (numbered within the stage) make is dropped after
+    the forward, and computed again before the backward.
     """
 
     def __init__(
@@ -85,11 +87,14 @@ class DenseStage:
         *,
         inputs: Sequence[Array] | None = None,
         finish: Finish | None = None,
+        head: Array | None = None,
+        alone: bool = False,
         training: bool = True,
         recompute: Collection[int] = (),
         accumulate: bool = True,
     ) -> None:
         self.layers, self.activations, self.rows = layers, activations, rows
+        self.head, self.first = head, inputs is not None or alone
         self.inputs, self.finish, self.training, self.dropped = inputs, finish, training, frozenset(recompute)
         self.accumulate = accumulate
         self.gradients: list[Layer] = []
@@ -103,7 +108,7 @@ class DenseStage:
         if x is None:
             x = self._data[microbatch]
         y, saved = layers_forward(self.layers, self.activations, x)
-        grad = None if self.finish is None else self.finish(microbatch, y)
+        grad = self._finished(microbatch, y)
         if self.training:
             last = len(saved) - 1
             kept: list[Saved] = [
@@ -124,7 +129,16 @@ class DenseStage:
         last = len(kept.saved) - 1
         if last in self.dropped and self.finish is not None:
             y = self.activations[last].forward(_there(kept.saved[last][1]))
-            kept.output_gradient = self.finish(microbatch, y)
+            kept.output_gradient = self._finished(microbatch, y)
+
+    def _finished(self, microbatch: int, y: Array) -> Array | None:
+        """The gradient of the output, if the stage has a loss."""
+        if self.finish is None:
+            return None
+        if self.head is None:
+            return self.finish(microbatch, y)
+        grad = self.finish(microbatch, y @ self.head)
+        return None if grad is None else grad @ self.head.T
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The gradient of the input; those of the layers are added to ``gradients``."""
@@ -137,8 +151,7 @@ class DenseStage:
         kept = self._kept[microbatch]
         grad = _there(kept.output_gradient) if grad is None else grad
         sums = [_there(z) for _, z in kept.saved]
-        first = self.inputs is not None
-        grad, kept.gradients = layers_backward_input(kept.layers, self.activations, sums, grad, first=first)
+        grad, kept.gradients = layers_backward_input(kept.layers, self.activations, sums, grad, first=self.first)
         kept.saved, kept.output_gradient = [(x, None) for x, _ in kept.saved], None
         return grad
 
@@ -165,10 +178,14 @@ class DenseStage:
         rows = self.rows[microbatch]
         flops = elements = 0
         for i, (weights, _) in enumerate(self.layers):
-            upstream = i > 0 or self.inputs is None
+            upstream = i > 0 or not self.first
             products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self.dropped)}[kind]
             flops += products * dense_forward_flops(rows, *weights.shape)
             elements += products * (rows * sum(weights.shape) + weights.size)
+        again = kind == "R" and len(self.layers) - 1 in self.dropped
+        if self.head is not None and self.training and (kind == "F" or again):
+            flops += 2 * dense_forward_flops(rows, *self.head.shape)
+            elements += 2 * (rows * sum(self.head.shape) + self.head.size)
         return flops, elements * self.layers[0][0].itemsize
 
     def held(self, microbatch: int) -> int:

@@ -41,7 +41,11 @@ class PredictStep(Step):
         position, _ = self._places(device.mesh)[device.rank]
         resident = self._resident(device, position)
         outputs: dict[int, Array] = {}
-        self._run(device, self._stages(resident.layers, x, rows, outputs.__setitem__, training=False))
+
+        def finish(stage: int, microbatch: int, y: Array) -> None:
+            outputs[microbatch] = y
+
+        self._run(device, self._stages(resident.layers, x, rows, finish, training=False))
         return resident.step, np.concatenate([outputs[k] for k in sorted(outputs)]) if outputs else None
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:

@@ -48,7 +48,8 @@ class TrainStep(Step):
 
     Where the schedule's weights are stashed there is an update after every microbatch, each with the mean of its own
     rows; ``gradients`` of the result are then the sum of those.  Where they are double-buffered, the step works with
-    the weights before the last update (in the first step, and after a restore, with those that are there).
+    the weights before the last update (in the first step, and after a restore, with those that are there).  Where its
+    losses are local, the loss is the last stage's, and there is a message for each forward only.
 
     **Communication**: ``2 * (stages - 1)`` messages for each microbatch, if stages that follow each other lie on
     different ranks, each of its rows x the layer size at the cut; over ``dp`` one all_reduce of the gradients for each
@@ -71,16 +72,17 @@ class TrainStep(Step):
         self.recompute = _recomputed(recompute, len(mlp.layer_sizes) - 1)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The replica's inputs to the first stage, its targets to the last, numbers of rows to all."""
+        """The replica's inputs to the first stage, its targets to those with a loss, numbers of rows to all."""
         places = self._places(mesh)
         if len(args) != 2:
             raise TypeError(f"a step of training takes x and targets, got {len(args)} arguments")
         x, targets = self.mlp.check_batch(*args)
         replicas = 1 + max(replica for _, replica in places)
         xs, ys = split_rows(x, replicas), split_rows(targets, replicas)
-        placement = self.pipeline.schedule.placement
+        schedule = self.pipeline.schedule
+        first, last = schedule.placement[0], schedule.placement[-1]
         return [
-            (xs[d] if i == placement[0] else None, ys[d] if i == placement[-1] else None, len(xs[d]), len(x))
+            (xs[d] if i == first else None, ys[d] if i == last or schedule.local else None, len(xs[d]), len(x))
             for i, d in places
         ]
 
@@ -95,10 +97,11 @@ class TrainStep(Step):
         expected = [] if targets is None else self._split(targets)
         losses: dict[int, float] = {}
 
-        def finish(microbatch: int, y: Array) -> Array:
+        def finish(stage: int, microbatch: int, y: Array) -> Array:
             divisor = max(divisors[microbatch], 1)
             loss, grad = self.mlp.loss_function(y, expected[microbatch], divisor)
-            losses[microbatch] = loss if divisor == batch_rows else loss * divisor / batch_rows
+            if stage == self.pipeline.stages - 1:
+                losses[microbatch] = loss if divisor == batch_rows else loss * divisor / batch_rows
             return grad
 
         nbytes = count_bytes(resident.layers)

@@ -15,12 +15,14 @@ from __future__ import annotations
 import re
 
 from parallelism.schedules.interleaved import interleaved_1f1b, looped_bfs
-from parallelism.schedules.one_stage import gpipe, inference, one_forward_one_backward, pipedream, pipedream_2bw
+from parallelism.schedules.one_stage import gpipe, inference, local, one_forward_one_backward, pipedream, pipedream_2bw
 from parallelism.schedules.step import Generator, Step
 from parallelism.schedules.v_shaped import dual_pipe_v, zero_bubble_v
 from parallelism.schedules.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 
-__all__ = ["ALIASES", "CHUNKED", "FORWARD_ONLY", "SCHEDULES", "V_SHAPED", "WEIGHTS", "Generator", "Step", "spelt"]
+__all__ = [
+    "ALIASES", "CHUNKED", "FORWARD_ONLY", "LOCAL", "SCHEDULES", "V_SHAPED", "WEIGHTS", "Generator", "Step", "spelt",
+]
 
 SCHEDULES: dict[str, Generator] = {
     "gpipe": gpipe,
@@ -34,6 +36,7 @@ SCHEDULES: dict[str, Generator] = {
     "dual_pipe_v": dual_pipe_v,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,
+    "local": local,
     "inference": inference,
 }
 """The schedules that have a name, by that name."""
@@ -46,6 +49,9 @@ V_SHAPED = frozenset({"zero_bubble_v", "dual_pipe_v"})
 
 FORWARD_ONLY = frozenset({"inference"})
 """There is no backward, and nothing is kept for one."""
+
+LOCAL = frozenset({"local"})
+"""Every stage has a loss of its own, and no backward crosses from one to another."""
 
 WEIGHTS: dict[str, str] = {"pipedream": "stashed", "pipedream_2bw": "double_buffered"}
 """Which weights the work is done with, where it is not one version; see `parallelism.schedule.Schedule`."""

@@ -102,3 +102,21 @@ def inference(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     rank 3  .  .  .  F0 F1 F2 F3
     """
     yield from ((rank, "F", k) for k in range(microbatches))
+
+
+def local(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
+    """Every stage learns from a loss of its own: no backward crosses stages, so each follows its forward at once.
+
+    >>> print(Pipeline(4, 4, "local"))
+    local: 4 stages on 4 ranks, 4 microbatches; 11 cycles, 27% idle
+    cycle   0  1  2  3  4  5  6  7  8  9  10
+    rank 0  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
+    rank 1  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
+    rank 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .
+    rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3
+
+    Where a forward takes 1 and a backward 2, it takes ``3 microbatches + stages - 1``; every rank works without a gap
+    and keeps one microbatch.  It is not the gradient of the whole model.
+    Laskin et al., *Parallel Training of Deep Networks with Local Updates*, 2020, arXiv:2012.03837.
+    """
+    yield from ((rank, kind, k) for k in range(microbatches) for kind in "FB")

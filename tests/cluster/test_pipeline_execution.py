@@ -17,7 +17,7 @@ from vcluster.cluster import VirtualCluster
 
 SIZES = (5, 7, 6, 4, 8, 9, 3)  # six layers
 ROWS = 12
-FLUSHED = [name for name in SCHEDULES if name not in ("inference", "pipedream", "pipedream_2bw")]
+FLUSHED = [name for name in SCHEDULES if name not in ("inference", "local", "pipedream", "pipedream_2bw")]
 
 
 def sizes_of(name):
@@ -309,3 +309,43 @@ def test_double_buffered_weights_are_a_step_late(cluster_of):
                  for pair in zip(versions[-1], late.gradients, strict=True)]
         assert_same(run.result.parameters, moved, rtol=0)
         versions.append(moved)
+
+
+# -- losses of each stage's own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mesh", "stages"), [(Mesh(pp=3), 3), (Mesh(dp=2, pp=2), 2), (Mesh(pp=1), 1)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_stages_with_a_loss_of_their_own_send_no_gradient(cluster_of, mesh, stages, recompute):
+    mlp, (x, targets) = mlp_of("local", stages, 4, 1), batch()
+    cluster, replicas, reference = cluster_of(mesh), mesh.shape.get("dp", 1), None
+    for _ in range(2):
+        run = cluster.run(mlp.train_step(SGD(0.1), recompute=recompute), x, targets)
+        reference = mlp.reference_step(x, targets, SGD(0.1), previous=reference, microbatches=4, replicas=replicas)
+        assert run.result.loss == reference.loss
+        assert_same(run.result.gradients, reference.gradients, rtol=0)
+        assert_same(run.result.parameters, reference.parameters, rtol=0)
+    assert len(run.trace.filter(kind="send")) == (stages - 1) * 4 * replicas
+    matrix = run.trace.communication_matrix()
+    assert not any(matrix[mesh.rank(pp=s + 1, **d), mesh.rank(pp=s, **d)] for s in range(stages - 1)
+                   for d in ([{"dp": 0}, {"dp": 1}] if replicas > 1 else [{}]))
+
+
+def test_a_local_gradient_is_that_of_the_stage_s_own_loss(cluster_of):
+    mlp, (x, targets) = mlp_of("local", 2, 3, 1), batch()
+    result = cluster_of(Mesh(pp=2)).run(mlp.train_step(SGD(0.1)), x, targets).result
+    lower = mlp.initial_parameters()[:3]
+
+    def loss(w):
+        y = x
+        for i, (weights, bias) in enumerate(lower):
+            y = np.maximum(y @ (w if i == 0 else weights) + bias, 0)
+        return np.mean((y @ mlp.local_head(0) - targets) ** 2)
+
+    w, step = lower[0][0], 1e-6
+    for index in ((0, 0), (3, 2), (4, 6)):
+        up, down = w.copy(), w.copy()
+        up[index] += step
+        down[index] -= step
+        assert_allclose(result.gradients[0][0][index], (loss(up) - loss(down)) / (2 * step), rtol=1e-6, atol=1e-9)
+    assert not np.allclose(result.gradients[0][0], mlp_of("1f1b", 2, 3, 1).reference_step(x, targets).gradients[0][0])

@@ -123,6 +123,13 @@ def test_bubbles_under_measured_costs_are_the_printed_ones(row):
         assert timeline.span_bubble_fraction == pytest.approx(row[name], abs=5.1e-5), name
 
 
+@given(s=stages, m=microbatches)
+def test_local_losses_leave_no_gap(s, m):
+    timeline = Pipeline(s, m, "local").schedule.timeline()
+    assert timeline.makespan == 3 * m + s - 1 and timeline.span_bubble_fraction == 0
+    assert timeline.peak_live() == (1,) * s
+
+
 def test_stages_of_a_v_lie_on_the_way_down_and_up():
     assert schedule_of("zero_bubble_v", 3, 2).placement == (0, 1, 2, 2, 1, 0)
     assert schedule_of("interleaved_1f1b", 2, 2, 3).placement == (0, 1, 0, 1, 0, 1)

@@ -137,7 +137,8 @@ def show(arguments: argparse.Namespace) -> int:
     screen.line(f"  {name}: {rows}")
     schedule, microbatches = job.mlp.pipeline.schedule.name, job.mlp.pipeline.microbatches
     optimizer = f"SGD at {job.optimizer.lr:.3g} with momentum"
-    screen.line(f"  schedule {schedule}, {microbatches} microbatches; {optimizer}, {job.steps} steps")
+    words = [f"  schedule {schedule}, {microbatches} microbatches", f"{optimizer}, {job.steps} steps"]
+    screen.line("; ".join(words) if sum(map(len, words)) < 79 else ";\n  ".join(words))
     from vcluster import VirtualCluster
 
     with VirtualCluster(job.mesh, backend=job.backend) as cluster:
@@ -317,7 +318,8 @@ def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
             width = job.mlp.layer_sizes[job.mlp.layers_of(stage)[-1] + 1]
             here, there = (job.mesh.rank(pp=place, **along) for place in ends)
             cuts.setdefault((here, there), []).append((width, "activations"))
-            cuts.setdefault((there, here), []).append((width, "gradients"))
+            if not job.mlp.pipeline.schedule.local:
+                cuts.setdefault((there, here), []).append((width, "gradients"))
         for channel, carried in cuts.items():
             words = [f"{word}, {rows} x {width}" for width, word in carried]
             nbytes = sum(rows * width * 8 for width, _ in carried)
