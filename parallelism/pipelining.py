@@ -55,7 +55,9 @@ class Pipeline:
     ) -> None:
         sizes = counts(stages=stages, microbatches=microbatches, **({} if chunks is None else {"chunks": chunks}))
         if chunks is not None and stages % chunks:
-            raise ValueError(f"{stages} stages cannot be dealt to ranks in chunks of {chunks}")
+            below, above = stages // chunks * chunks, -(-stages // chunks) * chunks
+            would = f"{below} or {above} can" if below else f"{above} can"
+            raise ValueError(f"{stages} stages cannot be dealt to ranks in chunks of {chunks}; {would}")
         made = _made(schedule, sizes["stages"], sizes["microbatches"], sizes.get("chunks"))
         for name, size in sizes.items():
             if getattr(made, name) != size:
@@ -155,7 +157,7 @@ def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Sc
         if stages % 2:
             raise ValueError(f"schedule {name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit")
     elif name not in CHUNKED and chunks != 1:
-        raise ValueError(f"schedule {name!r} puts one stage on each rank, got chunks={chunks}")
+        raise ValueError(f"schedule {name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits")
     more = () if chunks == 1 else (chunks,)
     rows = [SCHEDULES[name](rank, stages // chunks, microbatches, *more) for rank in range(stages // chunks)]
     return Schedule(

@@ -164,11 +164,14 @@ def _user(stage: int, kind: str, microbatch: int) -> Action:
     return Action(stage, "F" if kind == "F" else "B", microbatch)
 
 
-def pipeline_axes(pipeline: Pipeline, mesh: Mesh) -> tuple[str | None, str | None]:
+def pipeline_axes(
+    pipeline: Pipeline, mesh: Mesh, inside: Collection[str] = ()
+) -> tuple[str | None, str | None]:
     """The mesh axes on which the stages lie and on which the pipeline is replicated; None where there is none.
 
     Stages lie on ``pipeline.axis``, replicas on ``dp``.  A mesh of one axis serves for the stages, whatever
-    its name, unless it is ``dp`` and the pipeline needs one rank only.  ``ValueError`` if the mesh does not fit.
+    its name, unless it is ``dp`` and the pipeline needs one rank only.  Axes that are ``inside`` a stage may have any
+    size.  ``ValueError`` if the mesh does not fit.
     """
     stages: str | None = pipeline.axis
     if stages not in mesh.axes:
@@ -180,7 +183,7 @@ def pipeline_axes(pipeline: Pipeline, mesh: Mesh) -> tuple[str | None, str | Non
         found = f"axis {stages!r} of size {extent}" if stages else f"no axis {pipeline.axis!r}"
         raise ValueError(f"{pipeline!r} takes {pipeline.ranks} ranks on axis {pipeline.axis!r}; {mesh!r} has {found}")
     for axis in mesh.axes:
-        if axis not in (stages, replicas) and mesh.shape[axis] > 1:
+        if axis not in (stages, replicas, *inside) and mesh.shape[axis] > 1:
             raise ValueError(
                 f"{pipeline!r} uses axis {pipeline.axis!r} and replicas on 'dp'; {mesh!r} also has {axis!r} "
                 f"of size {mesh.shape[axis]}"

@@ -122,6 +122,21 @@ def test_every_schedule_gives_the_gradients_of_the_full_batch_by_its_own_actions
     assert trace.flops() == 3 * products - 2 * ROWS * SIZES[0] * SIZES[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLUSHED)
+def test_every_schedule_of_up_to_six_stages_and_ten_microbatches_runs(cluster_of, name):
+    x, targets = batch()
+    for chunks in (2,) if name in V_SHAPED else (1, 2, 3) if name in CHUNKED else (1,):
+        for ranks in range(1, 6 // chunks + 1):
+            for microbatches in range(1, 11):
+                mlp = mlp_of(name, ranks, microbatches, chunks)
+                run = cluster_of(Mesh(pp=ranks)).run(mlp.train_step(), x, targets)
+                reference = mlp.reference_step(x, targets, microbatches=microbatches)
+                assert_same(run.result.gradients, reference.gradients, rtol=0)
+                works = mlp.pipeline.schedule.works
+                assert [ran(run.trace, rank) for rank in range(ranks)] == [list(map(str, row)) for row in works]
+
+
 @pytest.mark.parametrize("name", ["zero_bubble_v", "interleaved_zero_bubble", "dual_pipe_v", "looped_bfs"])
 def test_live_activations_are_as_many_as_the_schedule_counts(cluster_of, name):
     mlp = MLP(layer_sizes=(4,) * 7, pipeline=Pipeline(6, 6, name, 2), activation="identity")
