@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 
+from parallelism.schedules.building_block import v_min
 from parallelism.schedules.interleaved import interleaved_1f1b, looped_bfs
 from parallelism.schedules.one_stage import gpipe, inference, local, one_forward_one_backward, pipedream, pipedream_2bw
 from parallelism.schedules.step import Generator, Step
@@ -34,6 +35,7 @@ SCHEDULES: dict[str, Generator] = {
     "interleaved_zero_bubble": interleaved_zero_bubble,
     "zero_bubble_v": zero_bubble_v,
     "dual_pipe_v": dual_pipe_v,
+    "v_min": v_min,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,
     "local": local,
@@ -44,7 +46,7 @@ SCHEDULES: dict[str, Generator] = {
 CHUNKED = frozenset({"interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"})
 """Any number of stages lies on each rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
 
-V_SHAPED = frozenset({"zero_bubble_v", "dual_pipe_v"})
+V_SHAPED = frozenset({"zero_bubble_v", "dual_pipe_v", "v_min"})
 """Two stages lie on each rank: rank ``r`` of ``P`` has stages ``r`` and ``2 P - 1 - r``."""
 
 FORWARD_ONLY = frozenset({"inference"})

@@ -104,7 +104,7 @@ def test_zero_bubble_schedules_take_one_hop_a_rank_more_than_the_work(ranks, mor
     h2 = schedule_of("zero_bubble_h2", ranks, 2 * ranks - 1 + more).timeline()
     assert h2.makespan == 3 * (2 * ranks - 1 + more) + ranks - 1
     assert h2.span_bubble_fraction == 0 and max(h2.peak_live()) <= 2 * ranks
-    for name in V_SHAPED:
+    for name in ("zero_bubble_v", "dual_pipe_v"):
         timeline = schedule_of(name, ranks, 2 * ranks + more).timeline()
         assert timeline.makespan == 6 * (2 * ranks + more) + ranks - 1
     v = schedule_of("zero_bubble_v", ranks, 2 * ranks + more)
@@ -128,6 +128,15 @@ def test_local_losses_leave_no_gap(s, m):
     timeline = Pipeline(s, m, "local").schedule.timeline()
     assert timeline.makespan == 3 * m + s - 1 and timeline.span_bubble_fraction == 0
     assert timeline.peak_live() == (1,) * s
+
+
+@given(ranks=st.integers(1, 20), m=microbatches)
+def test_v_min_keeps_a_third_for_a_bubble_no_larger_than_that_of_1f1b(ranks, m):
+    schedule = schedule_of("v_min", ranks, m)
+    schedule.validate()
+    assert max(schedule.peak_live()) <= 2 * ((ranks + 1) // 3 + 1)
+    assert max(schedule_of("v_min", ranks, 3 * ranks).peak_live()) == 2 * ((ranks + 1) // 3 + 1)
+    assert schedule.timeline().makespan <= 2 * 3 * (m + ranks - 1)     # of stages twice as large
 
 
 def test_stages_of_a_v_lie_on_the_way_down_and_up():
