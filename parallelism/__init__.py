@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from parallelism.explanation import Explanation, explain
     from parallelism.mesh import Mesh, MeshIndex
-    from parallelism.operation import Device, Operation, PipelinedOperation, ShardedOperation
+    from parallelism.operation import Device, Operation, ShardedOperation
+    from parallelism.pipelined_operation import PipelinedOperation
     from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
     from parallelism.process_groups import replica_groups
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "explanation": ("Explanation", "explain"),
     "mesh": ("Mesh", "MeshIndex"),
-    "operation": ("Device", "Operation", "PipelinedOperation", "ShardedOperation"),
+    "operation": ("Device", "Operation", "ShardedOperation"),
+    "pipelined_operation": ("PipelinedOperation",),
     "pipelining": ("Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"),
     "process_groups": ("replica_groups",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),

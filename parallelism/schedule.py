@@ -86,9 +86,9 @@ class Schedule:
 
     @cached_property
     def placement(self) -> tuple[int, ...]:
-        """The rank on which each stage lies."""
+        """The rank on which each stage lies; -1 for one that a broken schedule has nowhere."""
         where = {work.stage: rank for rank, row in enumerate(self.works) for work in row}
-        return tuple(where[stage] for stage in range(self.stages))
+        return tuple(where.get(stage, -1) for stage in range(self.stages))
 
     @cached_property
     def works(self) -> tuple[tuple[Action, ...], ...]:

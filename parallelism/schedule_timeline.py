@@ -136,6 +136,9 @@ def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
 def timeline(schedule: Schedule, costs: Costs) -> ScheduleTimeline:
     """See `Schedule.timeline`."""
     by_kind = checked_costs(costs, schedule.stages)
+    strange = next((work for row in schedule.works for work in row if not 0 <= work.stage < schedule.stages), None)
+    if strange:
+        raise ValueError(f"schedule {schedule.name!r}: {strange} is of stage {strange.stage}; it has {schedule.stages}")
     absent = {work.kind for row in schedule.works for work in row} - {*by_kind, *MESSAGES}
     if absent:
         raise ValueError(f"costs should have one of {', '.join(sorted(absent))}; got {', '.join(by_kind)}")

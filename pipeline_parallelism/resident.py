@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelism.actions import Action
 from parallelism.kernels import Optimizer
-from parallelism.mesh import Mesh
-from parallelism.operation import Device, PipelinedOperation
-from pipeline_parallelism.execution import pipeline_axes, run_actions, split_rows
-from pipeline_parallelism.stage import Array, DenseStage, Layer
+from parallelism.operation import Device
+from parallelism.pipelined_operation import PipelinedOperation
+from pipeline_parallelism.stage import Array, DenseStage, Layer, split_rows
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
@@ -62,29 +60,12 @@ class Step(PipelinedOperation):
         self.mlp = mlp
         self._key = ("pipeline_parallelism.MLP", mlp)
 
-    def _places(self, mesh: Mesh) -> list[tuple[int, int]]:
-        """By rank, its position in the pipeline and the number of its replica."""
-        stages, replicas = pipeline_axes(self.pipeline, mesh)
-        return [(i[stages] if stages else 0, i[replicas] if replicas else 0) for i in mesh]
-
     def _resident(self, device: Device, position: int) -> Resident:
         if self._key not in device.state:
-            here = [stage for stage, rank in enumerate(self.pipeline.schedule.placement) if rank == position]
-            layers = {stage: self.mlp.initial_layers(self.mlp.layers_of(stage)) for stage in here}
+            layers = {stage: self.mlp.initial_layers(self.mlp.layers_of(stage)) for stage in self.stages_on(position)}
             device.state[self._key] = Resident(layers)
         resident: Resident = device.state[self._key]
         return resident
-
-    def _run(
-        self, device: Device, stages: dict[int, DenseStage], done: Callable[[int, int], None] | None = None
-    ) -> None:
-        """Runs this device's actions; without ``done`` the forwards only."""
-        axis, _ = pipeline_axes(self.pipeline, device.mesh)
-        position, _ = self._places(device.mesh)[device.rank]
-        works: Sequence[Action] = self.pipeline.schedule.works[position]
-        if done is None:
-            works = [work for work in works if work.kind in ("F", "SEND_F", "RECV_F")]
-        run_actions(device, self.pipeline, axis, stages, works, done)
 
     def _stages(
         self, layers: dict[int, list[Layer]], x: Array | None, rows: int,

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
+from parallelism.pipeline_execution import Stage
 
 Array = npt.NDArray[Any]
 Layer = tuple[Array, Array]
@@ -68,8 +70,8 @@ class _Kept:
     """Of each layer's sum, from the backward for the input to that for the weights."""
 
 
-class DenseStage:
-    """The layers of one stage on one device, during one step; a `pipeline_parallelism.execution.Stage`.
+class DenseStage(Stage):
+    """The layers of one stage on one device, during one step; a `pipeline_parallelism.pipeline_execution.Stage`.
 
     ``rows`` has the rows of each microbatch.  The first stage has its data in ``inputs``, by microbatch; the
     last one calls ``finish(microbatch, output)``, which gives the gradient of the output to start back from.
@@ -95,13 +97,18 @@ class DenseStage:
     ) -> None:
         self.layers, self.activations, self.rows = layers, activations, rows
         self.head, self.first = head, inputs is not None or alone
-        self.inputs, self.finish, self.training, self.dropped = inputs, finish, training, frozenset(recompute)
+        self.inputs, self.finish, self.training, self._dropped = inputs, finish, training, frozenset(recompute)
         self.accumulate = accumulate
         self.gradients: list[Layer] = []
         """The sums over the microbatches whose backward is done, or, not to ``accumulate``, those of the last one."""
         self._kept: dict[int, _Kept] = {}
         self._early: dict[int, list[Layer]] = {}
         self._summed = 0
+
+    @property
+    def dropped(self) -> Collection[int]:
+        """The layers that are computed again, numbered within the stage."""
+        return self._dropped
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The stage's output for its input, of the first stage for its data."""
@@ -112,22 +119,22 @@ class DenseStage:
         if self.training:
             last = len(saved) - 1
             kept: list[Saved] = [
-                (None if i - 1 in self.dropped and i in self.dropped else x, None if i in self.dropped else z)
+                (None if i - 1 in self._dropped and i in self._dropped else x, None if i in self._dropped else z)
                 for i, (x, z) in enumerate(saved)
             ]
-            self._kept[microbatch] = _Kept(self.layers, kept, None if last in self.dropped else grad)
+            self._kept[microbatch] = _Kept(self.layers, kept, None if last in self._dropped else grad)
         return y
 
     def recompute(self, microbatch: int) -> None:
         """Computes again what was dropped, with the weights of the forward."""
         kept = self._kept[microbatch]
-        for i in sorted(self.dropped):
+        for i in sorted(self._dropped):
             x, _ = kept.saved[i]
             if x is None:
                 x = self.activations[i - 1].forward(_there(kept.saved[i - 1][1]))
             kept.saved[i] = x, dense(x, *kept.layers[i])
         last = len(kept.saved) - 1
-        if last in self.dropped and self.finish is not None:
+        if last in self._dropped and self.finish is not None:
             y = self.activations[last].forward(_there(kept.saved[last][1]))
             kept.output_gradient = self._finished(microbatch, y)
 
@@ -139,12 +146,6 @@ class DenseStage:
             return self.finish(microbatch, y)
         grad = self.finish(microbatch, y @ self.head)
         return None if grad is None else grad @ self.head.T
-
-    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The gradient of the input; those of the layers are added to ``gradients``."""
-        grad = self.backward_input(microbatch, grad)
-        self.backward_weights(microbatch)
-        return grad
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The gradient of the input; what `backward_weights` needs is kept."""
@@ -179,10 +180,10 @@ class DenseStage:
         flops = elements = 0
         for i, (weights, _) in enumerate(self.layers):
             upstream = i > 0 or not self.first
-            products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self.dropped)}[kind]
+            products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self._dropped)}[kind]
             flops += products * dense_forward_flops(rows, *weights.shape)
             elements += products * (rows * sum(weights.shape) + weights.size)
-        again = kind == "R" and len(self.layers) - 1 in self.dropped
+        again = kind == "R" and len(self.layers) - 1 in self._dropped
         if self.head is not None and self.training and (kind == "F" or again):
             flops += 2 * dense_forward_flops(rows, *self.head.shape)
             elements += 2 * (rows * sum(self.head.shape) + self.head.size)
@@ -206,6 +207,11 @@ class DenseStage:
         if self.inputs is None:
             raise ValueError("a stage that is not the first needs the output of the stage before; got no input")
         return self.inputs
+
+
+def split_rows(x: Array, parts: int) -> list[Array]:
+    """The rows in ``parts`` parts as even as can be, the longer ones first; views, some of them perhaps empty."""
+    return np.array_split(x, parts)
 
 
 def _there(array: Array | None) -> Array:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from pipeline_parallelism.checkpoint import Checkpoint, join_states, split_state
-from pipeline_parallelism.execution import split_rows
 from pipeline_parallelism.resident import Resident, Step, common_step
-from pipeline_parallelism.stage import Array
+from pipeline_parallelism.stage import Array, split_rows
 
 
 class PredictStep(Step):
@@ -29,7 +28,7 @@ class PredictStep(Step):
 
     def inputs(self, mesh: Mesh, *args: npt.ArrayLike) -> list[tuple[Any, ...]]:
         """The replica's inputs to the first stage, their number to all."""
-        places = self._places(mesh)
+        places = self.places(mesh)
         if len(args) != 1:
             raise TypeError(f"a prediction takes x alone, got {len(args)} arguments")
         xs = split_rows(self.mlp.check_inputs(*args), 1 + max(replica for _, replica in places))
@@ -38,20 +37,21 @@ class PredictStep(Step):
 
     def __call__(self, device: Device, *inputs: Any) -> tuple[int, Array | None]:
         x, rows = inputs
-        position, _ = self._places(device.mesh)[device.rank]
+        position, _ = self.places(device.mesh)[device.rank]
         resident = self._resident(device, position)
         outputs: dict[int, Array] = {}
 
         def finish(stage: int, microbatch: int, y: Array) -> None:
             outputs[microbatch] = y
 
-        self._run(device, self._stages(resident.layers, x, rows, finish, training=False))
+        stages = self._stages(resident.layers, x, rows, finish, training=False)
+        self.run_stages(device, stages, forward_only=True)
         return resident.step, np.concatenate([outputs[k] for k in sorted(outputs)]) if outputs else None
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The outputs of the whole batch, joined over the replicas; `MixedStepsError` as in `TrainStep`."""
         common_step([step for step, _ in outputs])
-        by_replica = {d: y for (_, d), (_, y) in zip(self._places(mesh), outputs, strict=True) if y is not None}
+        by_replica = {d: y for (_, d), (_, y) in zip(self.places(mesh), outputs, strict=True) if y is not None}
         return np.concatenate([by_replica[d] for d in sorted(by_replica)])
 
 
@@ -59,7 +59,7 @@ class CheckpointStep(Step):
     """Gets the training as it stands in the devices; see `MLP.checkpoint_step`.  No communication between devices."""
 
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
-        position, replica = self._places(device.mesh)[device.rank]
+        position, replica = self.places(device.mesh)[device.rank]
         resident = self._resident(device, position)
         if replica:
             return {"step": resident.step}
@@ -86,7 +86,7 @@ class RestoreStep(Step):
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """To each rank the layers and the optimizer's state of its stages.  ``ValueError`` if the model is another."""
-        places = self._places(mesh)
+        places = self.places(mesh)
         if len(args) != 1 or not isinstance(args[0], Checkpoint):
             got = ", ".join(type(arg).__name__ for arg in args)
             raise TypeError(f"restoring takes a Checkpoint, got {got or 'nothing'}")
@@ -102,8 +102,7 @@ class RestoreStep(Step):
         layers = [[checkpoint.parameters[i] for i in numbers] for numbers in layers_of]
         parts = list(zip(layers, states, strict=True))
         by_position = [
-            {stage: parts[stage] for stage, holder in enumerate(self.pipeline.schedule.placement) if holder == position}
-            for position in range(self.pipeline.ranks)
+            {stage: parts[stage] for stage in self.stages_on(position)} for position in range(self.pipeline.ranks)
         ]
         return [(checkpoint.step, checkpoint.optimizer, by_position[position]) for position, _ in places]
 

@@ -11,10 +11,10 @@ import numpy as np
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from pipeline_parallelism.execution import pipeline_axes, split_rows
+from parallelism.pipeline_execution import pipeline_axes
 from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
 from pipeline_parallelism.resident import Resident, Step, common_step
-from pipeline_parallelism.stage import Array, Layer
+from pipeline_parallelism.stage import Array, Layer, split_rows
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
@@ -73,7 +73,7 @@ class TrainStep(Step):
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The replica's inputs to the first stage, its targets to those with a loss, numbers of rows to all."""
-        places = self._places(mesh)
+        places = self.places(mesh)
         if len(args) != 2:
             raise TypeError(f"a step of training takes x and targets, got {len(args)} arguments")
         x, targets = self.mlp.check_batch(*args)
@@ -89,7 +89,7 @@ class TrainStep(Step):
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         x, targets, rows, batch_rows = inputs
         _, replicas_axis = pipeline_axes(self.pipeline, device.mesh)
-        position, replica = self._places(device.mesh)[device.rank]
+        position, replica = self.places(device.mesh)[device.rank]
         resident, weights = self._resident(device, position), self.pipeline.schedule.weights
         # Another rule cannot go on with the state of this one.
         states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
@@ -114,11 +114,11 @@ class TrainStep(Step):
             layers, x, rows, finish, training=True, recompute=self.recompute, accumulate=weights != "stashed")
         if weights == "stashed":
             stashed = Stashed(device, replicas_axis, stages, divisors, self.optimizer, states)
-            self._run(device, stages, stashed.done)
+            self.run_stages(device, stages, stashed.done)
             gradients, updated, states = stashed.sums, {n: s.layers for n, s in stages.items()}, stashed.states
         else:
             flushed = Flushed(device, replicas_axis, stages, self.pipeline.microbatches)
-            self._run(device, stages, flushed.done)
+            self.run_stages(device, stages, flushed.done)
             gradients = flushed.gradients()
             with device.compute("update", nbytes=3 * nbytes):  # reads parameters and gradients, writes parameters
                 updates = {
@@ -127,6 +127,9 @@ class TrainStep(Step):
                 }
             updated = {stage: of_stage for stage, (of_stage, _) in updates.items()}
             states = {stage: state for stage, (_, state) in updates.items()}
+        grown = count_bytes(states) - held["optimizer"]     # in the first step, when the state comes to be
+        device.hold("optimizer", grown)
+        held["optimizer"] += grown
         loss = sum(losses[k] for k in sorted(losses)) if losses else None
         if replicas_axis and loss is not None:
             loss = float(device.all_reduce(np.float64(loss), replicas_axis))

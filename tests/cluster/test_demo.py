@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from parallelism.communication import COLLECTIVES
-from parallelism.schedules import SCHEDULES
 from parallelism.trace import Trace
 from tensor_parallelism import matmul as operators
 from vcluster.demo import __main__ as command
@@ -76,8 +75,9 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     "words",
     [
         "--pp 1", "--pp 4 --microbatches 2 --schedule gpipe", "--pp 2 --dp 2", "--dp 3", "--pp 6 --hidden 9,8,7,6,5",
-        *(f"--pp 2 --schedule {name} --hidden 9,8,7" for name in SCHEDULES if name not in ("inference", "1f1b")),
-        "--pp 3 --schedule interleaved_1f1b --chunks 3", "--pp 2 --dp 2 --schedule pipedream",
+        "--pp 2 --schedule zero_bubble_v", "--pp 2 --schedule interleaved_zero_bubble --hidden 9,8,7",
+        "--pp 3 --schedule interleaved_1f1b --chunks 3", "--pp 2 --schedule local", "--pp 2 --schedule pipedream_2bw",
+        "--pp 2 --dp 2 --schedule pipedream",
     ],
 )
 def test_every_mesh_trains_as_one_process_does(capsys, words):

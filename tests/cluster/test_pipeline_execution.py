@@ -185,6 +185,23 @@ def test_an_order_of_forwards_alone_predicts_and_does_not_train(cluster_of):
     assert_allclose(cluster_of(Mesh(pp=3)).run(split.predict_step(), x).result, run.result, rtol=1e-12)
 
 
+def test_memory_is_noted_by_what_it_is_for_and_activations_by_microbatch(cluster_of):
+    mlp, (x, targets) = mlp_of("zero_bubble_v", 2, 3, 2), batch()
+    trace = cluster_of(Mesh(pp=2)).run(mlp.train_step(Adam(0.01)), x, targets).trace
+    for rank, works in enumerate(mlp.pipeline.schedule.works):
+        here = [i for s, holder in enumerate(mlp.pipeline.schedule.placement) if holder == rank
+                for i in mlp.layers_of(s)]
+        parameters = 8 * sum((SIZES[i] + 1) * SIZES[i + 1] for i in here)
+        for category, times in (("parameters", 1), ("gradients", 1), ("optimizer", 2)):
+            assert trace.filter(name=category).peak_bytes(rank) == times * parameters
+        notes = trace.filter(name="activations", rank=rank)
+        # A note for each F, I and W, and nothing left of any microbatch.
+        assert [(e.stage, e.microbatch) for e in notes] == [(w.stage, w.microbatch) for w in works]
+        for k in range(3):
+            assert sum(e.nbytes for e in notes.filter(microbatch=k)) == 0
+            assert notes.filter(microbatch=k).peak_bytes(rank) > 0
+
+
 # -- recomputation -----------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
+from parallelism.schedules import SCHEDULES
 from vcluster import __main__ as top
 from vcluster.demo import __main__ as command
 from vcluster.demo import collectives, ffn, matmul, mlp, reshard
@@ -194,6 +195,13 @@ def test_a_job_is_what_the_words_say():
     assert job.steps == 7
     assert job.mlp.layer_sizes == (64, 9, 8, 7, 10)
     assert (job.mlp.pipeline.schedule.name, job.mlp.pipeline.stages, job.mlp.pipeline.microbatches) == ("gpipe", 3, 5)
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"inference"}))
+def test_every_schedule_that_trains_is_a_job(name):
+    job = mlp.prepare(command.mlp_parser().parse(words(f"--pp 3 --schedule {name}")))
+    assert job.mlp.pipeline.schedule.name == name and job.mlp.pipeline.ranks == 3
+    assert name in command.mlp_parser().format_help()
 
 
 def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():

@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism.mesh import Mesh
+from parallelism.pipeline_execution import pipeline_axes
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism import MLP, SGD, Adam, Training
-from pipeline_parallelism.execution import pipeline_axes
 
 SIZES = (5, 4, 6, 3)
 CLASSES = "softmax_cross_entropy"

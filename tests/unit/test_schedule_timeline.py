@@ -91,6 +91,14 @@ def test_costs_that_are_none_are_refused_by_name(given, error, message):
         Pipeline(2, 2, "1f1b").schedule.timeline(given)
 
 
+def test_a_broken_schedule_is_drawn_or_refused_but_never_a_riddle():
+    assert "rank 1  F0" in str(Schedule("twice", [["0F0"], ["0F0"]], 2, 1))
+    with pytest.raises(ValueError, match="schedule 'far': 5F0 is of stage 5; it has 2"):
+        str(Schedule("far", [["0F0"], ["5F0"]], 2, 1))
+    with pytest.raises(ValueError, match="costs should have one of X"):
+        str(Schedule("odd", [[(0, "X", 0)]], 1, 1))
+
+
 def test_free_actions_make_no_bubble_of_nothing():
     timeline = Pipeline(2, 1).schedule.timeline({"F": 0, "B": 0})
     assert (timeline.makespan, timeline.bubble_fraction, timeline.span_bubble_fraction) == (0, 0, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from parallelism.actions import MESSAGES, Action
@@ -21,32 +20,42 @@ Array = npt.NDArray[Any]
 
 
 class Stage(Protocol):
-    """The arithmetic of one stage; what a forward keeps for its backward, the stage keeps by microbatch."""
+    """The arithmetic of one stage; what a forward keeps for its backward, the stage keeps by microbatch.
 
-    @property
-    def dropped(self) -> Collection[int]:
-        """What is to be computed again before a backward; empty if nothing is."""
+    A subclass has `forward`, `backward_input` and `backward_weights`; the rest it may leave as it is here.
+    """
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The output; ``x`` is that of the stage before, None on the first stage, which has the data."""
 
-    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The gradient of the input, None on the first stage; ``grad`` is None on the last, which has the loss."""
-
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The first half of `backward`: the gradient of the input."""
+        """The gradient of the input, None on the first stage; ``grad`` is None on a stage that has the loss."""
 
     def backward_weights(self, microbatch: int) -> None:
-        """The second half: the gradients of the weights."""
+        """The gradients of the weights, after `backward_input` of the same microbatch."""
+
+    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
+        """Both halves at once."""
+        grad = self.backward_input(microbatch, grad)
+        self.backward_weights(microbatch)
+        return grad
+
+    @property
+    def dropped(self) -> Collection[int]:
+        """What is to be computed again before a backward; empty if nothing is."""
+        return ()
 
     def recompute(self, microbatch: int) -> None:
         """Computes again what was dropped after the forward."""
+        return
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
         """Flops, and bytes of memory traffic, of an action of this kind; ``R`` is for `recompute`."""
+        return 0.0, 0.0
 
     def held(self, microbatch: int) -> int:
         """Bytes kept at the moment for the backward of this microbatch."""
+        return 0
 
 
 def run_actions(
@@ -62,7 +71,8 @@ def run_actions(
     wanted by nobody: the output of a forward, to the next stage, and the gradient of a backward, to the stage before.
     Each has a tag of its own, so no order of the actions can mix them up, and none of them waits for room.  A message
     is sent as soon as it is made and received when it is used; where the schedule lists its messages, it is sent at
-    its ``SEND``, and its receive posted at its ``RECV``.
+    its ``SEND``, and its receive posted at its ``RECV``.  What stages keep is noted as ``activations``, by stage
+    and microbatch.
     """
     mail = _Mail(device, pipeline, axis)
     for action in actions:
@@ -77,7 +87,7 @@ def run_actions(
             flops, nbytes = stage.cost("R", k)
             with device.compute(f"recompute {number}F{k}", flops=flops, nbytes=nbytes, stage=number, microbatch=k):
                 stage.recompute(k)
-            device.hold("activations", stage.held(k) - before)
+            device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
             before = stage.held(k)
         flops, nbytes = stage.cost(kind, k)
         y: Array | None = None
@@ -90,7 +100,7 @@ def run_actions(
                 y = stage.backward_input(k, x)
             else:
                 stage.backward_weights(k)
-        device.hold("activations", stage.held(k) - before)
+        device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
         if y is not None:
             mail.give(action, y)
         if done is not None and kind in ("B", "W"):
@@ -189,8 +199,3 @@ def pipeline_axes(
                 f"of size {mesh.shape[axis]}"
             )
     return stages, replicas
-
-
-def split_rows(x: Array, parts: int) -> list[Array]:
-    """The rows in ``parts`` parts as even as can be, the longer ones first; views, some of them perhaps empty."""
-    return np.array_split(x, parts)
