@@ -70,18 +70,21 @@ def run_actions(
     **Communication**: a message for each forward and each B or I, but those whose result stays on the device or is
     wanted by nobody: the output of a forward, to the next stage, and the gradient of a backward, to the stage before.
     Each has a tag of its own, so no order of the actions can mix them up, and none of them waits for room.  A message
-    is sent as soon as it is made and received when it is used; where the schedule lists its messages, it is sent at
-    its ``SEND``, and its receive posted at its ``RECV``.  What stages keep is noted as ``activations``, by stage
-    and microbatch.
+    is sent as soon as it is made; its receive is posted an action ahead of the one that uses it, which waits for it.
+    Where the schedule lists its messages, one is sent at its ``SEND``, and its receive posted at its ``RECV``.  What
+    stages keep is noted as ``activations``, by stage and microbatch.
     """
     mail = _Mail(device, pipeline, axis)
-    for action in actions:
+    order = list(actions)
+    for action, following in zip(order, [*order[1:], None], strict=True):
         number, kind, k = action
         if kind in MESSAGES:
             mail.handle(action)
             continue
         stage = stages[number]
         x = mail.take(action)
+        if following is not None:
+            mail.expect(following)
         before = stage.held(k)
         if kind in ("B", "I") and stage.dropped:
             flops, nbytes = stage.cost("R", k)
@@ -133,6 +136,16 @@ class _Mail:
         else:
             received = self.device.recv(self.placement[maker], tag=self.tag(user), axes=self.axis)
         return received
+
+    def expect(self, action: Action) -> None:
+        """Posts the receive of an action's input, where the schedule does not say when."""
+        number, kind, k = action
+        if self.pipeline.schedule.lists_messages or not self.pipeline.schedule.passes_on(kind):
+            return
+        maker = number - 1 if kind == "F" else number + 1
+        if 0 <= maker < self.pipeline.stages and self.placement[maker] != self.here:
+            user = _user(number, kind, k)
+            self.posted[user] = self.device.irecv(self.placement[maker], tag=self.tag(user), axes=self.axis)
 
     def give(self, action: Action, y: Array) -> None:
         """Keeps the result of an action for the one that wants it, or sends it there."""

@@ -174,6 +174,14 @@ def test_messages_that_a_schedule_lists_are_sent_where_it_says(cluster_of):
         assert told == ["send" if w.kind[0] == "S" else str(w) for w in row if w.kind[0] != "R"]
 
 
+def test_a_receive_is_posted_an_action_ahead_and_waited_for_where_it_is_used(cluster_of):
+    mlp, (x, targets) = mlp_of("gpipe", 2, 3, 1), batch()
+    trace = cluster_of(Mesh(pp=2), "process").run(mlp.train_step(), x, targets).trace
+    told = [e.name if e.phase else e.kind for e in trace if e.rank == 1 and (e.phase or e.kind in ("recv", "wait"))]
+    # (Its sends are waited for at the end.)
+    assert told[:9] == ["recv", "recv", "1F0", "wait", "recv", "1F1", "wait", "1F2", "1B0"]
+
+
 def test_an_order_of_forwards_alone_predicts_and_does_not_train(cluster_of):
     mlp = mlp_of("inference", 3, 4, 1)
     x, _ = batch()
