@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from parallelism.explanation import Explanation, explain
     from parallelism.mesh import Mesh, MeshIndex
-    from parallelism.operation import Device, Operation, PipelinedOperation, ShardedOperation
-    from parallelism.pipelining import Action, Pipeline, PipelineStage, Schedule, Status
+    from parallelism.operation import Device, Operation, ShardedOperation
+    from parallelism.pipelined_operation import PipelinedOperation
+    from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
     from parallelism.process_groups import replica_groups
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
     from parallelism.sharding import DimSharding, TensorSharding
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "explanation": ("Explanation", "explain"),
     "mesh": ("Mesh", "MeshIndex"),
-    "operation": ("Device", "Operation", "PipelinedOperation", "ShardedOperation"),
-    "pipelining": ("Action", "Pipeline", "PipelineStage", "Schedule", "Status"),
+    "operation": ("Device", "Operation", "ShardedOperation"),
+    "pipelined_operation": ("PipelinedOperation",),
+    "pipelining": ("Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"),
     "process_groups": ("replica_groups",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
     "sharding": ("DimSharding", "TensorSharding"),
@@ -29,9 +31,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Pipeline",
-    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status",
-    "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
+    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Overlapped",
+    "Pipeline", "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule",
+    "ShardedOperation", "Status", "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
 ]
 
 

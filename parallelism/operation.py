@@ -16,7 +16,6 @@ import numpy.typing as npt
 from parallelism.mesh import Axes, Mesh, MeshIndex
 
 if TYPE_CHECKING:
-    from parallelism.pipelining import Pipeline
     from parallelism.sharding import TensorSharding
 
 Groups = Sequence[Sequence[int]]
@@ -59,7 +58,9 @@ class Device(Protocol):
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None,
         stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
     ) -> AbstractContextManager[None]: ...
-    def hold(self, category: str, nbytes: int) -> None: ...
+    def hold(
+        self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None
+    ) -> None: ...
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any: ...
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> np.ndarray: ...
 
@@ -136,12 +137,3 @@ class ShardedOperation(Operation):
 
     def __call__(self, device: Device, *inputs: Any) -> Any:
         return self.forward(device, *inputs)[0]
-
-
-class PipelinedOperation(Operation):
-    """An operation cut into stages that lie on different devices: see `parallelism.pipelining`."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
-
-

@@ -80,8 +80,8 @@ class RecordingDevice:
             microbatch=microbatch, phase=phase,
         )
 
-    def hold(self, category: str, nbytes: int) -> None:
-        self._add("memory", category, nbytes=float(nbytes))
+    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
+        self._add("memory", category, nbytes=float(nbytes), stage=stage, microbatch=microbatch)
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any:
         a, b = np.asarray(a), np.asarray(b)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from parallelism.schedule_timeline import SLOTS
+
 if TYPE_CHECKING:
-    from parallelism.pipelining import Action, Schedule
+    from parallelism.actions import Action
+    from parallelism.schedule import Schedule
 
 _WIDTH = 80
 _PLURAL = {"stage": "stages", "rank": "ranks", "microbatch": "microbatches"}
-_COLOURS = {"F": "#cfe3f7", "B": "#f7d9c4", "I": "#f7e6c4", "W": "#d8efd3"}
+COLOURS = {"F": "#cfe3f7", "B": "#f7d9c4", "I": "#f7e6c4", "W": "#d8efd3"}
 
 
 def text(schedule: Schedule) -> str:
@@ -38,28 +41,31 @@ def html(schedule: Schedule) -> str:
     """The same as a table; every cell names its action, so the colours say nothing that the text does not."""
     rows = []
     for rank, line in enumerate(cycles(schedule)):
-        cells = (f'<td style="background:{_COLOURS[a.kind]};color:#000">{a}</td>' if a else "<td></td>" for a in line)
+        cells = (f'<td style="background:{COLOURS[a.kind]};color:#000">{a}</td>' if a else "<td></td>" for a in line)
         rows.append(f"<tr><th>rank {rank}</th>{''.join(cells)}</tr>")
     return f"<table><caption>{escape(caption(schedule))}</caption>{''.join(rows)}</table>"
 
 
 def cycles(schedule: Schedule) -> list[list[Action | None]]:
     """By rank, the action of each cycle, or None."""
-    table: list[list[Action | None]] = [[None] * schedule.makespan() for _ in schedule.actions]
-    for line, row, starts in zip(table, schedule.actions, schedule.starts(), strict=True):
-        for action, cycle in zip(row, starts, strict=True):
-            line[cycle] = action
+    timeline = schedule.timeline(SLOTS)
+    table: list[list[Action | None]] = [[None] * int(timeline.makespan) for _ in schedule.actions]
+    for line, row in zip(table, timeline.spans, strict=True):
+        for action, start, _ in row:
+            line[int(start)] = action
     return table
 
 
 def caption(schedule: Schedule) -> str:
     """Name, sizes and bubble in a line."""
-    sizes = ((schedule.stages, "stage"), (schedule.ranks, "rank"), (schedule.microbatches, "microbatch"))
-    stages, ranks, microbatches = (f"{n} {noun if n == 1 else _PLURAL[noun]}" for n, noun in sizes)
-    return (
-        f"{schedule.name}: {stages} on {ranks}, {microbatches}; "
-        f"{schedule.makespan()} cycles, {schedule.idle_fraction():.0%} idle"
-    )
+    return f"{sizes(schedule)}; {schedule.makespan()} cycles, {schedule.idle_fraction():.0%} idle"
+
+
+def sizes(schedule: Schedule) -> str:
+    """Name and sizes in words."""
+    counted = ((schedule.stages, "stage"), (schedule.ranks, "rank"), (schedule.microbatches, "microbatch"))
+    stages, ranks, microbatches = (f"{n} {noun if n == 1 else _PLURAL[noun]}" for n, noun in counted)
+    return f"{schedule.name}: {stages} on {ranks}, {microbatches}"
 
 
 def _label(schedule: Schedule, action: Action | None) -> str:

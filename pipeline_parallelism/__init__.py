@@ -5,6 +5,7 @@ from __future__ import annotations
 from parallelism.kernels import SGD, Adam
 from pipeline_parallelism.checkpoint import Checkpoint, CheckpointError
 from pipeline_parallelism.mlp import MLP
-from pipeline_parallelism.steps import MixedStepsError, Training
+from pipeline_parallelism.resident import MixedStepsError
+from pipeline_parallelism.training import Training
 
 __all__ = ["MLP", "SGD", "Adam", "Checkpoint", "CheckpointError", "MixedStepsError", "Training"]

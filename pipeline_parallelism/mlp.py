@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +18,10 @@ import numpy.typing as npt
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.checkpoint import Checkpoint
-from pipeline_parallelism.execution import split_rows
-from pipeline_parallelism.stage import Array, Layer, add_layers, layers_backward, layers_forward
-from pipeline_parallelism.steps import (
-    CheckpointStep,
-    PredictStep,
-    ResetStep,
-    RestoreStep,
-    Training,
-    TrainStep,
-    update_layers,
-)
+from pipeline_parallelism.reference import reference_step
+from pipeline_parallelism.stage import Array, Layer, layers_forward
+from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
+from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)
 
@@ -64,9 +56,6 @@ class MLP:
             raise ValueError(
                 f"{self.pipeline.stages} stages need a layer each; layer_sizes={sizes} makes {len(sizes) - 1} layers"
             )
-        split = next((a for row in self.pipeline.schedule.actions for a in row if a.kind not in "FB"), None)
-        if split is not None:
-            raise ValueError(f"the MLP runs forwards F and whole backwards B; the schedule has {split}")
         _known("activation", self.activation, ACTIVATIONS)
         _known("loss", self.loss, LOSSES)
         if np.dtype(self.dtype).kind != "f":
@@ -106,6 +95,17 @@ class MLP:
         """Weights and bias of every layer before the first step."""
         return self.initial_layers(range(len(self.layer_sizes) - 1))
 
+    def local_head(self, stage: int) -> Array:
+        """What stands between a stage and its own loss where a schedule's losses are local: fixed random weights.
+
+        Of variance 1 / outputs of the stage; never trained.  Mostafa et al., *Deep Supervised Learning Using Local
+        Errors*, 2018, arXiv:1711.06756.
+        """
+        width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
+        drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal((width, classes))
+        head: Array = (drawn / math.sqrt(width)).astype(self.dtype)
+        return head
+
     @property
     def loss_function(self) -> Loss:
         """``(predictions, targets, rows of the batch) -> (loss, gradient)``."""
@@ -114,14 +114,17 @@ class MLP:
     # ------------------------------------------------------------------------------------- on a cluster
 
     def train_step(
-        self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients")
+        self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients"),
+        recompute: Recompute = "none",
     ) -> TrainStep:
         """One step of training, to be run as ``cluster.run(step, x, targets)``; its result is a `Training`.
 
         ``x`` has shape ``(rows, layer_sizes[0])``; ``targets`` ``(rows, layer_sizes[-1])``, or ``(rows,)``
         classes.  The loss always comes back to the host; ``returns`` says what else does.
+        ``recompute="full"`` keeps of a forward the input of its stage alone and computes the rest again before the
+        backward, with the same bits; a list of layers does so for these.
         """
-        return TrainStep(self, optimizer, returns)
+        return TrainStep(self, optimizer, returns, recompute)
 
     def predict_step(self) -> PredictStep:
         """The outputs of the last layer with the parameters that are in the devices: ``cluster.run(step, x)``."""
@@ -161,26 +164,10 @@ class MLP:
     ) -> Training:
         """The same step in this process, without a pipeline; ``previous`` is the step, or checkpoint, to go on from.
 
-        ``microbatches`` and ``replicas`` only set the order of the sums.
+        ``microbatches`` and ``replicas`` only set the order of the sums; but where the pipeline's schedule stashes
+        weights there is an update for each of its own microbatches, as there.
         """
-        x, targets = self.check_batch(x, targets)
-        parameters = self.initial_parameters() if previous is None else previous.parameters
-        if parameters is None:
-            raise ValueError("previous must have the parameters to go on from; that step did not return them")
-        activations = self.activations_of(range(len(parameters)))
-
-        def backpropagated(inputs: Array, expected: Array) -> tuple[float, list[Layer]]:
-            y, saved = layers_forward(parameters, activations, inputs)
-            loss, grad = self.loss_function(y, expected, len(x))
-            return loss, layers_backward(parameters, activations, saved, grad, first=True)[1]
-
-        loss, gradients = _total(
-            _total(backpropagated(*part) for part in _split_both(*replica, microbatches))
-            for replica in _split_both(x, targets, replicas)
-        )
-        state = None if previous is None else previous.optimizer_state
-        updated, state = update_layers(optimizer, parameters, gradients, state)
-        return Training(loss, updated, gradients, state, 1 if previous is None else previous.step + 1)
+        return reference_step(self, *self.check_batch(x, targets), optimizer, previous, microbatches, replicas)
 
     # ------------------------------------------------------------------------------------------- the data
 
@@ -217,16 +204,6 @@ class MLP:
             row, column = map(int, np.argwhere(~finite)[0])
             raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
         return array
-
-
-def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, Array]]:
-    return zip(split_rows(x, parts), split_rows(targets, parts), strict=True)
-
-
-def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:
-    """Losses and gradients added up, in this order."""
-    losses, gradients = zip(*parts, strict=True)
-    return sum(losses), reduce(add_layers, gradients)
 
 
 def _known(subject: str, name: str, names: Iterable[str]) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from parallelism.kernels import (
-    Activation,
-    dense,
-    dense_backward_flops,
-    dense_backward_input,
-    dense_backward_weights,
-    dense_forward_flops,
-)
+from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
+from parallelism.pipeline_execution import Stage
 
 Array = npt.NDArray[Any]
 Layer = tuple[Array, Array]
 """Weights ``(inputs, outputs)`` and bias ``(outputs,)``."""
+Saved = tuple[Array | None, Array | None]
+"""What the backward of a layer needs: its input, and its sum before the activation; None where it was dropped."""
 Finish = Callable[[int, Array], Array | None]
 """What the last stage does with a microbatch and its output: it gives the gradient of the output, or None."""
 
@@ -33,18 +31,26 @@ def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x
     return x, saved
 
 
-def layers_backward(
-    layers: Sequence[Layer], activations: Sequence[Activation], saved: Sequence[Layer], grad: Array, *, first: bool
-) -> tuple[Array | None, list[Layer]]:
-    """The gradient of the input (None if the layers come ``first``: nobody wants it), and those of the layers."""
-    gradients: list[Layer] = []
+def layers_backward_input(
+    layers: Sequence[Layer], activations: Sequence[Activation], sums: Sequence[Array], grad: Array, *, first: bool
+) -> tuple[Array | None, list[Array]]:
+    """The gradient of the input (None if the layers come ``first``: nobody wants it), and of each layer's sum."""
+    gradients: list[Array] = []
     for i in reversed(range(len(layers))):
-        x, z = saved[i]
-        grad = activations[i].backward(z, grad)
-        gradients.append(dense_backward_weights(x, grad))
+        grad = activations[i].backward(sums[i], grad)
+        gradients.append(grad)
         if i or not first:
             grad = dense_backward_input(layers[i][0], grad)
     return None if first else grad, gradients[::-1]
+
+
+def layers_backward(
+    layers: Sequence[Layer], activations: Sequence[Activation], saved: Sequence[Layer], grad: Array, *, first: bool
+) -> tuple[Array | None, list[Layer]]:
+    """The gradient of the input (None if the layers come ``first``), and those of the layers."""
+    inputs, sums = zip(*saved, strict=True)
+    grad_input, gradients = layers_backward_input(layers, activations, sums, grad, first=first)
+    return grad_input, [dense_backward_weights(x, g) for x, g in zip(inputs, gradients, strict=True)]
 
 
 def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> list[Layer]:
@@ -52,54 +58,113 @@ def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> list[Layer]:
     return [(weights + w, bias + v) for (weights, bias), (w, v) in zip(a, b, strict=True)]
 
 
-class DenseStage:
-    """The layers of one stage on one device, during one step; a `pipeline_parallelism.execution.Stage`.
+@dataclass
+class _Kept:
+    """What a microbatch has on a stage between its forward and its last backward."""
+
+    layers: list[Layer]
+    """The weights of its forward, which its backward uses too."""
+    saved: list[Saved]
+    output_gradient: Array | None = None
+    gradients: list[Array] = field(default_factory=list)
+    """Of each layer's sum, from the backward for the input to that for the weights."""
+
+
+class DenseStage(Stage):
+    """The layers of one stage on one device, during one step; a `pipeline_parallelism.pipeline_execution.Stage`.
 
     ``rows`` has the rows of each microbatch.  The first stage has its data in ``inputs``, by microbatch; the
     last one calls ``finish(microbatch, output)``, which gives the gradient of the output to start back from.
-    Without ``training`` nothing is kept for a backward.
+    ``head``, fixed weights ``(outputs, classes)``, stands between the output and ``finish`` of a stage that learns from
+    a loss of its own.  If the stage learns ``alone``, nobody wants the gradient of its input.  Without ``training``
+    nothing is kept for a backward.  What the layers in ``recompute`` (numbered within the stage) make is dropped after
+    the forward, and computed again before the backward.
     """
 
     def __init__(
         self,
-        layers: Sequence[Layer],
+        layers: list[Layer],
         activations: Sequence[Activation],
         rows: Sequence[int],
         *,
         inputs: Sequence[Array] | None = None,
         finish: Finish | None = None,
+        head: Array | None = None,
+        alone: bool = False,
         training: bool = True,
+        recompute: Collection[int] = (),
+        accumulate: bool = True,
     ) -> None:
         self.layers, self.activations, self.rows = layers, activations, rows
-        self.inputs, self.finish, self.training = inputs, finish, training
+        self.head, self.first = head, inputs is not None or alone
+        self.inputs, self.finish, self.training, self._dropped = inputs, finish, training, frozenset(recompute)
+        self.accumulate = accumulate
         self.gradients: list[Layer] = []
-        """The sums over the microbatches whose backward is done."""
-        self._saved: dict[int, list[Layer]] = {}
-        self._output_gradients: dict[int, Array] = {}
+        """The sums over the microbatches whose backward is done, or, not to ``accumulate``, those of the last one."""
+        self._kept: dict[int, _Kept] = {}
         self._early: dict[int, list[Layer]] = {}
         self._summed = 0
+
+    @property
+    def dropped(self) -> Collection[int]:
+        """The layers that are computed again, numbered within the stage."""
+        return self._dropped
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The stage's output for its input, of the first stage for its data."""
         if x is None:
             x = self._data[microbatch]
         y, saved = layers_forward(self.layers, self.activations, x)
+        grad = self._finished(microbatch, y)
         if self.training:
-            self._saved[microbatch] = saved
-        if self.finish is not None and (grad := self.finish(microbatch, y)) is not None:
-            self._output_gradients[microbatch] = grad
+            last = len(saved) - 1
+            kept: list[Saved] = [
+                (None if i - 1 in self._dropped and i in self._dropped else x, None if i in self._dropped else z)
+                for i, (x, z) in enumerate(saved)
+            ]
+            self._kept[microbatch] = _Kept(self.layers, kept, None if last in self._dropped else grad)
         return y
 
-    def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The gradient of the input; those of the layers are added to ``gradients``."""
-        if grad is None:
-            grad = self._output_gradients.pop(microbatch)
-        saved = self._saved.pop(microbatch)
-        grad, gradients = layers_backward(self.layers, self.activations, saved, grad, first=self.inputs is not None)
-        self._add(microbatch, gradients)
+    def recompute(self, microbatch: int) -> None:
+        """Computes again what was dropped, with the weights of the forward."""
+        kept = self._kept[microbatch]
+        for i in sorted(self._dropped):
+            x, _ = kept.saved[i]
+            if x is None:
+                x = self.activations[i - 1].forward(_there(kept.saved[i - 1][1]))
+            kept.saved[i] = x, dense(x, *kept.layers[i])
+        last = len(kept.saved) - 1
+        if last in self._dropped and self.finish is not None:
+            y = self.activations[last].forward(_there(kept.saved[last][1]))
+            kept.output_gradient = self._finished(microbatch, y)
+
+    def _finished(self, microbatch: int, y: Array) -> Array | None:
+        """The gradient of the output, if the stage has a loss."""
+        if self.finish is None:
+            return None
+        if self.head is None:
+            return self.finish(microbatch, y)
+        grad = self.finish(microbatch, y @ self.head)
+        return None if grad is None else grad @ self.head.T
+
+    def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
+        """The gradient of the input; what `backward_weights` needs is kept."""
+        kept = self._kept[microbatch]
+        grad = _there(kept.output_gradient) if grad is None else grad
+        sums = [_there(z) for _, z in kept.saved]
+        grad, kept.gradients = layers_backward_input(kept.layers, self.activations, sums, grad, first=self.first)
+        kept.saved, kept.output_gradient = [(x, None) for x, _ in kept.saved], None
         return grad
 
-    def _add(self, microbatch: int, gradients: list[Layer]) -> None:
+    def backward_weights(self, microbatch: int) -> None:
+        """The gradients of the layers, added to ``gradients``; nothing is kept of the microbatch."""
+        kept = self._kept.pop(microbatch)
+        gradients = [
+            dense_backward_weights(_there(x), grad) for (x, _), grad in zip(kept.saved, kept.gradients, strict=True)
+        ]
+        if not self.accumulate:
+            self.gradients = gradients
+            return
         # In the order of the microbatches, whatever the schedule's: every schedule gives the same bits.
         self._early[microbatch] = gradients
         while (ready := self._early.pop(self._summed, None)) is not None:
@@ -107,31 +172,49 @@ class DenseStage:
             self._summed += 1
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
-        """Flops of the products of a forward or a backward, and bytes of what they read and write."""
+        """Flops of the products of an action of this kind (``R``: of recomputing), and bytes that they read and write.
+
+        Each product of three extents reads two of the three arrays and writes the third.
+        """
         rows = self.rows[microbatch]
         flops = elements = 0
         for i, (weights, _) in enumerate(self.layers):
-            inputs, outputs = weights.shape
-            products = 1
-            if kind == "F":
-                flops += dense_forward_flops(rows, inputs, outputs)
-            else:
-                upstream = i > 0 or self.inputs is None
-                flops += dense_backward_flops(rows, inputs, outputs, input_gradient=upstream)
-                products = 1 + upstream
-            # Each product of the three extents reads two of the three arrays and writes the third.
-            elements += products * (rows * inputs + inputs * outputs + rows * outputs)
+            upstream = i > 0 or not self.first
+            products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self._dropped)}[kind]
+            flops += products * dense_forward_flops(rows, *weights.shape)
+            elements += products * (rows * sum(weights.shape) + weights.size)
+        again = kind == "R" and len(self.layers) - 1 in self._dropped
+        if self.head is not None and self.training and (kind == "F" or again):
+            flops += 2 * dense_forward_flops(rows, *self.head.shape)
+            elements += 2 * (rows * sum(self.head.shape) + self.head.size)
         return flops, elements * self.layers[0][0].itemsize
 
     def held(self, microbatch: int) -> int:
         """Bytes kept for the backward of this microbatch, the stage's input among them."""
-        saved = [array for pair in self._saved.get(microbatch, ()) for array in pair]
-        if (grad := self._output_gradients.get(microbatch)) is not None:
-            saved.append(grad)
-        return sum({id(array): array.nbytes for array in saved}.values())
+        if (kept := self._kept.get(microbatch)) is None:
+            return 0
+        arrays = [*(array for pair in kept.saved for array in pair), kept.output_gradient, *kept.gradients]
+        return sum({id(array): array.nbytes for array in arrays if array is not None}.values())
+
+    @property
+    def stashed(self) -> int:
+        """Bytes of the weights that are kept for microbatches under way beside the stage's own."""
+        versions = {id(kept.layers): kept.layers for kept in self._kept.values() if kept.layers is not self.layers}
+        return sum(array.nbytes for layers in versions.values() for layer in layers for array in layer)
 
     @property
     def _data(self) -> Sequence[Array]:
         if self.inputs is None:
             raise ValueError("a stage that is not the first needs the output of the stage before; got no input")
         return self.inputs
+
+
+def split_rows(x: Array, parts: int) -> list[Array]:
+    """The rows in ``parts`` parts as even as can be, the longer ones first; views, some of them perhaps empty."""
+    return np.array_split(x, parts)
+
+
+def _there(array: Array | None) -> Array:
+    if array is None:
+        raise ValueError("a backward needs its forward, and an output gradient; got none")
+    return array

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Mesh,
         MeshIndex,
         Operation,
+        Overlapped,
         Pipeline,
         PipelinedOperation,
         PipelineStage,
@@ -74,12 +75,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
-    "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "DimSharding", "Event", "Explanation",
-    "Mesh", "MeshIndex", "Operation", "OperationCancelled", "PerDevice", "Pipeline", "PipelineStage",
-    "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Run", "Schedule", "Sharded", "ShardedOperation",
-    "Status", "TensorSharding", "Trace", "UndeliveredMessageError", "UnusedResultWarning", "VirtualChannel",
-    "VirtualCluster", "VirtualDevice", "assert_communication", "explain", "faults", "plan_resharding", "replica_groups",
-    "report",
+    "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "DimSharding", "Event",
+    "Explanation", "Mesh", "MeshIndex", "Operation", "OperationCancelled", "Overlapped", "PerDevice", "Pipeline",
+    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Run", "Schedule", "Sharded",
+    "ShardedOperation", "Status", "TensorSharding", "Trace", "UndeliveredMessageError", "UnusedResultWarning",
+    "VirtualChannel", "VirtualCluster", "VirtualDevice", "assert_communication", "explain", "faults",
+    "plan_resharding", "replica_groups", "report",
 ]
 
 

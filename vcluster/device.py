@@ -130,9 +130,12 @@ class VirtualDevice:
         marks = {"stage": stage, "microbatch": microbatch, "phase": phase}
         return self.recorder.compute(name, seconds, {**values, **marks})
 
-    def hold(self, category: str, nbytes: int) -> None:
+    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
-        self.recorder.add("memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now())
+        self.recorder.add(
+            "memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now(), stage=stage,
+            microbatch=microbatch,
+        )
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any:
         """``a @ b``, its flops (2 m n k) and memory traffic counted."""

@@ -73,7 +73,12 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    ["--pp 1", "--pp 4 --microbatches 2 --schedule gpipe", "--pp 2 --dp 2", "--dp 3", "--pp 6 --hidden 9,8,7,6,5"],
+    [
+        "--pp 1", "--pp 4 --microbatches 2 --schedule gpipe", "--pp 2 --dp 2", "--dp 3", "--pp 6 --hidden 9,8,7,6,5",
+        "--pp 2 --schedule zero_bubble_v", "--pp 2 --schedule interleaved_zero_bubble --hidden 9,8,7",
+        "--pp 3 --schedule interleaved_1f1b --chunks 3", "--pp 2 --schedule local", "--pp 2 --schedule pipedream_2bw",
+        "--pp 2 --dp 2 --schedule pipedream",
+    ],
 )
 def test_every_mesh_trains_as_one_process_does(capsys, words):
     status, out = here(capsys, f"mlp {words} --steps 2 --backend thread")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
+from parallelism.schedules import SCHEDULES
 from vcluster import __main__ as top
 from vcluster.demo import __main__ as command
 from vcluster.demo import attention, collectives, ffn, matmul, mlp, moe, reshard
@@ -76,6 +77,13 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --pp 5", "--pp 5: the perceptron has 4 layers, so at most 4 stages"),
         ("mlp --pp 5", "for more of them: --hidden 96,96,96,96"),
         ("mlp --pp 4 --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
+        ("mlp --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
+        ("mlp --pp 2 --schedule zbv --chunks 3", "--chunks 3: zero_bubble_v puts 2 stages on each device"),
+        ("mlp --pp 2 --chunks 2", "--chunks 2: 1f1b puts one stage on each device"),
+        (
+            "mlp --pp 2 --schedule looped_bfs --hidden 9,8",
+            "--pp 2 with 2 stages on each: the perceptron has 3 layers",
+        ),
         ("mlp --schedul gpipe", "there is no option --schedul; did you mean --schedule?"),
         ("mlp --micro 4", "there is no option --micro"),
         ("mlp --microbatches 0", "--microbatches: needs a whole number of at least 1, got 0"),
@@ -204,6 +212,13 @@ def test_a_job_is_what_the_words_say():
     assert job.steps == 7
     assert job.mlp.layer_sizes == (64, 9, 8, 7, 10)
     assert (job.mlp.pipeline.schedule.name, job.mlp.pipeline.stages, job.mlp.pipeline.microbatches) == ("gpipe", 3, 5)
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"inference"}))
+def test_every_schedule_that_trains_is_a_job(name):
+    job = mlp.prepare(command.mlp_parser().parse(words(f"--pp 3 --schedule {name}")))
+    assert job.mlp.pipeline.schedule.name == name and job.mlp.pipeline.ranks == 3
+    assert name in command.mlp_parser().format_help()
 
 
 def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():

@@ -219,9 +219,12 @@ def test_data_files(tmp_path, content):
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
-cells = st.from_regex(r"-?[0-9]{0,3}[FBIWSR]?[0-9]{0,3}", fullmatch=True) | st.text(max_size=5) | st.just("0F0")
+cells = st.one_of(
+    st.from_regex(r"-?[0-9]{0,3}([FBIW]|SEND_F|RECV_B)?[0-9]{0,3}", fullmatch=True),
+    st.text(max_size=5), st.just("0F0"),
+)
 rows = st.lists(st.lists(cells, max_size=5).map(",".join), max_size=4).map("\n".join)
-GOOD_SCHEDULE = Pipeline(stages=3, microbatches=3).schedule.to_csv()
+GOOD_SCHEDULE = Pipeline(stages=4, microbatches=4, schedule="dual_pipe_v").schedule.with_messages().to_csv()
 
 
 @within_a_test

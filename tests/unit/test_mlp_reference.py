@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism.mesh import Mesh
-from parallelism.pipelining import Pipeline, Schedule
+from parallelism.pipeline_execution import pipeline_axes
+from parallelism.pipelining import Pipeline
 from pipeline_parallelism import MLP, SGD, Adam, Training
-from pipeline_parallelism.execution import pipeline_axes
 
 SIZES = (5, 4, 6, 3)
 CLASSES = "softmax_cross_entropy"
@@ -95,9 +95,6 @@ def test_an_mlp_is_a_value():
     assert {array.dtype for pair in mlp.initial_parameters() for array in pair} == {np.dtype(np.float32)}
 
 
-SPLIT = Schedule("split", [["0F0", "0I0", "0W0"]], 1, 1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -108,7 +105,6 @@ SPLIT = Schedule("split", [["0F0", "0I0", "0W0"]], 1, 1)
         ({"loss": "mse"}, r"unknown loss 'mse'.*\(known: 'mean_squared_error', 'softmax_cross_entropy'\)"),
         ({"dtype": np.int32}, "floating one, got int32"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"pipeline": Pipeline(1, 1, SPLIT)}, "the schedule has 0I0"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(options, message):
@@ -166,6 +162,10 @@ def test_numbers_that_are_not_real_are_refused():
 )
 def test_stages_lie_on_pp_and_replicas_on_dp(mesh, stages, axes):
     assert pipeline_axes(Pipeline(stages, 2), mesh) == axes
+
+
+def test_axes_inside_a_stage_may_have_any_size():
+    assert pipeline_axes(Pipeline(3, 2), Mesh(pp=3, dp=2, tp=2), inside=["tp"]) == ("pp", "dp")
 
 
 @pytest.mark.parametrize(

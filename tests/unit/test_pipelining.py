@@ -3,38 +3,80 @@
 from __future__ import annotations
 
 import pickle
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelism.pipelining import Action, Pipeline, PipelineStage, Schedule, Status
+from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
+from parallelism.schedules import SCHEDULES, V_SHAPED
 
 TWO_CHUNKS = """\
 0F0,0F1,2F0,2F1,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,2B2,2B3,0B2,0B3
 1F0,1F1,3F0,3B0,3F1,3B1,1F2,1B0,1F3,1B1,3F2,3B2,3F3,3B3,1B2,1B3
 """  # interleaved 1F1B of 2 ranks, 4 microbatches, 2 chunks, as torch.distributed.pipelining writes it
 
+named = st.builds(
+    lambda ranks, microbatches, name: Pipeline(ranks * (1 + (name in V_SHAPED)), microbatches, name),
+    st.integers(1, 4), st.integers(1, 6), st.sampled_from(sorted(SCHEDULES)),
+)
 pipelines = st.builds(Pipeline, st.integers(1, 6), st.integers(1, 8), st.sampled_from(["gpipe", "1f1b"]))
 
 
 def test_an_action_is_written_as_stage_kind_and_microbatch():
     assert str(Action(2, "F", 0)) == "2F0"
     assert Action.parse("13W7") == Action(13, "W", 7)
+    for text in ("1SEND_F3", "2RECV_F3", "2SEND_B3", "1RECV_B3"):
+        assert str(Action.parse(text)) == text
+    pair = Overlapped.parse("(0F7;7B3)OVERLAP_F_B")
+    assert pair == Overlapped(Action(0, "F", 7), Action(7, "B", 3)) and str(pair) == "(0F7;7B3)OVERLAP_F_B"
 
 
-@pytest.mark.parametrize("text", ["", "F0", "2F", "2X0", "2f0", "-1F0", "2F0;", "2SEND_F0", "٣F0"])
+@pytest.mark.parametrize("text", ["", "F0", "2F", "2X0", "2f0", "-1F0", "2F0;", "2SENDF0", "2SEND_W0", "٣F0"])
 def test_text_that_is_no_action_is_named(text):
     with pytest.raises(ValueError, match="as in '2F0'; got") as raised:
         Action.parse(text)
     assert repr(text) in str(raised.value)
 
 
-@given(pipelines)
-def test_csv_goes_there_and_back(pipeline):
-    schedule = pipeline.schedule
-    assert Schedule.from_csv(schedule.to_csv(), schedule.name) == schedule
+@pytest.mark.parametrize("text", ["(0F1)OVERLAP_F_B", "(0B1;7B3)OVERLAP_F_B", "(0F1;7B3)", "(0F1;7F3)OVERLAP_F_B"])
+def test_text_that_is_no_overlapped_pair_is_named(text):
+    with pytest.raises(ValueError, match="an F and a B, as in") as raised:
+        Overlapped.parse(text)
+    assert repr(text) in str(raised.value)
+
+
+@settings(max_examples=30)
+@given(named, st.booleans())
+def test_csv_goes_there_and_back(pipeline, messages):
+    schedule = pipeline.schedule.with_messages() if messages else pipeline.schedule
+    options = {"training": schedule.training, "weights": schedule.weights, "local": schedule.local}
+    assert Schedule.from_csv(schedule.to_csv(), schedule.name, **options) == schedule
+
+
+def test_what_torch_lists_of_the_parameters_is_passed_over():
+    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RESHARD\n"
+    schedule = Schedule.from_csv(text)
+    schedule.validate()
+    assert schedule.to_csv() == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+
+
+@settings(max_examples=30)
+@given(named)
+def test_listing_the_messages_changes_no_time(pipeline):
+    schedule = pipeline.schedule.with_messages()
+    schedule.validate()
+    assert schedule.with_messages() == schedule
+    costs = {"F": 2, "I": 3, "W": 1, "message": 5}
+    if schedule.name == "dual_pipe_v":  # what the forward of a pair has made is sent after the pair
+        assert schedule.timeline(costs).makespan >= pipeline.schedule.timeline(costs).makespan
+    else:
+        assert schedule.timeline(costs).spans == pipeline.schedule.timeline(costs).spans
+    ways = 2 if schedule.training and not schedule.local else 1
+    crossing = sum(a != b for a, b in pairwise(schedule.placement)) * ways
+    sends = [work for row in schedule.works for work in row if work.kind.startswith("SEND")]
+    assert len(sends) == crossing * pipeline.microbatches
 
 
 def test_csv_of_several_chunks_is_read_valid_and_written_alike():
@@ -77,6 +119,30 @@ BROKEN = {
     "too early": ("0F0,0F1,0B0,0B1\n1F0,1B1,1F1,1B0", "rank 1, step 1: 1B1 is too early; 1F1 comes at step 2"),
     "weights before input": ("0F0,0W0,0I0", "rank 0, step 1: 0W0 is too early; 0I0 comes at step 2"),
     "on two ranks": ("0F0,0B0,1B0\n1F0", "rank 1, step 0: 1F0 runs stage 1, which lies on rank 0"),
+    "sent to nobody": (
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0",
+        "rank 0, step 1: 0SEND_F0 is without its 1RECV_F0, which is missing on rank 1",
+    ),
+    "not sent": (
+        "0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",
+        "rank 1, step 0: 1RECV_F0 is without its 0SEND_F0, which is missing on rank 0",
+    ),
+    "received too late": (
+        "0F0,0SEND_F0,0B0,0RECV_B0\n1RECV_F0,1F0,1B0,1SEND_B0",
+        "rank 0, step 2: 0B0 is too early; 0RECV_B0 comes at step 3",
+    ),
+    "sent into the void": ("0F0,0B0,0SEND_B0", "rank 0, step 2: 0SEND_B0 has no stage -1 at its other end"),
+    "overlapped with itself": (
+        "(0F0;0B0)OVERLAP_F_B", "step 0: 0B0 needs 0F0, which the same step runs; they cannot overlap"),
+    "the last rank counts from one": (
+        "0F0,0F1,0B0,0B1\n1F1,1B1,1F2,1B2",
+        "rank 0, step 2: 0B0 needs 1B0, which is missing on rank 1",
+    ),
+    "messages in a circle": (
+        "0F0,0SEND_F0,0RECV_B0,0B0,0F1,0SEND_F1,0RECV_B1,0B1\n"
+        "1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1",
+        "cannot go on: rank 0 waits at step 3 \\(0B0\\) for 1SEND_B0; rank 1 waits at step 3 \\(1F1\\) for 0SEND_F1",
+    ),
     "in a circle": (
         "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
         "cannot go on: rank 0 waits at step 1 \\(0B0\\) for 1B0; rank 1 waits at step 1 \\(1F1\\) for 0F1",
@@ -150,10 +216,11 @@ def test_names_are_known_however_spelt(name):
         ({"stages": 0}, ValueError, "stages must be at least 1, got 0"),
         ({"microbatches": 0}, ValueError, "microbatches must be at least 1, got 0"),
         ({"stages": 2.0}, TypeError, "stages must be an integer, got 2.0"),
-        ({"schedule": "1f2b"}, ValueError, r"schedule '1f2b'; did you mean '1f1b'\? \(known: 'gpipe', '1f1b'\)"),
+        ({"schedule": "1f2b"}, ValueError, r"schedule '1f2b'; did you mean '1f1b'\? \(known: 'gpipe', '1f1b', "),
         ({"schedule": None}, TypeError, "a schedule is a name or a Schedule, got None"),
-        ({"chunks": 2}, ValueError, "3 stages cannot be dealt to ranks in chunks of 2"),
-        ({"chunks": 3}, ValueError, "'1f1b' puts one stage on each rank, got chunks=3"),
+        ({"chunks": 2}, ValueError, "3 stages cannot be dealt to ranks in chunks of 2; 2 or 4 can"),
+        ({"chunks": 3}, ValueError, "'1f1b' puts one stage on each rank, got chunks=3; chunks=1 fits"),
+        ({"chunks": 5}, ValueError, "3 stages cannot be dealt to ranks in chunks of 5; 5 can"),
         ({"schedule": Schedule("own", [["0F0", "0B0"]], 1, 1)}, ValueError, "'own' has stages=1, the pipeline stages"),
     ],
 )
@@ -168,6 +235,40 @@ def test_a_schedule_of_ones_own_is_validated_and_run_like_a_named_one():
     assert pipeline.schedule is own and pipeline.ranks == 2
     with pytest.raises(ValueError, match="missing"):
         Pipeline(1, 1, Schedule("own", [["0F0"]], 1, 1))
+
+
+def test_csv_lists_and_functions_stand_where_a_name_does():
+    rows = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+
+    def mine(rank, ranks, microbatches, chunks=1):
+        yield from ((rank + ranks * c, "F", k) for c in range(chunks) for k in range(microbatches))
+        yield from ((rank + ranks * c, "B", k) for c in reversed(range(chunks)) for k in range(microbatches))
+
+    expected = Pipeline(2, 2, "1f1b").schedule.actions
+    for schedule in (rows, "\n".join(map(",".join, rows)), lambda rank, ranks, microbatches: rows[rank]):
+        assert Pipeline(2, 2, schedule).schedule.actions == expected
+    assert Pipeline(2, 3, mine).schedule.actions == Pipeline(2, 3, "gpipe").schedule.actions
+    assert Pipeline(6, 3, mine, chunks=3).schedule.placement == (0, 1, 0, 1, 0, 1)
+    assert Pipeline(4, 4, TWO_CHUNKS).chunks == 2
+    with pytest.raises(ValueError, match="'<lambda>', rank 0, step 0: 2F0 is of stage 2; the schedule has 2"):
+        Pipeline(2, 1, lambda rank, ranks, microbatches: mine(2, ranks, microbatches))
+    with pytest.raises(ValueError, match="rank 1, step 2: 1B1 is too early"):
+        Pipeline(2, 2, [rows[0], ["1F0", "1B0", "1B1", "1F1"]])
+
+
+@pytest.mark.parametrize("name", ["zero_bubble_v", "dual_pipe_v"])
+def test_a_v_takes_two_stages_a_rank_and_says_so(name):
+    assert Pipeline(4, 1, name).chunks == 2
+    with pytest.raises(ValueError, match=f"'{name}' puts two stages on each rank, chunks=2; got chunks=1"):
+        Pipeline(4, 1, name, chunks=1)
+    with pytest.raises(ValueError, match="two stages on each rank; got 3 stages, 4 fit"):
+        Pipeline(3, 1, name)
+
+
+def test_a_schedule_without_training_has_no_backward():
+    with pytest.raises(ValueError, match="rank 0, step 1: 0B0 is a backward; the schedule is one without training"):
+        Schedule.from_csv("0F0,0B0", training=False).validate()
+    assert Pipeline(2, 2, "inference").schedule.to_csv() == "0F0,0F1\n1F0,1F1\n"
 
 
 def test_ranks_outside_the_pipeline_are_refused():

@@ -32,6 +32,9 @@ Every demo explains itself with --help."""
 
 def mlp_parser() -> Parser:
     """The words of the mlp demo."""
+    from parallelism.schedules import SCHEDULES
+    from vcluster.demo.screen import fold
+
     parser = Parser(
         prog=f"{PROGRAM} mlp",
         description=(
@@ -40,11 +43,16 @@ def mlp_parser() -> Parser:
             "backward. Then says whether the numbers are those of the same training in one\n"
             "process, and what it cost."
         ),
-        epilog=f"""examples:
+        epilog=f"""schedules:
+{fold(tuple(SCHEDULES))}
+
+examples:
   {PROGRAM} mlp --pp 4
       four stages, one layer in each
   {PROGRAM} mlp --pp 4 --schedule gpipe
       all forwards first: more to hold
+  {PROGRAM} mlp --pp 4 --schedule zero_bubble_v
+      two stages on each device, backwards in two halves: hardly a bubble
   {PROGRAM} mlp --pp 4 --microbatches 2
       fewer microbatches: a larger bubble
   {PROGRAM} mlp --pp 2 --dp 2
@@ -57,11 +65,14 @@ def mlp_parser() -> Parser:
     add_mesh(
         parser, pp="stages of the pipeline, a device each (default 1)", dp="replicas of the pipeline"
     )
-    parser.add_argument("--schedule", default="1f1b", metavar="NAME", help="order of the work: 1f1b (default) or gpipe")
+    parser.add_argument("--schedule", default="1f1b", metavar="NAME", help="order of the work (1f1b)")
+    parser.add_argument(
+        "--chunks", type=whole(), metavar="N", help="stages on each device (1, or 2 where the schedule has several)"
+    )
     parser.add_argument("--microbatches", type=whole(), default=8, metavar="N", help="pieces a batch is cut into (8)")
     parser.add_argument("--steps", type=whole(), default=40, metavar="N", help="steps of the optimizer (40)")
     parser.add_argument(
-        "--hidden", type=wholes, default=(128, 64, 128), metavar="N,N,...",
+        "--hidden", type=wholes, metavar="N,N,...",
         help="widths between input and output; one layer more than numbers (128,64,128)",
     )
     parser.add_argument(

@@ -8,15 +8,18 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parallelism.actions import KINDS
 from parallelism.kernels import SGD
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
+from parallelism.schedules import ALIASES, CHUNKED, V_SHAPED, spelt
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
 from vcluster.demo.command_line import WrongWords, mesh_of, writable
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-12
 """Between the pipeline's parameters and those of one process, relative to the largest of them (at least 1)."""
+
+_USUAL_HIDDEN = (128, 64, 128)
 
 SHOWN = 12
 """Rows of a table before the rest is summed up."""
@@ -69,17 +74,23 @@ class Trained:
 def prepare(arguments: argparse.Namespace) -> Job:
     """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
     mesh = mesh_of(arguments, "pp")
-    stages, layers = mesh.shape.get("pp", 1), len(arguments.hidden) + 1
+    stages, chunks = _stages(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
+    hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
+    layers = len(hidden) + 1
+    if stages > layers and chunks > 1:
+        raise WrongWords(f"--pp {stages // chunks} with {chunks} stages on each: the perceptron has {layers} layers")
     if stages > layers:
         more = ",".join(["96"] * (stages - 1))
         hint = f"; for more of them: --hidden {more}" if stages <= 16 else ""
         raise WrongWords(f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}")
-    if max(arguments.hidden) > 4096:
-        raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(arguments.hidden)}")
+    if max(hidden) > 4096:
+        raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(hidden)}")
     try:
-        pipeline = Pipeline(stages=stages, microbatches=1, schedule=arguments.schedule)
+        pipeline = Pipeline(stages=stages, microbatches=1, schedule=arguments.schedule, chunks=chunks)
     except ValueError as error:
         raise WrongWords(f"--schedule: {error}") from None
+    if not pipeline.schedule.training:
+        raise WrongWords(f"--schedule: {pipeline.schedule.name} has forwards only, and cannot train")
     try:
         data = digits(arguments.seed) if arguments.data is None else load_npz(arguments.data, arguments.seed)
     except DataError as error:
@@ -90,9 +101,9 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
     if arguments.trace is not None:
         writable(arguments.trace)
-    pipeline = Pipeline(stages=stages, microbatches=arguments.microbatches, schedule=arguments.schedule)
+    pipeline = Pipeline(stages, arguments.microbatches, arguments.schedule, chunks)
     mlp = MLP(
-        layer_sizes=(data.features, *arguments.hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
+        layer_sizes=(data.features, *hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
         loss="softmax_cross_entropy" if data.classes else "mean_squared_error",
     )
     # The first layer's gradient grows with the number of features; 64 of them learn well at 0.1, and values, whose
@@ -100,6 +111,18 @@ def prepare(arguments: argparse.Namespace) -> Job:
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
     rate = usual if arguments.learning_rate is None else arguments.learning_rate
     return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace)
+
+
+def _stages(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
+    """How many stages there are, and how many on each device."""
+    name = ALIASES.get(spelt(schedule))
+    if chunks is None:
+        chunks = 2 if name in V_SHAPED | CHUNKED else 1
+    if name in V_SHAPED and chunks != 2:
+        raise WrongWords(f"--chunks {chunks}: {name} puts 2 stages on each device")
+    if name is not None and name not in V_SHAPED | CHUNKED and chunks != 1:
+        raise WrongWords(f"--chunks {chunks}: {name} puts one stage on each device")
+    return ranks * chunks, chunks
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -114,7 +137,8 @@ def show(arguments: argparse.Namespace) -> int:
     screen.line(f"  {name}: {rows}")
     schedule, microbatches = job.mlp.pipeline.schedule.name, job.mlp.pipeline.microbatches
     optimizer = f"SGD at {job.optimizer.lr:.3g} with momentum"
-    screen.line(f"  schedule {schedule}, {microbatches} microbatches; {optimizer}, {job.steps} steps")
+    words = [f"  schedule {schedule}, {microbatches} microbatches", f"{optimizer}, {job.steps} steps"]
+    screen.line("; ".join(words) if sum(map(len, words)) < 79 else ";\n  ".join(words))
     from vcluster import VirtualCluster
 
     with VirtualCluster(job.mesh, backend=job.backend) as cluster:
@@ -159,8 +183,12 @@ def train(job: Job, cluster: VirtualCluster, screen: Screen) -> Trained:
 
 
 def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
-    """The same training inside one device: rank 0 takes whole batches, rank 1 adds up in the pipeline's order."""
-    order = {} if device.rank == 0 else {"microbatches": job.mlp.pipeline.microbatches, "replicas": job.replicas}
+    """The same training inside one device: rank 0 takes whole batches, rank 1 adds up in the pipeline's order.
+
+    Where the weights change after every microbatch there is one order only.
+    """
+    whole = device.rank == 0 and job.mlp.pipeline.schedule.weights != "stashed"
+    order = {} if whole else {"microbatches": job.mlp.pipeline.microbatches, "replicas": job.replicas}
     previous, losses = None, []
     for _ in range(job.steps):
         previous = job.mlp.reference_step(job.data.x, job.data.targets, job.optimizer, previous=previous, **order)
@@ -181,15 +209,25 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     sizes = job.mlp.layer_sizes
     rows: list[Sequence[object]] = []
     for rank, index in enumerate(job.mesh):
-        layers = job.mlp.layers_of(index["pp"] if "pp" in job.mesh.axes else 0)
+        place_on_axis = index["pp"] if "pp" in job.mesh.axes else 0
+        layers = [
+            layer for stage, holder in enumerate(job.mlp.pipeline.schedule.placement) if holder == place_on_axis
+            for layer in job.mlp.layers_of(stage)
+        ]
         count = sum((sizes[i] + 1) * sizes[i + 1] for i in layers)
         shapes = ", ".join(f"{sizes[i]} x {sizes[i + 1]}" for i in layers)
         shapes = shapes if len(shapes) <= 30 else f"{len(layers)} layers"
-        name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+        name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {_listed(layers)}"
         place = " ".join(f"{axis}={i}" for axis, i in index.items())
         rows.append((f"r{rank}", place, name, shapes, f"{count:,}", pids[rank]))
     shown = rows if len(rows) <= 16 else [*rows[:12], ("...", "", "", "", "", ""), *rows[-2:]]
     screen.table(("device", "place", "layers", "weights", "parameters", "pid"), shown)
+
+
+def _listed(layers: list[int]) -> str:
+    if layers[-1] - layers[0] == len(layers) - 1:
+        return f"{layers[0]}-{layers[-1]}"
+    return ", ".join(map(str, layers)) if len(layers) <= 3 else f"{layers[0]}, {layers[1]}, ... {layers[-1]}"
 
 
 def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_order: Any) -> bool:
@@ -219,13 +257,14 @@ def _short(number: float) -> str:
 
 
 def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
-    actions = trained.step.filter(phase=("F", "B"))
+    actions = trained.step.filter(phase=KINDS)
     screen.timeline(actions)
-    stages, microbatches = job.mlp.pipeline.stages, job.mlp.pipeline.microbatches
-    formula = (stages - 1) / (microbatches + stages - 1)
+    schedule = job.mlp.pipeline.schedule
+    formula = schedule.timeline().bubble_fraction
+    words = "(P-1)/(M+P-1)" if schedule.name in ("gpipe", "1f1b") else "the schedule's own"
     screen.line()
     bubble = actions.bubble_fraction
-    screen.line(f"  bubble  {bubble:.1%} of this timeline; (P-1)/(M+P-1) = {formula:.1%} for equal stages")
+    screen.line(f"  bubble  {bubble:.1%} of this timeline; {words} = {formula:.1%} for equal stages")
     busy = [actions.totals[rank].compute_seconds * 1e3 for rank in actions.ranks]
     shares = " ".join(f"{ms:.1f}" for ms in busy) if len(busy) <= 8 else f"{min(busy):.1f} to {max(busy):.1f}"
     screen.line(f"  busy    {shares} ms by device")
@@ -272,11 +311,19 @@ def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
     share = [len(part) for part in np.array_split(np.arange(len(job.data.x)), job.replicas)]
     for replica, rows in enumerate(share):
         along = {"dp": replica} if "dp" in job.mesh.axes else {}
-        for stage in range(job.mlp.pipeline.stages - 1):
+        cuts: dict[tuple[int, int], list[tuple[int, str]]] = {}
+        for stage, ends in enumerate(pairwise(job.mlp.pipeline.schedule.placement)):
+            if ends[0] == ends[1]:
+                continue
             width = job.mlp.layer_sizes[job.mlp.layers_of(stage)[-1] + 1]
-            here, there = (job.mesh.rank(pp=place, **along) for place in (stage, stage + 1))
-            expected[here, there] = rows * width * 8, f"activations, {rows} x {width}"
-            expected[there, here] = rows * width * 8, f"gradients, {rows} x {width}"
+            here, there = (job.mesh.rank(pp=place, **along) for place in ends)
+            cuts.setdefault((here, there), []).append((width, "activations"))
+            if not job.mlp.pipeline.schedule.local:
+                cuts.setdefault((there, here), []).append((width, "gradients"))
+        for channel, carried in cuts.items():
+            words = [f"{word}, {rows} x {width}" for width, word in carried]
+            nbytes = sum(rows * width * 8 for width, _ in carried)
+            expected[channel] = nbytes, words[0] if len(words) == 1 else f"{words[0]}; {len(words) - 1} more"
     return expected
 
 

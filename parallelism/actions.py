@@ -1,0 +1,140 @@
+"""What a rank of a pipeline does in a step: an `Action`, or two of them `Overlapped`, and how they are written.
+
+``2F0`` is the forward of microbatch 0 on stage 2, ``1SEND_F3`` sends what that stage made of microbatch 3 on, and
+``(0F7;7B3)OVERLAP_F_B`` is a forward run together with a backward: the notation of ``torch.distributed.pipelining``.
+
+    F  forward                           SEND_F  the output goes to the next stage
+    B  whole backward, I and W in one    RECV_F  the input comes from the stage before
+    I  backward for the input            SEND_B  the gradient of the input goes to the stage before
+    W  backward for the weights          RECV_B  the gradient of the output comes from the next stage
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+KINDS = ("F", "B", "I", "W")
+"""Forward; whole backward; backward for the input; backward for the weights."""
+
+MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+"""What passes between ranks; a schedule without any of them is run all the same, for where they belong is known."""
+
+OVERLAPPED = "OVERLAP_F_B"
+
+_ACTION = re.compile(r"\s*([0-9]+)([A-Z]|(?:SEND|RECV)_[A-Z])([0-9]+)\s*")
+_PAIR = re.compile(rf"\s*\(([^();]*);([^();]*)\){OVERLAPPED}\s*")
+_OF_PARAMETERS = re.compile(r"\s*[0-9]+(?:UNSHARD|RESHARD|REDUCE_GRAD)\s*")
+
+
+class Action(NamedTuple):
+    """One piece of work: ``str(Action(2, "F", 0)) == "2F0"``, and `parse` is the way back."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action written as stage, kind and microbatch; ``ValueError`` if it is none."""
+        match = _ACTION.fullmatch(text)
+        if not match or match[2] not in KINDS + MESSAGES:
+            kinds = ", ".join(KINDS)
+            raise ValueError(
+                f"an action is a stage, a kind ({kinds}, {', '.join(MESSAGES)}) and a microbatch, as in '2F0'; "
+                f"got {text!r}"
+            )
+        return cls(int(match[1]), match[2], int(match[3]))
+
+    @property
+    def needs(self) -> tuple[Action, ...]:
+        """What must be done before, the stage after the last one aside; an ``I`` may be done as part of a ``B``."""
+        stage, kind, k = self
+        if kind in ("F", "RECV_F"):
+            return (Action(stage - 1, _SOURCE[kind], k),) if stage else ()
+        if kind in ("B", "I"):
+            return Action(stage, "F", k), Action(stage + 1, "I", k)
+        if kind == "RECV_B":
+            return (Action(stage + 1, "SEND_B", k),)
+        return (Action(stage, _SOURCE[kind], k),)
+
+    @property
+    def works(self) -> tuple[Action, ...]:
+        """The action itself; see `Overlapped.works`."""
+        return (self,)
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+_SOURCE = {"F": "F", "RECV_F": "SEND_F", "SEND_F": "F", "SEND_B": "I", "W": "I"}
+
+
+class Overlapped(NamedTuple):
+    """A forward and a backward of two stages of a rank that run as one step, each as soon as what it needs is there.
+
+    What one computes hides the messages of the other.  One clock, and one device, runs the forward first.
+    """
+
+    forward: Action
+    backward: Action
+
+    @classmethod
+    def parse(cls, text: str) -> Overlapped:
+        """The pair written as ``(0F7;7B3)OVERLAP_F_B``; ``ValueError`` if it is none."""
+        match = _PAIR.fullmatch(text)
+        pair = match and cls(Action.parse(match[1]), Action.parse(match[2]))
+        if not pair or pair.forward.kind != "F" or pair.backward.kind not in ("B", "I"):
+            raise ValueError(f"an overlapped pair is an F and a B, as in '(0F7;7B3)OVERLAP_F_B'; got {text!r}")
+        return pair
+
+    @property
+    def kind(self) -> str:
+        """``OVERLAP_F_B``."""
+        return OVERLAPPED
+
+    @property
+    def works(self) -> tuple[Action, ...]:
+        """The two actions, forward first."""
+        return self.forward, self.backward
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward}){OVERLAPPED}"
+
+
+Step = Action | Overlapped
+"""What stands at one place of a rank's order."""
+
+Written = Step | str | Iterable[object]
+"""An action as it may be given: itself, text, ``(stage, kind, microbatch)``, or a pair of those."""
+
+
+def parse_step(text: str) -> Step:
+    """An action or an overlapped pair from its text."""
+    return Overlapped.parse(text) if text.lstrip().startswith("(") else Action.parse(text)
+
+
+def as_step(given: Written) -> Step:
+    """The step as one has it or writes it.  ``ValueError``, ``TypeError`` for what is none."""
+    if isinstance(given, Action | Overlapped):
+        return given
+    if isinstance(given, str):
+        return parse_step(given)
+    fields = tuple(given) if isinstance(given, Iterable) else ()
+    if len(fields) == 2:
+        return Overlapped.parse(f"({';'.join(str(as_step(field)) for field in fields)}){OVERLAPPED}")  # type: ignore[arg-type]
+    if len(fields) != 3:
+        raise TypeError(f"an action is text such as '2F0', or (stage, kind, microbatch); got {given!r}")
+    stage, kind, microbatch = fields
+    return Action(stage, kind, microbatch)  # type: ignore[arg-type]
+
+
+def is_about_parameters(text: str) -> bool:
+    """Whether the text is one of torch's actions that gather or reduce a stage's parameters; they order nothing."""
+    return bool(_OF_PARAMETERS.fullmatch(text))
+
+
+def parts(kind: str) -> tuple[str, ...]:
+    """A whole backward is a backward for the input and one for the weights; the others are themselves."""
+    return ("I", "W") if kind == "B" else (kind,)

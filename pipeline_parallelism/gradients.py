@@ -1,0 +1,117 @@
+"""What becomes of the gradients: summed over the replicas, and applied at the flush or after every microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from parallelism.kernels import Optimizer
+from parallelism.operation import Device, Work
+from pipeline_parallelism.stage import Array, DenseStage, Layer, add_layers
+
+BUCKET_BYTES = 25 * 2**20
+"""How much of a stage's gradients is summed over the replicas in one operation."""
+
+
+class Flushed:
+    """Gradients that wait for the flush; over the replicas they are summed as soon as a stage has done its last.
+
+    **Communication**: over ``axis``, an asynchronous all_reduce for each stage, of its gradients in buckets of at most
+    `BUCKET_BYTES` (or one array), while the backwards of the other stages go on.
+    """
+
+    def __init__(self, device: Device, axis: str | None, stages: Mapping[int, DenseStage], microbatches: int) -> None:
+        self.device, self.axis, self.stages = device, axis, stages
+        self.left = dict.fromkeys(stages, microbatches)
+        self.works: dict[int, list[Work]] = {}
+
+    def done(self, stage: int, microbatch: int) -> None:
+        """Called when a microbatch has had the last of its backward on a stage."""
+        self.left[stage] -= 1
+        if self.axis is not None and not self.left[stage]:
+            self.works[stage] = [
+                self.device.all_reduce(bucket, self.axis, async_op=True)
+                for bucket in buckets(flat(self.stages[stage].gradients))
+            ]
+
+    def gradients(self) -> dict[int, list[Layer]]:
+        """Of each stage, over all microbatches and replicas."""
+        if self.axis is None:
+            return {number: stage.gradients for number, stage in self.stages.items()}
+        return {
+            number: paired([array for work in self.works[number] for array in work.wait()]) for number in self.stages
+        }
+
+
+class Stashed:
+    """Gradients that are applied at once: the weights change after every microbatch.
+
+    A stage goes on with the new ones; microbatches under way keep those that their forward had.  A microbatch that has
+    no rows (``rows`` of it, over all replicas) changes nothing.  **Communication**: over ``axis``, an all_reduce for
+    each microbatch and stage.
+    """
+
+    def __init__(
+        self, device: Device, axis: str | None, stages: Mapping[int, DenseStage], rows: Sequence[int],
+        optimizer: Optimizer, states: Mapping[int, Any],
+    ) -> None:
+        self.device, self.axis, self.stages, self.rows = device, axis, stages, rows
+        self.optimizer, self.states = optimizer, {number: states.get(number) for number in stages}
+        self.sums: dict[int, list[Layer]] = {}
+        self.stashed = dict.fromkeys(stages, 0)
+
+    def done(self, number: int, microbatch: int) -> None:
+        """Called when a microbatch has had the last of its backward on a stage."""
+        stage = self.stages[number]
+        gradients = stage.gradients
+        if self.axis is not None:
+            gradients = paired(self.device.all_reduce(flat(gradients), self.axis))
+        self.sums[number] = add_layers(self.sums[number], gradients) if number in self.sums else gradients
+        if self.rows[microbatch]:
+            nbytes = 3 * sum(array.nbytes for layer in gradients for array in layer)
+            with self.device.compute(f"update {number}", nbytes=nbytes, stage=number, microbatch=microbatch):
+                stage.layers, self.states[number] = update_layers(
+                    self.optimizer, stage.layers, gradients, self.states[number])
+        self.device.hold("stashed weights", stage.stashed - self.stashed[number])
+        self.stashed[number] = stage.stashed
+
+
+def update_layers(
+    optimizer: Optimizer, layers: Sequence[Layer], gradients: Sequence[Layer], state: Any
+) -> tuple[list[Layer], Any]:
+    """One update of these layers, and the optimizer's next state for them."""
+    arrays, state = optimizer.update(flat(layers), flat(gradients), state)
+    return paired(arrays), state
+
+
+def buckets(arrays: Sequence[Array]) -> list[list[Array]]:
+    """The arrays in their order, as many together as `BUCKET_BYTES` hold."""
+    found: list[list[Array]] = []
+    room = 0
+    for array in arrays:
+        if array.nbytes > room:
+            found.append([])
+            room = BUCKET_BYTES
+        found[-1].append(array)
+        room -= array.nbytes
+    return found
+
+
+def flat(layers: Sequence[Layer]) -> list[Array]:
+    return list(chain.from_iterable(layers))
+
+
+def paired(arrays: Sequence[Array]) -> list[Layer]:
+    return list(zip(arrays[::2], arrays[1::2], strict=True))
+
+
+def count_bytes(value: Any) -> int:
+    """Bytes of the arrays in dicts, lists and tuples."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = value.values()
+    return sum(map(count_bytes, value)) if isinstance(value, Iterable) else 0

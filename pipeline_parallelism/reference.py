@@ -1,0 +1,105 @@
+"""The same step of training in one process, without a pipeline: what the steps on a cluster are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from parallelism.kernels import Optimizer
+from parallelism.staleness import weight_versions
+from pipeline_parallelism.checkpoint import Checkpoint
+from pipeline_parallelism.gradients import update_layers
+from pipeline_parallelism.stage import Array, Layer, add_layers, layers_backward, layers_forward, split_rows
+from pipeline_parallelism.training import Training
+
+if TYPE_CHECKING:
+    from pipeline_parallelism.mlp import MLP
+
+Previous = Training | Checkpoint | None
+
+
+def reference_step(
+    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Previous, microbatches: int, replicas: int
+) -> Training:
+    """See `MLP.reference_step`; the data are checked."""
+    parameters = mlp.initial_parameters() if previous is None else previous.parameters
+    if parameters is None:
+        raise ValueError("previous must have the parameters to go on from; that step did not return them")
+    step = 1 if previous is None else previous.step + 1
+    state = None if previous is None else previous.optimizer_state
+    weights = mlp.pipeline.schedule.weights
+    if weights == "stashed":
+        return _stashed(mlp, x, targets, optimizer, parameters, state, step, replicas)
+    backward = _local if mlp.pipeline.schedule.local else _backpropagated
+    delayed = previous.delayed if isinstance(previous, Training) else None
+    used = parameters if delayed is None else delayed
+    loss, gradients = _total(
+        _total(backward(mlp, used, *part, len(x)) for part in _split_both(*replica, microbatches))
+        for replica in _split_both(x, targets, replicas)
+    )
+    updated, state = update_layers(optimizer, parameters, gradients, state)
+    return Training(loss, updated, gradients, state, step, parameters if weights == "double_buffered" else None)
+
+
+def _stashed(
+    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, parameters: list[Layer], state: object, step: int,
+    replicas: int,
+) -> Training:
+    """An update after every microbatch, of which each stage has the version that the schedule gives it."""
+    pipeline = mlp.pipeline
+    versions = weight_versions(pipeline.schedule)
+    if any(version > k for (_, k), version in versions.items()):
+        raise ValueError(f"schedule {pipeline.schedule.name!r} does not end its microbatches in their order")
+    history, loss, sums = [parameters], 0.0, None
+    by_replica = [list(_split_both(*part, pipeline.microbatches)) for part in _split_both(x, targets, replicas)]
+    for k, parts in enumerate(zip(*by_replica, strict=True)):
+        rows = sum(len(inputs) for inputs, _ in parts)
+        used = [
+            history[versions[stage, k]][i] for stage in range(pipeline.stages) for i in mlp.layers_of(stage)
+        ]
+        mean, gradients = _total(_backpropagated(mlp, used, a, b, max(rows, 1)) for a, b in parts)
+        loss += mean * max(rows, 1) / len(x)
+        sums = gradients if sums is None else add_layers(sums, gradients)
+        updated = history[-1]
+        if rows:
+            updated, state = update_layers(optimizer, updated, gradients, state)
+        history.append(updated)
+    return Training(loss, history[-1], sums, state, step)
+
+
+def _backpropagated(
+    mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int
+) -> tuple[float, list[Layer]]:
+    activations = mlp.activations_of(range(len(parameters)))
+    y, saved = layers_forward(parameters, activations, x)
+    loss, grad = mlp.loss_function(y, targets, rows)
+    return loss, layers_backward(parameters, activations, saved, grad, first=True)[1]
+
+
+def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, list[Layer]]:
+    """Every stage's gradients from a loss of its own; the loss is the last stage's."""
+    gradients: list[Layer] = []
+    loss = 0.0
+    for stage in range(mlp.pipeline.stages):
+        numbers = mlp.layers_of(stage)
+        layers, activations = [parameters[i] for i in numbers], mlp.activations_of(numbers)
+        y, saved = layers_forward(layers, activations, x)
+        if stage < mlp.pipeline.stages - 1:
+            head = mlp.local_head(stage)
+            grad = mlp.loss_function(y @ head, targets, rows)[1] @ head.T
+        else:
+            loss, grad = mlp.loss_function(y, targets, rows)
+        gradients += layers_backward(layers, activations, saved, grad, first=True)[1]
+        x = y
+    return loss, gradients
+
+
+def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, Array]]:
+    return zip(split_rows(x, parts), split_rows(targets, parts), strict=True)
+
+
+def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:
+    """Losses and gradients added up, in this order."""
+    losses, gradients = zip(*parts, strict=True)
+    return sum(losses), reduce(add_layers, gradients)

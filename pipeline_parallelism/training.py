@@ -1,0 +1,187 @@
+"""A step of training of a pipelined perceptron: the schedule's actions, the sums over the replicas, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelism.kernels import Optimizer
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.pipeline_execution import pipeline_axes
+from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
+from pipeline_parallelism.resident import Resident, Step, common_step
+from pipeline_parallelism.stage import Array, Layer, split_rows
+
+if TYPE_CHECKING:
+    from pipeline_parallelism.mlp import MLP
+
+_RETURNS = ("loss", "parameters", "gradients")
+
+Recompute = str | Iterable[int]
+"""``"none"``, ``"full"``, or the numbers of the layers whose activations are dropped and computed again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What a step of training gives: the loss before it, the parameters after it, and the gradients between.
+
+    ``parameters`` and ``gradients`` have a ``(weights, bias)`` for each layer; they are None if the step was
+    told not to return them.  ``optimizer_state`` is there after a step in one process: devices keep theirs.
+    ``step`` says how many steps there were, this one included.
+    """
+
+    loss: float
+    parameters: list[Layer] | None
+    gradients: list[Layer] | None
+    optimizer_state: Any = None
+    step: int = 0
+    delayed: list[Layer] | None = None
+    """After a step in one process whose schedule double-buffers: the parameters before it, to work with in the next."""
+
+
+class TrainStep(Step):
+    """One step of training: the schedule's actions, the sum over the replicas, one update; see `MLP.train_step`.
+
+    Where the schedule's weights are stashed there is an update after every microbatch, each with the mean of its own
+    rows; ``gradients`` of the result are then the sum of those.  Where they are double-buffered, the step works with
+    the weights before the last update (in the first step, and after a restore, with those that are there).  Where its
+    losses are local, the loss is the last stage's, and there is a message for each forward only.
+
+    **Communication**: ``2 * (stages - 1)`` messages for each microbatch, if stages that follow each other lie on
+    different ranks, each of its rows x the layer size at the cut; over ``dp`` one all_reduce of the gradients for each
+    stage (of stashed weights, and microbatch), and one of the loss on the last stage's rank.
+    """
+
+    def __init__(
+        self, mlp: MLP, optimizer: Optimizer, returns: str | Iterable[str], recompute: Recompute = "none"
+    ) -> None:
+        super().__init__(mlp)
+        if not self.pipeline.schedule.training:
+            raise ValueError(f"schedule {self.pipeline.schedule.name!r} has forwards only, and cannot train")
+        if not callable(getattr(optimizer, "update", None)):
+            raise TypeError(f"optimizer must be one, such as SGD(0.1) or Adam(), got {optimizer!r}")
+        self.optimizer = optimizer
+        self.returns = (returns,) if isinstance(returns, str) else tuple(returns)
+        for name in self.returns:
+            if name not in _RETURNS:
+                raise ValueError(f"returns may name {', '.join(_RETURNS)}; got {name!r}")
+        self.recompute = _recomputed(recompute, len(mlp.layer_sizes) - 1)
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The replica's inputs to the first stage, its targets to those with a loss, numbers of rows to all."""
+        places = self.places(mesh)
+        if len(args) != 2:
+            raise TypeError(f"a step of training takes x and targets, got {len(args)} arguments")
+        x, targets = self.mlp.check_batch(*args)
+        replicas = 1 + max(replica for _, replica in places)
+        xs, ys = split_rows(x, replicas), split_rows(targets, replicas)
+        schedule = self.pipeline.schedule
+        first, last = schedule.placement[0], schedule.placement[-1]
+        return [
+            (xs[d] if i == first else None, ys[d] if i == last or schedule.local else None, len(xs[d]), len(x))
+            for i, d in places
+        ]
+
+    def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
+        x, targets, rows, batch_rows = inputs
+        _, replicas_axis = pipeline_axes(self.pipeline, device.mesh)
+        position, replica = self.places(device.mesh)[device.rank]
+        resident, weights = self._resident(device, position), self.pipeline.schedule.weights
+        # Another rule cannot go on with the state of this one.
+        states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
+        divisors = self._divisors(batch_rows, 1 if replicas_axis is None else device.mesh.shape[replicas_axis])
+        expected = [] if targets is None else self._split(targets)
+        losses: dict[int, float] = {}
+
+        def finish(stage: int, microbatch: int, y: Array) -> Array:
+            divisor = max(divisors[microbatch], 1)
+            loss, grad = self.mlp.loss_function(y, expected[microbatch], divisor)
+            if stage == self.pipeline.stages - 1:
+                losses[microbatch] = loss if divisor == batch_rows else loss * divisor / batch_rows
+            return grad
+
+        nbytes = count_bytes(resident.layers)
+        held = {
+            "parameters": nbytes + count_bytes(resident.delayed), "gradients": nbytes, "optimizer": count_bytes(states)}
+        for category, size in held.items():
+            device.hold(category, size)
+        layers = {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers
+        stages = self._stages(
+            layers, x, rows, finish, training=True, recompute=self.recompute, accumulate=weights != "stashed")
+        if weights == "stashed":
+            stashed = Stashed(device, replicas_axis, stages, divisors, self.optimizer, states)
+            self.run_stages(device, stages, stashed.done)
+            gradients, updated, states = stashed.sums, {n: s.layers for n, s in stages.items()}, stashed.states
+        else:
+            flushed = Flushed(device, replicas_axis, stages, self.pipeline.microbatches)
+            self.run_stages(device, stages, flushed.done)
+            gradients = flushed.gradients()
+            with device.compute("update", nbytes=3 * nbytes):  # reads parameters and gradients, writes parameters
+                updates = {
+                    stage: update_layers(self.optimizer, of_stage, gradients[stage], states.get(stage))
+                    for stage, of_stage in resident.layers.items()
+                }
+            updated = {stage: of_stage for stage, (of_stage, _) in updates.items()}
+            states = {stage: state for stage, (_, state) in updates.items()}
+        grown = count_bytes(states) - held["optimizer"]     # in the first step, when the state comes to be
+        device.hold("optimizer", grown)
+        held["optimizer"] += grown
+        loss = sum(losses[k] for k in sorted(losses)) if losses else None
+        if replicas_axis and loss is not None:
+            loss = float(device.all_reduce(np.float64(loss), replicas_axis))
+        self._keep(resident, updated, states)
+        for category, size in held.items():
+            device.hold(category, -size)
+        if replica:
+            return {"step": resident.step}  # the others have the same bits
+        return {
+            "step": resident.step,
+            "loss": loss,
+            "parameters": resident.layers if "parameters" in self.returns else {},
+            "gradients": gradients if "gradients" in self.returns else {},
+        }
+
+    def _divisors(self, rows: int, replicas: int) -> list[int]:
+        """By microbatch, the rows that its loss is the mean of: all, or its own where each has an update."""
+        if self.pipeline.schedule.weights != "stashed":
+            return [rows] * self.pipeline.microbatches
+        parts = [self._split(part) for part in split_rows(np.arange(rows), replicas)]
+        return [sum(map(len, of_microbatch)) for of_microbatch in zip(*parts, strict=True)]
+
+    def _keep(self, resident: Resident, layers: dict[int, list[Layer]], states: dict[int, Any]) -> None:
+        """What the next step goes on with."""
+        resident.delayed = resident.layers if self.pipeline.schedule.weights == "double_buffered" else {}
+        resident.layers, resident.optimizer_states = layers, states
+        resident.optimizer, resident.step = self.optimizer, resident.step + 1
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Training:
+        """Loss, parameters and gradients of the whole model, in the order of its layers.
+
+        `MixedStepsError` if the stages were not at the same step.
+        """
+        step = common_step([output["step"] for output in outputs])
+        told = [output for output in outputs if "loss" in output]
+        loss = next(output["loss"] for output in told if output["loss"] is not None)
+        joined: dict[str, list[Layer] | None] = dict.fromkeys(("parameters", "gradients"))
+        for name in joined:
+            if name in self.returns:
+                by_stage = {stage: layers for output in told for stage, layers in output[name].items()}
+                joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]]
+        return Training(loss, joined["parameters"], joined["gradients"], step=step)
+
+
+def _recomputed(recompute: Recompute, layers: int) -> frozenset[int]:
+    """The layers whose activations are computed again."""
+    if isinstance(recompute, str):
+        if recompute not in ("none", "full"):
+            raise ValueError(f"recompute is 'none', 'full' or a list of layers; got {recompute!r}")
+        return frozenset(range(layers) if recompute == "full" else ())
+    numbers = frozenset(recompute)
+    for number in numbers:
+        if not 0 <= number < layers:
+            raise ValueError(f"recompute names layers 0 to {layers - 1}; got {number}")
+    return numbers

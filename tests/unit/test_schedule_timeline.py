@@ -1,0 +1,130 @@
+"""A schedule in time: starts and ends under given costs, both bubbles, live activations, and the picture of it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallelism.actions import parts
+from parallelism.pipelining import Pipeline, Schedule
+from parallelism.schedules import SCHEDULES, V_SHAPED
+
+costs = st.fixed_dictionaries({kind: st.integers(0, 7) for kind in ("F", "I", "W", "message")})
+pipelines = st.builds(
+    lambda ranks, microbatches, name: Pipeline(ranks * (1 + (name in V_SHAPED)), microbatches, name),
+    st.integers(1, 4), st.integers(1, 6), st.sampled_from(sorted(SCHEDULES)),
+)
+
+
+def schedule_of(text):
+    return Schedule.from_csv(text)
+
+
+def test_two_stages_by_hand():
+    timeline = schedule_of("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1").timeline({"F": 2, "B": 3, "message": 1})
+    assert [[(str(a), start, end) for a, start, end in row] for row in timeline.spans] == [
+        [("0F0", 0, 2), ("0F1", 2, 4), ("0B0", 9, 12), ("0B1", 14, 17)],
+        [("1F0", 3, 5), ("1B0", 5, 8), ("1F1", 8, 10), ("1B1", 10, 13)],
+    ]
+    assert timeline.makespan == 17 and timeline.busy == (10, 10) and timeline.rank_spans == (17, 10)
+    assert timeline.bubble_fraction == 1 - 20 / 34
+    assert timeline.span_bubble_fraction == 7 / 17
+    assert timeline.live(0) == ((0, 1), (2, 2), (12, 1), (17, 0))
+    assert timeline.live(1) == ((3, 1), (13, 0))
+    assert timeline.peak_live() == (2, 1)
+
+
+def test_a_stage_may_have_a_cost_of_its_own_and_a_pair_runs_its_forward_first():
+    schedule = schedule_of("0F0,0F1,1F0,(1F1;1B0)OVERLAP_F_B,1B1,0B0,0B1")
+    timeline = schedule.timeline({"F": [1, 10], "B": [2, 20], "message": 100})
+    assert [start for _, start, _ in timeline.spans[0]] == [0, 1, 2, 12, 22, 42, 62, 64]
+    assert timeline.starts == ((0, 1, 2, 12, 42, 62, 64),)
+    assert timeline.bubble_fraction == 0
+
+
+@settings(max_examples=30)
+@given(pipelines, costs)
+def test_every_action_starts_when_its_rank_and_what_it_needs_allow_it(pipeline, costs):
+    schedule = pipeline.schedule
+    timeline = schedule.timeline(costs)
+    length = {**costs, "B": costs["I"] + costs["W"]}
+    ends = {(a.stage, part, a.microbatch): end for row in timeline.spans for a, _, end in row
+            for part in parts(a.kind)}
+    for rank, row in enumerate(timeline.spans):
+        free = 0
+        for action, start, end in row:
+            ready = [
+                ends[need] + (costs["message"] if schedule.placement[need.stage] != rank else 0)
+                for need in schedule.needs(action)
+            ]
+            assert start == max([free, *ready]) and end == start + length[action.kind]
+            free = end
+
+
+@settings(max_examples=30)
+@given(pipelines)
+def test_five_numbers_are_costs_in_their_order(pipeline):
+    named = pipeline.schedule.timeline({"F": 1, "B": 7, "I": 3, "W": 2, "message": 4})
+    assert pipeline.schedule.timeline([1, 7, 3, 2, 4]) == named
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([1, 2, 3], ValueError, r"five numbers \(F, B, I, W, message\), or a mapping from these; got \[1, 2, 3\]"),
+        ("12345", ValueError, "five numbers"),
+        ({"F": [1, 2, 3], "B": 2}, ValueError, "cost of F should be a number, or one for each of 2 stages; got"),
+        ({"F": 1, "B": 2, "message": [1, 2]}, ValueError, r"cost of message should be one number; got \[1, 2\]"),
+        ({"F": 1, "B": 2, "X": 3}, ValueError, "costs are of F, B, I, W, message; got one of 'X'"),
+        ({"F": 1}, ValueError, "costs should have one of B; got message, F"),
+        ({"F": -1, "B": 2}, ValueError, "cost of F should be 0 or more and finite; got -1"),
+        ({"F": float("nan"), "B": 2}, ValueError, "cost of F should be 0 or more and finite; got nan"),
+        ({"F": "1", "B": 2}, TypeError, "cost of F should be a number; got '1'"),
+        ({"F": True, "B": 2}, TypeError, "cost of F should be a number; got True"),
+    ],
+)
+def test_costs_that_are_none_are_refused_by_name(given, error, message):
+    with pytest.raises(error, match=message):
+        Pipeline(2, 2, "1f1b").schedule.timeline(given)
+
+
+def test_a_broken_schedule_is_drawn_or_refused_but_never_a_riddle():
+    assert "rank 1  F0" in str(Schedule("twice", [["0F0"], ["0F0"]], 2, 1))
+    with pytest.raises(ValueError, match="schedule 'far': 5F0 is of stage 5; it has 2"):
+        str(Schedule("far", [["0F0"], ["5F0"]], 2, 1))
+    with pytest.raises(ValueError, match="costs should have one of X"):
+        str(Schedule("odd", [[(0, "X", 0)]], 1, 1))
+
+
+def test_free_actions_make_no_bubble_of_nothing():
+    timeline = Pipeline(2, 1).schedule.timeline({"F": 0, "B": 0})
+    assert (timeline.makespan, timeline.bubble_fraction, timeline.span_bubble_fraction) == (0, 0, 0)
+
+
+@settings(max_examples=30)
+@given(pipelines, st.just({"F": 2, "I": 3, "W": 1, "message": 1}))
+def test_the_picture_has_a_box_to_scale_for_every_action(pipeline, costs):
+    schedule = pipeline.schedule
+    timeline = schedule.timeline(costs)
+    root = ET.fromstring(schedule.to_svg(costs))
+    boxes = root.findall("{http://www.w3.org/2000/svg}g")
+    told = [box.find("{http://www.w3.org/2000/svg}title").text for box in boxes]
+    spans = [span for row in timeline.spans for span in row]
+    assert told == [f"{action}: {start:g} to {end:g}" for action, start, end in spans]
+    for box, (_, start, end) in zip(boxes, spans, strict=True):
+        width = float(box.find("{http://www.w3.org/2000/svg}rect").get("width"))
+        assert width == pytest.approx((end - start) * 900 / timeline.makespan, abs=0.01)
+
+
+def test_the_picture_tells_kinds_apart_without_colour_and_escapes_the_name():
+    rows = [["0F0", "0I0", "0W0", "0F1", "0B1"]]
+    page = Schedule("<own>", rows, 1, 2).to_svg()
+    assert "&lt;own&gt;: 1 stage on 1 rank, 2 microbatches; makespan 6, bubble 0.0% of it" in page
+    for kind in "BIW":
+        assert page.count(f'fill="url(#pipeline-{kind})"') == 2     # the box, and the legend's
+    for word in (">F0<", ">I0<", ">W0<", ">B1<", "backward for the input", "backward for the weights"):
+        assert word in page
+    assert Pipeline(2, 4, "dual_pipe_v").schedule.to_svg().count("run together") == 1
