@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import os
@@ -250,6 +251,23 @@ class Worker:
         return {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
 
 
+def keep_freed_memory() -> None:
+    """Let the C library keep what a kernel's temporary arrays leave, so that the next do not fault in page after page.
+
+    By default glibc gives the end of its heap back as soon as 256 KiB of it are free, and maps arrays from 128 KiB on
+    anew each time until one has been freed.  Elsewhere there is nothing to set.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+            mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 64 << 20
+
+
 class RankedOutput(io.TextIOBase):
     """Standard output of a device: whole lines go to the host, which prints them with the rank in front."""
 
@@ -317,6 +335,7 @@ class _WireLink:
 def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
     """The body of a device's process."""
     gc.freeze()  # what was there before the fork stays shared with the others
+    keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())
     looks = LOOKS // spec.layout.size
     link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
