@@ -27,8 +27,9 @@ from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
 
 NAME = "step"
-ROWS, MICROBATCHES = 512, 8
-WIDTHS = {"wide": 512, "narrow": 128}
+MICROBATCHES = 8
+SIZES = {"large": (1024, 2048), "wide": (512, 512), "narrow": (128, 512)}
+"""Width of the layers, and rows of the batch."""
 REFERENCE = "one process"
 OPTIMIZER = SGD(0.01)
 SETTLE_SECONDS = 0.002
@@ -37,12 +38,12 @@ SETTLE_SECONDS = 0.002
 
 def measure(plan: Plan, results: Results, say: Say) -> None:
     """The pipeline and the one process take turns."""
-    steps = 3 if plan.quick else 10
     for devices in plan.devices_or((2, 4, 8), (4,)):
         with VirtualCluster(pp=devices) as cluster, VirtualCluster(1) as single:
-            for what, width in WIDTHS.items():
+            for what in ("wide", "narrow") if plan.quick else SIZES:
                 say(f"{NAME}: {devices} devices, {what}")
-                _compare(cluster, single, what, width, steps, plan, results)
+                steps = 2 if what == "large" else 3 if plan.quick else 10
+                _compare(cluster, single, what, steps, plan, results)
 
 
 def report(results: Results) -> str:
@@ -53,20 +54,22 @@ def report(results: Results) -> str:
         ours, alone = found[what, devices, OURS], found[what, devices, REFERENCE]
         over = ours.median / alone.median - 1
         rows.append([
-            f"{WIDTHS[what]} wide", str(devices), seconds_text(ours.median), seconds_text(alone.median), f"{over:.1%}",
+            "{} wide, {} rows".format(*SIZES[what]), str(devices), seconds_text(ours.median),
+            seconds_text(alone.median), f"{over:.1%}",
             against(STEP_OVERHEAD, over, f"{STEP_OVERHEAD:.0%}"),
         ])
     return table(("CPU time of a step", "devices", "pipeline", REFERENCE, "more", "at most"), rows)
 
 
 def _compare(
-    cluster: VirtualCluster, single: VirtualCluster, what: str, width: int, steps: int, plan: Plan, results: Results
+    cluster: VirtualCluster, single: VirtualCluster, what: str, steps: int, plan: Plan, results: Results
 ) -> None:
     """Steps on the cluster and steps in one process, in turn; both must lose alike."""
     devices = cluster.size
+    width, rows = SIZES[what]
     mlp = MLP((width,) * (devices + 1), Pipeline(devices, MICROBATCHES), dtype=np.float32)
     rng = np.random.default_rng(0)
-    x, targets = (rng.standard_normal((ROWS, width), np.float32) for _ in range(2))
+    x, targets = (rng.standard_normal((rows, width), np.float32) for _ in range(2))
     step = mlp.train_step(OPTIMIZER, returns="loss")
     pids = {*cluster.pids(), os.getpid()}
     seconds: dict[str, list[float]] = {OURS: [], REFERENCE: []}
