@@ -3,13 +3,15 @@
 ``idle``: nothing runs; ``waiting``: all devices but one wait in a barrier for that one, which sleeps (less what the
 same run takes if it does not).  Both are CPU seconds of all devices and the host for each second by the wall, in parts
 of a core.  ``wake``: from just before a device sends until its peer, which has slept in a ``recv``, has returned from
-it.
+it; beside it a bare pipe between the same processes, ``os.write`` to ``os.read``: what the system and cold caches take.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -39,9 +41,17 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
                 parts = [_part(cluster, what, seconds / plan.passes) for _ in range(plan.passes)]
                 results.note(NAME, OURS, what, parts, "of a core", devices=devices)
     say(f"{NAME}: waking")
-    with VirtualCluster(2) as cluster:
-        rounds = cluster.run(_wake, 20 * plan.passes).outputs
-    results.add(NAME, OURS, "wake", [end - start for start, end in zip(*rounds, strict=True)], devices=2)
+    taken: dict[str, list[float]] = {OURS: [], "pipe": []}
+    with VirtualCluster(2) as cluster, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pipe"
+        os.mkfifo(path)
+        for _ in range(plan.passes):
+            for system, run in (
+                (OURS, cluster.run(_wake, 20)), ("pipe", cluster.run(_wake_by_pipe, str(path), 20))
+            ):
+                taken[system] += [end - start for start, end in zip(*run.outputs, strict=True)]
+    for system, seconds_each in taken.items():
+        results.add(NAME, system, "wake", seconds_each, devices=2)
 
 
 def report(results: Results) -> str:
@@ -54,9 +64,10 @@ def report(results: Results) -> str:
             against(limit, q.amount.median, f"{IDLE_PART:.0%}"),
         ])
     for m in results.of(NAME):
-        limit = PLAIN.get((NAME, m.operation, m.devices))
+        limit = PLAIN.get((NAME, m.operation, m.devices)) if m.system == OURS else None
         rows.append([
-            "waking a sleeping device", *map(seconds_text, m.seconds.points[:3]),
+            "waking a sleeping device" if m.system == OURS else "waking it by a bare pipe",
+            *map(seconds_text, m.seconds.points[:3]),
             against(limit, m.seconds.median, seconds_text(limit or 0.0)),
         ])
     return table(("CPU time, in parts of a core", "median", "25 %", "75 %", "at most"), rows)
@@ -98,4 +109,20 @@ def _wake(device: VirtualDevice, rounds: int) -> list[float]:
             moments.append(time.perf_counter())
             if x[0] != number:
                 raise WrongAnswerError(f"message {number} brought {x[0]}")
+    return moments[1:]
+
+
+def _wake_by_pipe(device: VirtualDevice, path: str, rounds: int) -> list[float]:
+    moments = []
+    pipe = os.open(path, os.O_RDONLY if device.rank else os.O_WRONLY)
+    for _ in range(rounds + 1):
+        device.barrier()
+        if device.rank == 0:
+            time.sleep(SLEEP_SECONDS)
+            moments.append(time.perf_counter())
+            os.write(pipe, bytes(8))
+        else:
+            os.read(pipe, 8)
+            moments.append(time.perf_counter())
+    os.close(pipe)
     return moments[1:]
