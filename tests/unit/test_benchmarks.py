@@ -464,7 +464,7 @@ def test_other_reports_say_whether_a_figure_is_what_it_may_be_at_most():
 
     for system, seconds in (("vcluster", 1.2), ("one process", 1.0)):
         results.add("step", system, "wide", [seconds], devices=4, nbytes=8)
-    assert said("step", results)["512 wide"] == ["10%", "NO"]
+    assert said("step", results)["512 wide, 512 rows"] == ["10%", "NO"]
     results.note("idle", "vcluster", "idle", [0.002], "of a core", devices=64)
     results.add("idle", "vcluster", "wake", [61e-6], devices=2)
     rows = said("idle", results)
