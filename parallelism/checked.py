@@ -31,14 +31,14 @@ def number(
     return checked
 
 
-def whole_number(field: str, value: Any, *, least: int = 1) -> int:
+def whole_number(field: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
     """A checked whole number."""
-    wanted = f"{field} must be a whole number of at least {least}"
+    wanted = f"{field} must be a whole number of at least {least}{'' if most is None else f' and at most {most}'}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{wanted}; got {shown(value)}")
     checked: int = value.__index__()
-    if checked < least or checked > 2**40:
-        raise ValueError(f"{wanted}{' and at most 2**40' * (checked > least)}; got {shown(value)}")
+    if checked < least or (most is not None and checked > most):
+        raise ValueError(f"{wanted}; got {shown(value)}")
     return checked
 
 

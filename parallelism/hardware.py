@@ -36,6 +36,8 @@ ITEMSIZE = {
 }
 """The dtypes that a rate can be given for, and the bytes of a number.  NumPy has not all of them."""
 
+MOST_DEVICES = 1 << 24
+
 Channel = tuple[int, int, int]
 """What messages share: (level, -1, a port or link of that level) or (level, i, 0) for what fault i leaves of it."""
 
@@ -106,6 +108,8 @@ class Hardware:
             raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
         for field, value in values.items():
             object.__setattr__(self, field, value)
+        if self.devices > MOST_DEVICES:
+            raise ValueError(f"links must join at most {MOST_DEVICES} devices; got {self.devices}")
         for i, (link, inside) in enumerate(zip(self.links, self._insides, strict=True)):
             if (link.ports or 1) > inside:
                 raise ValueError(
@@ -129,8 +133,8 @@ class Hardware:
         names = hardware_files.presets()
         known, colon, extents = name.partition(":")
         if known not in names:
-            close = checked.did_you_mean(known, names)
-            raise ValueError(f"no hardware {checked.shown(name)}{close}; there is {', '.join(names)}")
+            close = checked.did_you_mean(known, names) or f"; there is {', '.join(names)}"
+            raise ValueError(f"no hardware {checked.shown(name)}{close}")
         found = cls._of_fields(hardware_files.read_preset(known), known)
         if not colon:
             return found

@@ -88,7 +88,7 @@ def duration(seconds: float) -> str:
 
 def _joined(link: Link, unit: str) -> str:
     extents = "x".join(map(str, link.extents))
-    ports = "" if link.ports is None else f", {link.ports} of them for each"
+    ports = "" if link.ports is None else f", {link.ports} port{'s' * (link.ports > 1)} for each"
     shape = link.shape.replace("_", " ")
     return (
         f"{extents} {unit}, {shape}: {duration(link.latency_seconds)}, {quantity(link.bytes_per_second)}B/s{ports}"

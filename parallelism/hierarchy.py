@@ -29,7 +29,7 @@ Price = Callable[..., tuple[float, str]]
 """(collective, nbytes, groups, root) -> the seconds of the cheapest algorithm, and its name."""
 
 Parts = Callable[[Price, float, Groups, Groups, Groups, int], float]
-"""(price, nbytes, groups, inside, across, root) -> seconds.  Where the root has other places in others, the first counts."""
+"""(price, nbytes, groups, inside, across, root) -> seconds; where the root's place differs, as in the first group."""
 
 
 def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | None:

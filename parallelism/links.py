@@ -22,6 +22,10 @@ from numpy.typing import NDArray
 
 from parallelism import checked
 
+MOST_UNITS = 1 << 20
+MOST_ROUND = 4096
+"""Along a dim of a ring or torus: a message is followed hop by hop."""
+
 SHAPES = ("switch", "ring", "torus", "fully_connected")
 
 Ints = NDArray[np.int64]
@@ -59,13 +63,14 @@ class Link:
         if not sides or (shape != "torus" and len(sides) > 1):
             wanted = "a list of at least one whole number" if shape == "torus" else "one whole number"
             raise ValueError(f"extents of a {shape} must be {wanted}; got {checked.shown(extents)}")
+        most = MOST_ROUND if shape in ("ring", "torus") else MOST_UNITS
         values: dict[str, object] = {
             "name": checked.text("name", name),
-            "extents": tuple(checked.whole_number("extents", side) for side in sides),
+            "extents": tuple(checked.whole_number("extents", side, most=most) for side in sides),
             "latency_seconds": checked.number("latency_seconds", latency_seconds, "of seconds"),
             "bytes_per_second": checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
             "shape": shape,
-            "ports": None if ports is None else checked.whole_number("ports", ports),
+            "ports": None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)
