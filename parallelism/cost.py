@@ -24,7 +24,9 @@ from parallelism.communication import COLLECTIVES, Pairs
 from parallelism.hardware import Hardware, LinkPath
 from parallelism.hierarchy import HIERARCHICAL, PARTS, Group, Groups, taken_apart
 from parallelism.phase_times import Term, terms
-from parallelism.phases import names, phases
+from parallelism.phases import Phases, names, phases
+from parallelism.torus import COLLECTIVES as ON_A_TORUS
+from parallelism.torus import TORUS, positions_on_torus, torus_phases
 
 if TYPE_CHECKING:
     from parallelism.resharding import ReshardingStep
@@ -69,7 +71,7 @@ class Costs:
 
     >>> costs = Costs(Hardware.preset("dgx-a100"))
     >>> costs.collective("all_reduce", 2**30, range(8)).algorithm
-    'ring'
+    'halving_doubling'
     """
 
     def __init__(self, hardware: Hardware) -> None:
@@ -169,7 +171,9 @@ class Costs:
 
     def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
         """The algorithms that apply; of those that take as long, the first is taken."""
-        more = (HIERARCHICAL,) if collective in PARTS and self._halves(groups) else ()
+        more: tuple[str, ...] = (HIERARCHICAL,) if collective in PARTS and self._halves(groups) else ()
+        if collective in ON_A_TORUS and positions_on_torus(self.hardware, groups[0]) is not None:
+            more += (TORUS,)
         return (*more, *names(collective, len(groups[0])))
 
     def _by(
@@ -186,10 +190,20 @@ class Costs:
         key = collective, name, groups, root, pairs
         found = self._terms.get(key)
         if found is None:
-            made = phases(collective, name, len(groups[0]), root, pairs)
+            made = self._phases(collective, name, groups[0], root, pairs)
             rounds = 0 if name != "direct" else 2 if collective == "all_reduce" else 1
             found = self._terms[key] = terms(self.hardware, made, groups, rounds)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
+
+    def _phases(self, collective: str, name: str, group: Group, root: int, pairs: Pairs) -> Phases:
+        if name != TORUS or collective not in ON_A_TORUS:
+            return phases(collective, name, len(group), root, pairs)
+        grid = positions_on_torus(self.hardware, group)
+        if grid is None:
+            raise ValueError(
+                f"no algorithm 'torus' for {collective} over {group} (it needs all ranks along each dim of a ring or "
+                f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}")
+        return torus_phases(collective, grid)
 
     def _halves(self, groups: Groups) -> tuple[Groups, Groups] | None:
         if groups not in self._taken_apart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from fractions import Fraction
 from itertools import pairwise, product
 from math import ceil, isclose, sqrt
@@ -11,7 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelism import Costs, Hardware, HostLink, Link, Mesh, TensorSharding, plan_resharding
+from parallelism import (
+    Costs,
+    Hardware,
+    HostLink,
+    Link,
+    Mesh,
+    TensorSharding,
+    checked,
+    cost,
+    hardware,
+    hardware_table,
+    links,
+    plan_resharding,
+)
 from parallelism.communication import COLLECTIVES, ROOTED, algorithm, algorithms
 from parallelism.cost import bus_factor
 from parallelism.phases import names, phases
@@ -313,6 +327,34 @@ def test_a_torus_wraps_round_and_takes_the_shorter_way():
     assert torus.message_seconds(0, 1, 6) == 2 * A
 
 
+@pytest.mark.parametrize("extents", [(8,), (4, 4), (3, 3, 3), (1, 5)])
+def test_on_a_torus_all_links_are_used_at_once(extents):
+    costs = Costs(cluster(near(extents, shape="torus")))
+    dims = [n for n in extents if n > 1]
+    g, nbytes = int(np.prod(extents)), 2**20
+    seconds = len(dims) * (dims[0] - 1) * A + (g - 1) / g * nbytes * B / (2 * len(dims))
+    for collective, times in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+        cost = costs.collective(collective, nbytes, range(g), algorithm="torus")
+        assert isclose(cost.seconds, times * seconds, rel_tol=1e-14)
+        assert costs.collective(collective, 2**30, range(g)).algorithm == "torus"
+
+
+def test_on_an_uneven_torus_the_longer_rings_finish_later():
+    costs = Costs(cluster(near((2, 3), shape="torus")))
+    # first two steps round 3 beside one round 2, then the other way; both ways between two ranks share a link
+    assert costs.collective("all_gather", 24 * 4, range(6), algorithm="torus").seconds == (
+        (A + 2 * 12 * B) + (A + 8 * B) + (A + 2 * 4 * B) + (A + 4 * B))
+
+
+def test_without_whole_rings_there_is_no_torus():
+    torus = Costs(cluster(near((2, 3), shape="torus")))
+    assert "torus" in torus.algorithms("all_reduce", (0, 1, 2)) and "torus" in torus.algorithms("all_reduce", (1, 4))
+    for costs, group in ((torus, (0, 1)), (torus, (0, 1, 2, 3)), (torus, (3,)), (FLAT, range(4))):
+        assert "torus" not in costs.algorithms("all_reduce", group)
+        with pytest.raises(ValueError, match=r"no algorithm 'torus' for all_reduce .* these apply: ring"):
+            costs.collective("all_reduce", 8, group, algorithm="torus")
+
+
 # -- messages and compute --------------------------------------------------------------------------------------------
 
 
@@ -419,6 +461,15 @@ def test_a_plan_can_be_the_cheapest_in_seconds():
         plan_resharding(source, target, (16, 24), "f8", mesh, hardware=hardware, cost=lambda step: 1.0)
 
 
+# -- the documentation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [checked, cost, hardware, hardware_table, links], ids=lambda module: module.__name__)
+def test_examples_in_docstrings_are_so(module):
+    tried = doctest.testmod(module)
+    assert tried.attempted and not tried.failed
+
+
 # -- laws ------------------------------------------------------------------------------------------------------------
 
 SECONDS = st.floats(1e-9, 1e-2)
@@ -484,6 +535,7 @@ def test_compute_and_messages_grow_and_a_split_never_helps(hardware, flops, more
         assert 0 < one <= both <= (one + two) * (1 + 1e-12)
 
 
+@settings(max_examples=30)
 @given(SECONDS, RATES, BYTES, st.integers(1, 15))
 def test_more_ranks_never_take_less_on_a_switch(latency, rate, nbytes, size):
     costs = Costs(cluster(Link("switch", 16, latency, rate)))

@@ -11,7 +11,7 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
@@ -388,6 +388,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_whatever_a_field_holds_it_is_a_hardware_or_the_typed_error(tmp_path_factory, data):
     table = tomllib.loads(TOML)
