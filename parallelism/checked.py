@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf, isfinite
 from typing import Any, TypeVar
@@ -50,6 +50,22 @@ def text(field: str, value: Any, most: int = 80) -> str:
     if not 0 < len(value) <= most or not value.isprintable():
         raise ValueError(f"{wanted}; got {shown(value)}")
     return value
+
+
+def texts(field: str, values: Any, most: int) -> Table[str]:
+    """A checked table of texts by name."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{field} must be a table of texts; got {shown(values)}")
+    return Table({
+        text(f"a name in {field}", name): text(f"{field}.{name}", value, most) for name, value in values.items()
+    })
+
+
+def each(field: str, values: Any, kind: type[Value]) -> tuple[Value, ...]:
+    """A checked tuple of values of one kind."""
+    if not isinstance(values, Sequence) or not all(isinstance(value, kind) for value in values):
+        raise TypeError(f"{field} must be a sequence of {kind.__name__}; got {shown(values)}")
+    return tuple(values)
 
 
 def shown(value: Any) -> str:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING
 
 from parallelism.communication import COLLECTIVES, Pairs
 from parallelism.hardware import Hardware, LinkPath
 from parallelism.hierarchy import HIERARCHICAL, PARTS, Group, Groups, taken_apart
+from parallelism.mesh import Mesh
 from parallelism.phase_times import Term, terms
 from parallelism.phases import Phases, names, phases
 from parallelism.torus import COLLECTIVES as ON_A_TORUS
@@ -210,7 +211,20 @@ class Costs:
             self._taken_apart[groups] = taken_apart(self.hardware, groups)
         return self._taken_apart[groups]
 
-    # -- moves between layouts -----------------------------------------------------------------------------------------
+    # -- rates of many ranks, and moves between layouts ----------------------------------------------------------------
+
+    def rates(self, mesh: Mesh, dtype: object = None) -> tuple[float, float]:
+        """The flops, and the bytes received, per second that all ranks of a mesh have together at best.
+
+        Of bytes that is at the outermost level of links that the mesh spans; where it has one rank, infinite.
+        """
+        hardware = self.hardware
+        flops = mesh.size * hardware.flops_efficiency * hardware.peak(dtype)
+        if mesh.size == 1:
+            return flops, inf
+        level = max(hardware.level(0, rank) for rank in range(1, mesh.size))
+        link, inside = hardware.links[level], hardware.inside(level)
+        return flops, mesh.size * link.bytes_per_second * (link.ports or inside) / inside
 
     def move_seconds(self, step: ReshardingStep) -> float:
         """What a step of a resharding takes: the slowest of its groups.  A ``cost`` of `plan_resharding`."""

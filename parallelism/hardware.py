@@ -12,7 +12,6 @@ and so on.  Rank r is at place r unless it is laid elsewhere.  What things take 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -20,7 +19,6 @@ from itertools import accumulate
 from math import inf
 from operator import mul
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,11 +94,11 @@ class Hardware:
             "memory_bytes": checked.number("memory_bytes", self.memory_bytes, "of bytes", above=0),
             "memory_bytes_per_second": checked.number(
                 "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0),
-            "links": _all(Link, "links", self.links),
-            "stragglers": _all(Straggler, "stragglers", self.stragglers),
-            "faults": _all(LinkFault, "faults", self.faults),
+            "links": checked.each("links", self.links, Link),
+            "stragglers": checked.each("stragglers", self.stragglers, Straggler),
+            "faults": checked.each("faults", self.faults, LinkFault),
             "title": self.title and checked.text("title", self.title, 200),
-            "sources": _sources(self.sources),
+            "sources": checked.texts("sources", self.sources, 500),
         }
         if not values["links"]:
             raise ValueError("links must be at least one Link; got none")
@@ -115,6 +113,12 @@ class Hardware:
                 raise ValueError(
                     f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}")
         object.__setattr__(self, "placement", _places(self.placement, self.devices))
+        named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
+        for i, fault in enumerate(self.faults):
+            named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]
+        for field, rank in named:
+            if rank >= self.ranks:
+                raise ValueError(f"{field} must be a rank from 0 to {self.ranks - 1}; got {rank}")
 
     # -- where it comes from -------------------------------------------------------------------------------------------
 
@@ -172,8 +176,7 @@ class Hardware:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes it as JSON, as `load` reads it."""
-        text = json.dumps(_plain(self), indent=2, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        hardware_files.write(self, path)
 
     # -- the same, but -------------------------------------------------------------------------------------------------
 
@@ -219,6 +222,11 @@ class Hardware:
         """How many devices it has."""
         return self._insides[-1] * self.links[-1].units
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a place on it."""
+        return len(self.placement) or self.devices
+
     def peak(self, dtype: object = None) -> float:
         """The flops per second in a dtype (None: the first that has a rate).
 
@@ -247,9 +255,8 @@ class Hardware:
 
     def place(self, rank: int) -> int:
         """Where a rank lies."""
-        ranks = len(self.placement) or self.devices
-        if not 0 <= rank < ranks:
-            raise ValueError(f"{self.name} has places for ranks 0 to {ranks - 1}, got rank {rank}")
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"{self.name} has places for ranks 0 to {self.ranks - 1}, got rank {rank}")
         return self.placement[rank] if self.placement else rank
 
     def level(self, source: int, target: int) -> int:
@@ -326,21 +333,6 @@ def _rates(rates: Any) -> Mapping[str, float]:
     })
 
 
-def _all(kind: type, field: str, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, Sequence) or not all(isinstance(value, kind) for value in values):
-        raise TypeError(f"{field} must be a sequence of {kind.__name__}; got {checked.shown(values)}")
-    return tuple(values)
-
-
-def _sources(sources: Any) -> Mapping[str, str]:
-    if not isinstance(sources, Mapping):
-        raise TypeError(f"sources must be a table of texts; got {checked.shown(sources)}")
-    return checked.Table({
-        checked.text("a name in sources", field): checked.text(f"sources.{field}", source, 500)
-        for field, source in sources.items()
-    })
-
-
 def _places(placement: Any, devices: int) -> tuple[int, ...]:
     if not isinstance(placement, Sequence) or isinstance(placement, str):
         raise TypeError(f"placement must be a list of places by rank; got {checked.shown(placement)}")
@@ -350,16 +342,6 @@ def _places(placement: Any, devices: int) -> tuple[int, ...]:
     if len(set(places)) < len(places):
         raise ValueError(f"placement must give each rank a place of its own; got {checked.shown(places)}")
     return places
-
-
-def _plain(value: Any) -> Any:
-    """Fields, as JSON has them; those with nothing in them are left out."""
-    if isinstance(value, Hardware | Link | HostLink | Straggler | LinkFault):
-        named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-        return {name: told for name, told in named.items() if told not in (None, [], {}, "")}
-    if isinstance(value, Mapping):
-        return dict(value)
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _by(extents: Sequence[int]) -> str:

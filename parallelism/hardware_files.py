@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -63,6 +63,21 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise HardwareFileError(f"{_told(file)}: must be an object with fields; got {checked.shown(document)}")
     return document
+
+
+def write(value: Any, path: str | PathLike[str]) -> None:
+    """Writes a description as JSON."""
+    Path(path).write_text(json.dumps(_plain(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Fields, as JSON has them; those with nothing in them are left out."""
+    if is_dataclass(value):
+        named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {name: told for name, told in named.items() if told not in (None, [], {}, "")}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def build(kind: type[Described], table: Any, path: str | PathLike[str], where: str = "") -> Described:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 from fractions import Fraction
 from itertools import pairwise, product
-from math import ceil, isclose, sqrt
+from math import ceil, inf, isclose, sqrt
 
 import numpy as np
 import pytest
@@ -447,6 +447,13 @@ def test_a_move_takes_what_its_collective_takes():
     assert [costs.move_seconds(step) for step in plan.steps] == [0]
 
 
+def test_rates_are_those_of_all_ranks_together():
+    costs = Costs(cluster(near(4), far(2, ports=1), flops_efficiency=0.5))
+    assert costs.rates(Mesh(tp=4)) == (4 * 0.5 * 2.0**40, 4 / B)
+    assert costs.rates(Mesh(dp=2, tp=4), "float64") == (8 * 0.5 * 2.0**39, 2 / FAR_B)
+    assert costs.rates(Mesh(tp=1)) == (0.5 * 2.0**40, inf)
+
+
 def test_a_plan_can_be_the_cheapest_in_seconds():
     mesh = Mesh(node=2, tp=4)
     hardware = cluster(near(4), far(2))
@@ -512,6 +519,7 @@ def test_more_bytes_never_take_less_and_a_split_never_helps(call, first, second)
 @given(calls(), BYTES, st.integers(0, 17), st.floats(1, 100), st.floats(0.01, 1), SECONDS)
 def test_what_is_slow_or_faulty_never_speeds_up(call, nbytes, rank, factor, share, delay):
     hardware, collective, group, options = call
+    rank %= hardware.ranks
     worse = hardware.slow(rank=rank, factor=factor).fault(
         source=rank, delay_seconds=delay, bandwidth_factor=share).fault(target=group[0], bandwidth_factor=share)
     before, after = (

@@ -129,6 +129,8 @@ def test_a_typing_error_is_told_the_nearest_name():
     ({"placement": (0, 12)}, r"placement must name places 0 to 11; got 12"),
     ({"placement": (0, 0)}, r"placement must give each rank a place of its own; got \(0, 0\)"),
     ({"placement": (0.5,)}, r"placement must be a whole number of at least 0; got 0.5"),
+    ({"stragglers": (Straggler(12, 2),)}, r"stragglers\[0\].rank must be a rank from 0 to 11; got 12"),
+    ({"faults": (LinkFault(target=3),), "placement": (4, 5)}, r"faults\[0\].target must be a rank from 0 to 1; got 3"),
     ({"placement": "01"}, r"placement must be a list of places by rank; got '01'"),
     ({"name": ""}, r"name must be a line of 1 to 80 printable characters; got ''"),
     ({"name": "a\x1b[31m"}, r"name must be a line of 1 to 80 printable characters; got 'a\\x1b\[31m'"),
