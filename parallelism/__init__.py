@@ -7,7 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from parallelism.cost import CollectiveCost, Costs
     from parallelism.explanation import Explanation, explain
+    from parallelism.hardware import Hardware
+    from parallelism.hardware_files import HardwareFileError
+    from parallelism.links import HostLink, Link
     from parallelism.mesh import Mesh, MeshIndex
     from parallelism.operation import Device, Operation, ShardedOperation
     from parallelism.pipelined_operation import PipelinedOperation
@@ -15,10 +19,15 @@ if TYPE_CHECKING:
     from parallelism.process_groups import replica_groups
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
     from parallelism.sharding import DimSharding, TensorSharding
+    from parallelism.slowdowns import LinkFault, Straggler
     from parallelism.trace import Event, Trace
 
 _MODULES = {
+    "cost": ("CollectiveCost", "Costs"),
     "explanation": ("Explanation", "explain"),
+    "hardware": ("Hardware",),
+    "hardware_files": ("HardwareFileError",),
+    "links": ("HostLink", "Link"),
     "mesh": ("Mesh", "MeshIndex"),
     "operation": ("Device", "Operation", "ShardedOperation"),
     "pipelined_operation": ("PipelinedOperation",),
@@ -26,14 +35,16 @@ _MODULES = {
     "process_groups": ("replica_groups",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
     "sharding": ("DimSharding", "TensorSharding"),
+    "slowdowns": ("LinkFault", "Straggler"),
     "trace": ("Event", "Trace"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "Device", "DimSharding", "Event", "Explanation", "Mesh", "MeshIndex", "Operation", "Overlapped",
-    "Pipeline", "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule",
-    "ShardedOperation", "Status", "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
+    "Action", "CollectiveCost", "Costs", "Device", "DimSharding", "Event", "Explanation", "Hardware",
+    "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex", "Operation", "Overlapped", "Pipeline",
+    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status",
+    "Straggler", "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
 ]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from html import escape
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from parallelism.partial import identity
 from parallelism.reach import Leg
 from parallelism.routes import cheapest_route
 from parallelism.sharding import TensorSharding
+
+if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]
@@ -198,14 +201,15 @@ class ReshardingPlan:
 
 def plan_resharding(
     source: TensorSharding, target: TensorSharding, shape: Sequence[int], dtype: npt.DTypeLike, mesh: Mesh, *,
-    axes: MeshAxes = None, cost: Cost | None = None,
+    axes: MeshAxes = None, cost: Cost | None = None, hardware: Hardware | str | None = None,
 ) -> ReshardingPlan:
     """The cheapest plan from ``source`` to ``target``, for a tensor of ``shape`` and ``dtype`` on ``mesh``.
 
     No rank's local array is ever larger than the larger of the largest ones of source and target.  Within that, the
     plan has the fewest communications, and of those with as few the fewest bytes received by all ranks together; with
-    ``cost``, the least sum of what it says of the steps that communicate.  An ``exchange`` is in it only where no
-    other moves fit.  Every pair of layouts has a plan; that of a layout to itself moves nothing.
+    ``cost``, the least sum of what it says of the steps that communicate; with ``hardware``, a preset's name too, the
+    fewest seconds there (`Costs.move_seconds`).  An ``exchange`` is in it only where no other moves fit.  Every pair of
+    layouts has a plan; that of a layout to itself moves nothing.
 
     So plans are compared by exchanges, then communications, then bytes, and counted so it never costs less to go by way
     of a third layout that fits the same bound (on meshes of up to three axes, where nothing is guessed).  By
@@ -229,9 +233,20 @@ def plan_resharding(
     names = mesh.axes if axes is None else tuple(axis for axis in mesh.axes if axis in mesh.axes_of(axes))
     source = _checked("source", source, extents, kind, mesh, names)
     target = _checked("target", target, extents, kind, mesh, names)
+    if hardware is not None:
+        if cost is not None:
+            raise ValueError("a resharding is planned by cost= and hardware= only one at a time, got both")
+        cost = _seconds_on(hardware)
     if cost is None:
         return _plan(source, target, extents, kind, mesh, names)
     return _planned(source, target, extents, kind, mesh, names, cost)
+
+
+def _seconds_on(hardware: Hardware | str) -> Cost:
+    from parallelism.cost import Costs  # every device imports this module, and few need that one
+    from parallelism.hardware import Hardware
+
+    return Costs(Hardware.of(hardware)).move_seconds
 
 
 def _checked(

@@ -12,10 +12,17 @@ import parallelism
 if TYPE_CHECKING:
     from parallelism import (
         Action,
+        CollectiveCost,
+        Costs,
         Device,
         DimSharding,
         Event,
         Explanation,
+        Hardware,
+        HardwareFileError,
+        HostLink,
+        Link,
+        LinkFault,
         Mesh,
         MeshIndex,
         Operation,
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
         Schedule,
         ShardedOperation,
         Status,
+        Straggler,
         TensorSharding,
         Trace,
         explain,
@@ -75,12 +83,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
-    "CollectiveMismatchError", "DeadlockError", "Device", "DeviceFailedError", "DimSharding", "Event",
-    "Explanation", "Mesh", "MeshIndex", "Operation", "OperationCancelled", "Overlapped", "PerDevice", "Pipeline",
-    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Run", "Schedule", "Sharded",
-    "ShardedOperation", "Status", "TensorSharding", "Trace", "UndeliveredMessageError", "UnusedResultWarning",
-    "VirtualChannel", "VirtualCluster", "VirtualDevice", "assert_communication", "explain", "faults",
-    "plan_resharding", "replica_groups", "report",
+    "CollectiveCost", "CollectiveMismatchError", "Costs", "DeadlockError", "Device", "DeviceFailedError", "DimSharding",
+    "Event", "Explanation", "Hardware", "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex",
+    "Operation", "OperationCancelled", "Overlapped", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
+    "ReshardingPlan", "ReshardingStep", "Run", "Schedule", "Sharded", "ShardedOperation", "Status", "Straggler",
+    "TensorSharding", "Trace", "UndeliveredMessageError", "UnusedResultWarning", "VirtualChannel", "VirtualCluster",
+    "VirtualDevice", "assert_communication", "explain", "faults", "plan_resharding", "replica_groups", "report",
 ]
 
 

@@ -15,6 +15,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
   {PROGRAM} doctor            what this machine lacks, and what to do
+  {PROGRAM} hardware [NAME]   the clusters that are described here; one of them, or a file of yours
   {PROGRAM} --version         which one this is
 
 In Python:
@@ -43,9 +44,20 @@ def main(words: Sequence[str]) -> int:
         from vcluster import doctor
 
         return doctor.show()
+    if words[0] == "hardware":
+        if len(words) > 2:
+            raise WrongWords(f"hardware takes the name of a preset or of a file, got {words[2]!r} too")
+        from vcluster import hardware_shown
+
+        try:
+            print(hardware_shown.one(words[1]) if len(words) > 1 else hardware_shown.every())
+        except ValueError as error:
+            raise WrongWords(str(error)) from None
+        return 0
     if words[0] == "demo":
         raise WrongWords(f"the demos are {PROGRAM}.demo, with a dot")
-    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], ('--version', '--help', 'demo', 'doctor'))}")
+    there = ("--version", "--help", "demo", "doctor", "hardware")
+    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], there)}")
 
 
 if __name__ == "__main__":

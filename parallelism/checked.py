@@ -1,0 +1,112 @@
+"""The fields of a description, checked: what is wrong names the field, what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from math import inf, isfinite
+from typing import Any, TypeVar
+
+import numpy as np
+
+Value = TypeVar("Value")
+
+
+def number(
+    field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
+) -> float:
+    """A checked number: finite, at least ``least`` or above ``above``, at most ``most``."""
+    bounds = f"at least {least:g}" if above is None else f"above {above:g}"
+    if most < inf:
+        bounds += f" and at most {most:g}"
+    wanted = f"{field} must be a number{of and f' {of}'}, {bounds}"
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{wanted}; got {shown(value)}")
+    try:
+        checked = float(value)
+    except OverflowError:
+        checked = inf
+    if not isfinite(checked) or checked > most or (checked < least if above is None else checked <= above):
+        raise ValueError(f"{wanted}; got {shown(value)}")
+    return checked
+
+
+def whole_number(field: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+    """A checked whole number."""
+    wanted = f"{field} must be a whole number of at least {least}{'' if most is None else f' and at most {most}'}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{wanted}; got {shown(value)}")
+    checked: int = value.__index__()
+    if checked < least or (most is not None and checked > most):
+        raise ValueError(f"{wanted}; got {shown(value)}")
+    return checked
+
+
+def text(field: str, value: Any, most: int = 80) -> str:
+    """A checked text of one printable line."""
+    wanted = f"{field} must be a line of 1 to {most} printable characters"
+    if not isinstance(value, str):
+        raise TypeError(f"{wanted}; got {shown(value)}")
+    if not 0 < len(value) <= most or not value.isprintable():
+        raise ValueError(f"{wanted}; got {shown(value)}")
+    return value
+
+
+def texts(field: str, values: Any, most: int) -> Table[str]:
+    """A checked table of texts by name."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{field} must be a table of texts; got {shown(values)}")
+    return Table({
+        text(f"a name in {field}", name): text(f"{field}.{name}", value, most) for name, value in values.items()
+    })
+
+
+def each(field: str, values: Any, kind: type[Value]) -> tuple[Value, ...]:
+    """A checked tuple of values of one kind."""
+    if not isinstance(values, Sequence) or not all(isinstance(value, kind) for value in values):
+        raise TypeError(f"{field} must be a sequence of {kind.__name__}; got {shown(values)}")
+    return tuple(values)
+
+
+def shown(value: Any) -> str:
+    """What came, in a few words: it may be of any size."""
+    try:
+        words = ascii(value)
+    except (ValueError, RecursionError):                # an integer with too many digits, a list too deep
+        return f"a {type(value).__name__} too large to print"
+    return words if len(words) <= 60 else f"{words[:60]}..."
+
+
+def did_you_mean(word: object, names: Iterable[str]) -> str:
+    """``; did you mean 'ring'?`` where one of the names is close to ``word``, else nothing.
+
+    >>> did_you_mean("rnig", ["ring", "torus"])
+    "; did you mean 'ring'?"
+    """
+    spelt = {name.lower().replace("_", "-"): name for name in names}
+    close = get_close_matches(str(word)[:80].lower().replace("_", "-"), spelt, n=1, cutoff=0.6)
+    return f"; did you mean {spelt[close[0]]!r}?" if close else ""
+
+
+class Table(Mapping[str, Value]):
+    """A read-only mapping from names that can be hashed and pickled."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Value]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)

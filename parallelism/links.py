@@ -1,0 +1,140 @@
+"""One level of links between devices, as a value: which of its channels a message uses, and what they carry.
+
+A level joins *units*: the innermost one devices, the next one what the one below joins (nodes), and so on.
+
+    switch             each unit has ports on a switch; any two talk through a port at either end
+    ring, torus        each unit has a link to its two neighbours along every dim, which wraps round; a message goes
+                       dim by dim, the shorter way round (of two that are as short, upwards)
+    fully_connected    each two units have a link of their own
+
+``bytes_per_second`` is what one such port or link carries in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism import checked
+
+MOST_UNITS = 1 << 20
+MOST_ROUND = 4096
+"""Along a dim of a ring or torus: a message is followed hop by hop."""
+
+SHAPES = ("switch", "ring", "torus", "fully_connected")
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, init=False)
+class Link:
+    """A level of links.
+
+    >>> Link("nvlink", 8, latency_seconds=2e-6, bytes_per_second=300e9).units
+    8
+    >>> Link("ici", (4, 4, 4), latency_seconds=1e-6, bytes_per_second=45e9, shape="torus").units
+    64
+
+    ``extents`` is how many units it joins, of a torus along each of its dims; ``latency_seconds`` of a hop; ``ports``
+    how many ports, or parallel links, each unit has: by default one for each device in it.  Raises ``ValueError`` or
+    ``TypeError`` for what is no such thing, naming the field.
+    """
+
+    name: str
+    extents: tuple[int, ...]
+    latency_seconds: float
+    bytes_per_second: float
+    shape: str = "switch"
+    ports: int | None = None
+
+    def __init__(
+        self, name: str, extents: int | Iterable[int], latency_seconds: float, bytes_per_second: float,
+        shape: str = "switch", ports: int | None = None,
+    ) -> None:
+        if not isinstance(shape, str) or shape not in SHAPES:
+            close = checked.did_you_mean(shape, SHAPES)
+            raise ValueError(f"shape must be one of {', '.join(SHAPES)}; got {checked.shown(shape)}{close}")
+        sides = extents if isinstance(extents, list | tuple) else (extents,)
+        if not sides or (shape != "torus" and len(sides) > 1):
+            wanted = "a list of at least one whole number" if shape == "torus" else "one whole number"
+            raise ValueError(f"extents of a {shape} must be {wanted}; got {checked.shown(extents)}")
+        most = MOST_ROUND if shape in ("ring", "torus") else MOST_UNITS
+        values: dict[str, object] = {
+            "name": checked.text("name", name),
+            "extents": tuple(checked.whole_number("extents", side, most=most) for side in sides),
+            "latency_seconds": checked.number("latency_seconds", latency_seconds, "of seconds"),
+            "bytes_per_second": checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
+            "shape": shape,
+            "ports": None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def units(self) -> int:
+        """How many units it joins."""
+        return prod(self.extents)
+
+    def uses(self, inside: int, source: Ints, target: Ints) -> Uses:
+        """What messages between devices use, many at once; ``inside`` is how many devices are in a unit.
+
+        ``source`` and ``target`` are places of devices, and each two lie in units that this level joins.
+        """
+        ports = self.ports or inside
+        units = source // inside, target // inside
+        lanes = source % inside * ports // inside, target % inside * ports // inside
+        message = np.arange(len(source))
+        if self.shape == "switch":
+            out, into = (2 * (unit * ports + lane) for unit, lane in zip(units, lanes, strict=True))
+            return Uses(np.ones_like(source), np.concatenate([message, message]), np.concatenate([out, into + 1]))
+        if self.shape == "fully_connected":
+            channel = (units[0] * self.units + units[1] % self.units) * ports + lanes[0]
+            return Uses(np.ones_like(source), message, channel)
+        return self._round_the_torus(ports, units[0], units[1], lanes[0])
+
+    def _round_the_torus(self, ports: int, here: Ints, there: Ints, lane: Ints) -> Uses:
+        distance = np.zeros_like(here)
+        at, messages, channels = here.copy(), [], []
+        stride = self.units
+        for dim, extent in enumerate(self.extents):
+            stride //= extent
+            ahead = (there // stride - at // stride) % extent
+            up = 2 * ahead <= extent
+            left = np.where(up, ahead, extent - ahead)
+            distance += left
+            for step in range(extent // 2):
+                moving = np.flatnonzero(left > step)
+                channel = (at * len(self.extents) + dim) * 2 + up
+                messages.append(moving)
+                channels.append((channel * ports + lane)[moving])
+                place = at // stride % extent
+                to = (place + np.where(up, 1, -1)) % extent
+                at[moving] += ((to - place) * stride)[moving]
+        return Uses(distance, np.concatenate(messages or [at[:0]]), np.concatenate(channels or [at[:0]]))
+
+
+class Uses(NamedTuple):
+    """What messages use of a level: how many hops each makes, and that message i goes over channel i of these pairs."""
+
+    distance: Ints
+    message: Ints
+    channel: Ints
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What joins each device to its host."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        latency = checked.number("latency_seconds", self.latency_seconds, "of seconds")
+        bandwidth = checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0)
+        object.__setattr__(self, "latency_seconds", latency)
+        object.__setattr__(self, "bytes_per_second", bandwidth)

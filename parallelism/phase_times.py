@@ -1,0 +1,118 @@
+"""What the phases of a collective take on a `Hardware`.
+
+A phase ends with its last message: on each level of links that it uses it takes the longest latency there, and the
+bytes on the busiest port or link over its bandwidth.  Over one level with a port for everybody that gives the
+textbook's formulas (`parallelism.phases`); over more, the slowest level counts in each phase.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.hardware import Hardware
+from parallelism.hierarchy import Groups
+from parallelism.links import Ints
+from parallelism.phases import Phase, Phases
+
+
+class Line(NamedTuple):
+    """On one level of links: latency_seconds + S * load / per_second."""
+
+    latency_seconds: float
+    load: int
+    per_second: float
+
+
+class Term(NamedTuple):
+    """A phase: it takes as long as the longest of its lines."""
+
+    lines: tuple[Line, ...]
+    piped: bool = False
+
+    def seconds(self, times: int, nbytes: float) -> float:
+        """What so many of them take for a buffer of ``nbytes``; piped, a chain of so many links."""
+        if self.piped:
+            latency = max(line.latency_seconds for line in self.lines)
+            whole = max(nbytes * load / per_second for _, load, per_second in self.lines)
+            return _pipelined(times, latency, whole, nbytes)
+        return times * max(latency + nbytes * load / per_second for latency, load, per_second in self.lines)
+
+
+def terms(hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0) -> dict[Term, int]:
+    """The phases, and how many are alike, of an algorithm that every group runs at the same time.
+
+    Where every two ranks have a link of their own, an algorithm in which everybody takes turns with everybody takes
+    that in ``rounds`` phases; 0 for all others.
+    """
+    ranks = np.array(groups, np.int64)
+    places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
+    if rounds and made and _fully_connected(hardware, groups):
+        each = len(made) // rounds
+        made = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
+    found: dict[Term, int] = {}
+    for phase in made:
+        term = Term(_lines(hardware, phase, ranks, places), phase.piped)
+        found[term] = found.get(term, 0) + phase.times
+    return found
+
+
+def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple[Line, ...]:
+    """By level: the longest latency, and what comes together on one channel."""
+    here, there = places[:, phase.sources].ravel(), places[:, phase.targets].ravel()
+    parts = np.tile(phase.parts, len(ranks))
+    concerned = [
+        _among(ranks[:, phase.sources], fault.source) & _among(ranks[:, phase.targets], fault.target)
+        for fault in hardware.faults
+    ]
+    lines = []
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level)
+        apart = here // inside != there // inside
+        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        if not len(met):
+            continue
+        distance, message, channel = link.uses(inside, here[met], there[met])
+        _, place = np.unique(channel, return_inverse=True)
+        load = int(np.bincount(place, weights=parts[met][message]).max())
+        latency, per_second = distance * link.latency_seconds, phase.whole * link.bytes_per_second
+        loads = [(load, per_second)]
+        for fault, concerns in zip(hardware.faults, concerned, strict=True):
+            slowed = concerns.ravel()[met]
+            latency = latency + slowed * fault.delay_seconds
+            loads.append((int(parts[met][slowed].sum()), fault.bandwidth_factor * per_second))
+        lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1])))
+    return tuple(lines)
+
+
+def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
+    """Whether the ranks of each group are joined two by two, at one level, by links of their own."""
+    for ranks in groups:
+        levels = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
+        level = levels.pop()
+        inside = hardware.inside(level)
+        apart = len({hardware.place(rank) // inside for rank in ranks}) == len(ranks)
+        if levels or not apart or hardware.links[level].shape != "fully_connected":
+            return False
+    return True
+
+
+def _at_once(made: Phases) -> Phase:
+    """Several phases as one."""
+    sources, targets, parts = (np.concatenate([phase[i] for phase in made]) for i in (1, 2, 3))
+    return Phase(1, sources, targets, parts, made[0].whole)
+
+
+def _among(ranks: Ints, end: int | None) -> NDArray[np.bool_]:
+    return np.full(ranks.shape, True) if end is None else ranks == end
+
+
+def _pipelined(links: int, latency: float, whole: float, nbytes: float) -> float:
+    """S goes down a chain of links in k pieces: (links - 1 + k) (a + S b / k) for the k for which it is least."""
+    most = max(1, int(nbytes))
+    best = min(sqrt((links - 1) * whole / latency), most) if latency else most
+    pieces = {max(1, int(best)), min(int(best) + 1, most)}
+    return min((links - 1 + k) * (latency + whole / k) for k in pieces)

@@ -1,0 +1,32 @@
+"""Described hardware on a terminal: `python -m vcluster hardware`."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from parallelism.hardware import Hardware
+
+WIDTH = 100
+
+
+def every() -> str:
+    """The presets, a line each."""
+    told = [Hardware.preset(name) for name in Hardware.presets()]
+    width = max(len(hardware.name) for hardware in told)
+    return "\n".join(f"{hardware.name:{width}}  {hardware.title}" for hardware in told)
+
+
+def one(name: str) -> str:
+    """One, preset or file, as a table with where its numbers are from.  ``ValueError`` for one that there is not."""
+    hardware = Hardware.of(name)
+    lines = [str(hardware)]
+    if hardware.sources:
+        lines += ["", "where the numbers are from"]
+    fields_by_source: dict[str, list[str]] = {}
+    for field, source in hardware.sources.items():
+        fields_by_source.setdefault(source, []).append(field)
+    for source, fields in fields_by_source.items():
+        lines.append(f"  {', '.join(fields)}")
+        lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,
+                      break_on_hyphens=False)
+    return "\n".join(lines)
