@@ -61,6 +61,12 @@ class Event:
     sources: tuple[tuple[int, int], ...] = ()
     """For a collective: (rank, bytes received from it)."""
     dtype: str | None = None
+    """Of the arrays that are computed with or sent."""
     shape: tuple[int, ...] | None = None
     location: str | None = None
     """``file:line`` of the user's code."""
+    seconds: float | None = None
+    """What ``seconds=`` declared as the price of a compute."""
+    part: int = 0
+    """Which piece of its compute block this is: calls of the library inside divide one.  Flops and bytes are the
+    first one's."""

@@ -72,12 +72,13 @@ class RecordingDevice:
     @contextmanager
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
-        microbatch: int | None = None, phase: str | None = None,
+        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
     ) -> Iterator[None]:
         yield
         self._add(
             "compute", name, flops=float(flops), nbytes=float(nbytes), cpu_seconds=seconds or 0.0, stage=stage,
-            microbatch=microbatch, phase=phase,
+            microbatch=microbatch, phase=phase, seconds=None if seconds is None else float(seconds),
+            dtype=None if dtype is None else np.dtype(dtype).name,
         )
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
@@ -93,7 +94,7 @@ class RecordingDevice:
         count, m_k_n = prod(batch), (prod(m), k, prod(n))
         dtype = np.result_type(a, b)
         traffic = dtype.itemsize * count * (m_k_n[0] * k + k * m_k_n[2] + m_k_n[0] * m_k_n[2])
-        with self.compute("matmul", flops=2.0 * count * prod(m_k_n), nbytes=float(traffic)):
+        with self.compute("matmul", flops=2.0 * count * prod(m_k_n), nbytes=float(traffic), dtype=dtype):
             product = np.zeros((*batch, *m, *n), dtype)
             return product if product.ndim else product[()]
 
@@ -197,7 +198,8 @@ class RecordingDevice:
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         peer = self._peer(dst, axes)
         nbytes = sum(np.asarray(leaf).nbytes for leaf in leaves(x))
-        self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1)
+        dtype = x.dtype.name if isinstance(x, np.ndarray) else None
+        self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1, dtype=dtype)
         self._lockstep.put((self.rank, peer, tag), zeros(x))
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
@@ -306,7 +308,9 @@ class RecordingDevice:
     def _begin(
         self, name: str, said: Said, group: tuple[int, ...], axes: tuple[str, ...] | None
     ) -> tuple[int, Meeting]:
-        place = self._add("collective", name, axes=axes, group=group, algorithm=said.algorithm or "direct")
+        dtype = None if said.value is None or isinstance(said.told, tuple | list | dict) else said.value.dtype.name
+        place = self._add(
+            "collective", name, axes=axes, group=group, algorithm=said.algorithm or "direct", dtype=dtype)
         return place, self._lockstep.say(self.rank, group, said)
 
     def _end(self, place: int, meeting: Meeting, said: Said, group: tuple[int, ...]) -> list[Said]:

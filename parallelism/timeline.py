@@ -1,75 +1,92 @@
 """THE clock: replays what devices did, and so tells when each thing would have happened.
 
 Eight processes on two cores cannot show a cluster's timeline by the wall clock.  So a device records what it
-did, and this module goes through the records afterwards, with a clock for each rank that starts at 0.  In its
-simplest form compute takes the CPU seconds of the device's thread and messages are free; what remains is who
-waits for whom:
+did, and this module goes through the records afterwards, with a clock for each rank that starts at 0:
 
-    compute      advances the clock by ``cpu_seconds``
-    send         takes no time; its message is there from the sender's clock on
-    recv         lasts until the send of that message
-    collective   lasts until the last member of the group has come to it; it ends for all at once
+    compute      advances the clock by its price
+    send         takes no time: a copy is on its way, and arrives after what its path takes
+    recv         lasts until the message has arrived
+    collective   begins when the last member of the group has come to it and the communication streams of all members
+                 are free, and ends for all at once, after its price
     wait         lasts until the asynchronous operation of the same ``work`` is over
     the rest     takes no time: host traffic, memory
 
-An asynchronous recv or collective lasts just as long but does not hold the clock of its rank.
+An asynchronous recv or collective lasts just as long but does not hold the clock of its rank: a rank has a stream for
+compute and one for communication.  The collectives of a rank follow each other on the latter, in the order in which
+their last members come; messages share their links with each other (`parallelism.link_sharing`), or, where that is
+switched off, have each the whole of them.  What things cost is said by `parallelism.pricing`; without it compute takes
+the CPU seconds of the device's thread and all else is free: what remains is who waits for whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import chain
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelism.columns import Columns, Table, codes, combined, whole_nanoseconds
-from parallelism.event import HOST, Event
+from parallelism.columns import Columns, whole_nanoseconds
+from parallelism.event import Event
+from parallelism.link_sharing import SharedLinks
+from parallelism.timeline_roles import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, WAIT, roles_of, with_children_placed
+
+if TYPE_CHECKING:
+    from parallelism.pricing import Pricing
 
 _NONE = -1
-_POINT, _COMPUTE, _WAIT, _COLLECTIVE, _SEND, _RECV, _OUTSIDE = range(7)
-"""What an event is to the clock: a point takes no time, what lies outside of it (children, memory) is only placed."""
+_LINK, _LANE = 0, 1
+"""What comes up: first what leaves its links at a time, then who goes on."""
 
 
-def replay(events_by_rank: Sequence[Sequence[Event]]) -> tuple[Event, ...]:
+def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = None) -> tuple[Event, ...]:
     """The same events with ``start_seconds`` and ``duration_seconds`` filled in, rank after rank.
 
     ``events_by_rank`` holds each rank's events in the order of its record (`Trace.by_rank`).  A send and a recv
     belong together by source, destination, tag and sequence, the events of a collective by group and
     sequence.  What happens inside a collective (``parent``) is placed at the collective's start and takes no time.
 
-    The result does not depend on the order in which ranks are looked at, and the time taken grows with the number of
+    The result is the same to the last bit whenever it is made, and the time taken grows with the number of
     events only.  The record of a failed run has events without partners, or even a circle of waits: such an
     event ends where it starts, and its rank goes on.
     """
     columns = Columns.of(chain.from_iterable(events_by_rank))
-    return tuple(replay_columns(columns, [len(events) for events in events_by_rank]).events())
+    return tuple(replay_columns(columns, [len(events) for events in events_by_rank], pricing).events())
 
 
-def replay_columns(columns: Columns, lengths: Sequence[int]) -> Columns:
+def replay_columns(columns: Columns, lengths: Sequence[int], pricing: Pricing | None = None) -> Columns:
     """`replay` of events by columns: rank after rank, so many of each."""
-    return _Replay(columns, lengths).columns()
+    return _Replay(columns, lengths, pricing).columns()
 
 
 class _Replay:
     """Runs each rank until something holds it, and again when what it waits for has come.
 
-    Nothing a rank waits for depends on when others are looked at, only on their records: so every order of
-    looking gives the same times, as in a network of Kahn's processes.
+    Where nothing is shared, nothing a rank waits for depends on when others are looked at, only on their records: so
+    every order of looking gives the same times, as in a network of Kahn's processes.  Where a stream or a link is,
+    ranks come to it in the order of their clocks, of two at the same time the lower lane first.
 
-    An event is known by its place among all of them.  Times are counted in whole nanoseconds if all are such.
-    The arrays are used through their memoryviews, which give Python's numbers, and take a quarter of a list's memory.
+    An event is known by its place among all of them.  Times without a hardware are counted in whole nanoseconds if all
+    are such.  The arrays are used through their memoryviews, which give Python's numbers, and take a quarter of a
+    list's memory.
     """
 
-    def __init__(self, events: Columns, lengths: Sequence[int]) -> None:
+    def __init__(self, events: Columns, lengths: Sequence[int], pricing: Pricing | None) -> None:
         self.events = events
         ends = np.cumsum(lengths, dtype=np.int64)
         self.ends: list[int] = ends.tolist()
         self.next: list[int] = (ends - lengths).tolist()    # by lane: the event to go on with
-        self.roles, self.keys, self.sizes = _roles(events)
+        found = roles_of(events)
+        self.roles, self.keys, self.sizes = (part.data for part in found)
         self.works = events.values("work")
-        seconds = events.numbers("cpu_seconds").astype(np.float64)
-        whole = whole_nanoseconds(seconds)
+        if pricing is None:
+            seconds = np.where(found.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0).astype(np.float64)
+        else:
+            seconds = pricing.seconds(events, found)
+        self.ordered = pricing is not None and pricing.hardware is not None
+        whole = None if self.ordered else whole_nanoseconds(seconds)
         if whole is not None and int(np.abs(whole).max()) * len(events) >= 2**62:
             whole = None
         self.unit = 1.0 if whole is None else 1e9
@@ -77,48 +94,77 @@ class _Replay:
         views: list[Any] = [costs.data, np.zeros_like(costs).data, np.zeros_like(costs).data]
         self.costs, self.starts, self.durations = views
         self.clock: list[float] = [0] * len(lengths)
-        self.ready = list(range(len(lengths)))
+        self.ready = list(range(len(lengths) - 1, -1, -1))
         self.blocked = [_NONE] * len(lengths)               # by lane: the event of its own that has to be over
         self.issued: dict[tuple[int, int], int] = {}        # lane, work -> the event that started it
         self.over: dict[int, float] = {}                    # event of an asynchronous operation -> its end
-        self.sent: dict[int, float] = {}                    # message -> when
+        self.sent: dict[int, float] = {}                    # message -> when it arrives; inf: not known yet
         self.awaited: dict[int, list[tuple[int, int]]] = {}     # message -> who waits for it: lane, event
         self.come: dict[int, list[tuple[int, int]]] = {}        # collective -> who has come: lane, event
+        self.now = 0.0 if self.ordered else inf             # nobody comes before that to what is shared
+        self.agenda: list[tuple[float, int, int, int]] = []
+        self.stream: list[float] = [0] * len(lengths)       # by lane: when its communication stream is free
+        self.links: SharedLinks | None = None
+        if pricing is not None and pricing.shares_links:
+            self.paths, self.nbytes = pricing.path, pricing.message_bytes(events).data
+            self.ranks, self.peers = (events.numbers(end).data for end in ("rank", "peer"))
+            self.links = SharedLinks(pricing.capacity, self.foretell)
 
     def columns(self) -> Columns:
-        while self.ready:
-            self.advance(self.ready.pop())
-            if not self.ready:      # in a broken record some are left, and wait for each other
-                for lane, waited in enumerate(self.blocked):
-                    if waited != _NONE:
-                        self.resume(lane, self.clock[lane])
+        while True:
+            if self.ready:
+                self.advance(self.ready.pop())
+            elif self.agenda:
+                self.now, what, number, version = heappop(self.agenda)
+                if what == _LANE:
+                    self.advance(number)
+                elif self.links is not None:
+                    arrival = self.links.end(number, version, self.now)
+                    if arrival is not None:
+                        self.arrives(self.keys[number], arrival)
+            elif not self.released():
+                break
         starts, durations = (np.asarray(times) / self.unit for times in (self.starts, self.durations))
         if self.events.present("parent").any():
-            starts = self.with_children_placed(starts)
+            starts = with_children_placed(self.events, self.ends, starts)
         return self.events.with_columns(
             start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None)
+
+    def released(self) -> bool:
+        """In a broken record some are left, and wait for each other: they go on; whether there were any."""
+        waiting = [lane for lane, waited in enumerate(self.blocked) if waited != _NONE]
+        for lane in waiting:
+            self.resume(lane, self.clock[lane])
+        return bool(waiting)
+
+    def foretell(self, time: float, number: int, version: int) -> None:
+        heappush(self.agenda, (time, _LINK, number, version))
 
     def advance(self, lane: int) -> None:
         """Goes on with the lane, up to the next event that holds it."""
         starts, durations, roles, costs, works = self.starts, self.durations, self.roles, self.costs, self.works
-        clock = self.clock[lane]
+        clock, now, links = self.clock[lane], self.now, self.links
         for i in range(self.next[lane], self.ends[lane]):
             role = roles[i]
             starts[i] = clock
-            if role == _COMPUTE:
+            if role == COMPUTE:
                 durations[i] = cost = costs[i]
                 clock += cost
                 continue
-            if role == _OUTSIDE:
+            if role == OUTSIDE:
                 continue
             work = works[i]
             waited = i
             end: float | None
-            if role == _WAIT:
+            if role == WAIT:
                 waited = _NONE if work is None else self.issued.get((lane, work), _NONE)
                 end = clock if waited == _NONE else self.over.get(waited)
+            elif clock > now and (role == COLLECTIVE or (links is not None and role not in (RECV, POINT))):
+                self.clock[lane], self.next[lane] = clock, i
+                heappush(self.agenda, (clock, _LANE, lane, 0))
+                return
             else:
-                end = clock if role == _POINT else self.meet(lane, i, role, clock)
+                end = clock if role == POINT else self.meet(lane, i, role, clock)
                 if work is not None:
                     self.issued[lane, work] = i
                     if end is not None:
@@ -133,33 +179,49 @@ class _Replay:
         self.clock[lane], self.next[lane] = clock, self.ends[lane]
 
     def meet(self, lane: int, i: int, role: int, start: float) -> float | None:
-        """When the operation that starts here is over; None if that is up to others who have not come yet."""
+        """When the operation that starts here is over; None if that is not known yet."""
         key = self.keys[i]
-        if role == _COLLECTIVE:
+        if role == COLLECTIVE:
             members = self.come.get(key)
             if members is None:
                 self.come[key] = [(lane, i)]
                 return None
-            if len(members) + 1 < self.sizes[i]:
-                members.append((lane, i))
+            members.append((lane, i))
+            if len(members) < self.sizes[i]:
                 return None
-            end = start
-            for _, j in members:
-                if self.starts[j] > end:
-                    end = self.starts[j]
+            begin: float = start
+            for member, j in members:
+                begin = max(begin, self.starts[j], self.stream[member])
+            end: float = begin + self.costs[i]
+            if self.ordered:
+                for member, _ in members:
+                    self.stream[member] = end
+            members.pop()
             for member, j in members:
                 self.finish(member, j, end)
             del self.come[key]
             return end
-        if role == _RECV:
-            if key in self.sent:
-                return max(start, self.sent[key])
+        if role == RECV:
+            arrival = self.sent.get(key, inf)
+            if arrival < inf:
+                return max(start, arrival)
             self.awaited.setdefault(key, []).append((lane, i))
             return None
-        if self.sent.setdefault(key, start) == start:
-            for receiver, j in self.awaited.pop(key, ()):
-                self.finish(receiver, j, start)
+        if key not in self.sent:
+            self.sent[key] = inf
+            path = self.paths(self.ranks[i], self.peers[i]) if self.links is not None else None
+            if path is not None and path.channels and self.nbytes[i]:
+                assert self.links is not None
+                self.links.begin(i, path, self.nbytes[i], max(start, self.now))
+            else:
+                self.arrives(key, start + self.costs[i])
         return start
+
+    def arrives(self, key: int, arrival: float) -> None:
+        """A message is there, or will be."""
+        self.sent[key] = arrival
+        for receiver, j in self.awaited.pop(key, ()):
+            self.finish(receiver, j, arrival)
 
     def finish(self, lane: int, i: int, end: float) -> None:
         """The operation that event ``i`` of the lane started is over; a lane that it held goes on."""
@@ -179,56 +241,3 @@ class _Replay:
         self.next[lane] = i + 1
         self.blocked[lane] = _NONE
         self.ready.append(lane)
-
-    def with_children_placed(self, starts: Any) -> Any:
-        """Puts what happened inside an operation at its start, whichever of the two was recorded first."""
-        serials, parents = self.events.values("serial"), self.events.values("parent")
-        begin = 0
-        for end in self.ends:
-            place = {serials[i]: i for i in range(begin, end)}
-            placed: set[int] = set()
-            for i in range(begin, end):
-                path = []
-                at: int | None = i
-                while at is not None and at not in placed and parents[at] is not None:
-                    placed.add(at)
-                    path.append(at)
-                    at = place.get(parents[at])
-                for child in path:
-                    starts[child] = starts[path[-1] if at is None else at]
-            begin = end
-        return starts
-
-
-def _roles(events: Columns) -> tuple[memoryview, memoryview, memoryview]:
-    """What each event is to the clock, what those that belong together have in common, and how many they are.
-
-    An operation that cannot meet its partners, because there are none in the records, is a point.
-    """
-    outermost = ~events.present("parent")
-    roles = np.full(len(events), _OUTSIDE, np.uint8)
-    roles[outermost & ~events.isin("kind", {"memory"})] = _POINT
-    for kind, role in (("compute", _COMPUTE), ("wait", _WAIT)):
-        roles[outermost & events.isin("kind", {kind})] = role
-    keys, sizes = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
-
-    at = np.flatnonzero(outermost & events.isin("kind", {"collective"}))
-    collectives = events.only("group", "sequence").take(at)
-    keys[at] = key = collectives.key("group", "sequence")
-    group = collectives["group"]
-    assert isinstance(group, Table)
-    sizes[at] = size = np.array([-1 if ranks is None else len(ranks) for ranks in group.values], np.int64)[group.index]
-    _, place, came = np.unique(key, return_inverse=True, return_counts=True)
-    roles[at[(came[place] == size) & (size > 1)]] = _COLLECTIVE
-
-    between = events.present("peer") & ~events.isin("peer", {HOST})
-    at = np.flatnonzero(outermost & between & events.isin("kind", {"send", "recv"}))
-    messages = events.only("kind", "rank", "peer", "tag", "sequence").take(at)
-    sends = messages.isin("kind", {"send"})
-    rank, peer = messages.numbers("rank"), messages.numbers("peer")
-    keys[at] = key = combined(
-        codes(np.where(sends, rank, peer)), codes(np.where(sends, peer, rank)), messages.key("tag"),
-        messages.key("sequence"))
-    roles[at[sends]] = _SEND
-    roles[at[~sends & np.isin(key, key[sends])]] = _RECV
-    return roles.data, keys.data, sizes.data

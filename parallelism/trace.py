@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from os import PathLike
-from typing import Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,11 @@ import numpy.typing as npt
 from parallelism.columns import Columns, operations, sums
 from parallelism.event import HOST, KINDS, Event
 
-__all__ = ["HOST", "KINDS", "Event", "RankTotals", "Trace"]
+if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
+    from parallelism.pricing import Pricing
+
+__all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace"]
 
 
 class RankTotals(NamedTuple):
@@ -31,6 +36,24 @@ class RankTotals(NamedTuple):
     flops: float = 0.0
 
 
+class Priced(NamedTuple):
+    """How the virtual time of a trace was found; see `parallelism.pricing`."""
+
+    compute: str = "measured"
+    priced_dtype: str | None = None
+    link_sharing: bool = True
+    undeclared_seconds: float = 0.0
+    left_out_seconds: float = 0.0
+    """Of these, what belongs to events that the trace does not have."""
+
+
+class UndeclaredComputeWarning(UserWarning):
+    """A modelled trace leaves out more than a little of what was computed."""
+
+
+_TOLD_ABOVE = 0.01
+"""Of all compute, what may be undeclared without a warning."""
+_NOT_WORTH_TELLING_SECONDS = 1e-3
 _HOST_KINDS = frozenset(("h2d", "d2h"))
 _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
 _WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
@@ -64,6 +87,8 @@ class Trace(Sequence[Event]):
     """The devices this trace tells about, idle ones included: all of them, or those it was filtered for."""
     host_traffic: bool
     """Whether totals are over the traffic with the host, as after ``filter(kind="h2d")``, and over nothing else."""
+    priced: Priced
+    """How its virtual time was found."""
     columns: Columns = field(init=False)
     """The events by columns, from which everything here is found."""
     events: tuple[Event, ...] = cast(Any, cached_property(lambda self: tuple(self.columns.events())))
@@ -72,7 +97,7 @@ class Trace(Sequence[Event]):
     def __init__(
         self, events: Iterable[Event] | Columns, size: int | None = None, *,
         mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None, hardware: str | None = None,
-        ranks: Iterable[int] | None = None, host_traffic: bool = False,
+        ranks: Iterable[int] | None = None, host_traffic: bool = False, priced: Iterable[Any] = (),
     ) -> None:
         if isinstance(events, Columns):
             columns = events
@@ -91,13 +116,14 @@ class Trace(Sequence[Event]):
             raise ValueError(f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
                              f"the trace has {size}")
         for name, value in (("columns", columns), ("size", size), ("mesh_shape", shape), ("hardware", hardware),
-                            ("ranks", told), ("host_traffic", host_traffic)):
+                            ("ranks", told), ("host_traffic", host_traffic), ("priced", Priced(*priced))):
             object.__setattr__(self, name, value)
 
     def _of(self, columns: Columns, ranks: Iterable[int] | None = None, host_traffic: bool = False) -> Trace:
         """Some of these events."""
         return Trace(columns, self.size, mesh_shape=self.mesh_shape, hardware=self.hardware,
-                     ranks=self.ranks if ranks is None else ranks, host_traffic=self.host_traffic or host_traffic)
+                     ranks=self.ranks if ranks is None else ranks, host_traffic=self.host_traffic or host_traffic,
+                     priced=self.priced)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -118,7 +144,7 @@ class Trace(Sequence[Event]):
         return iter(self.events) if "events" in self.__dict__ else self.columns.events()
 
     def _header(self) -> tuple[Any, ...]:
-        return self.size, self.mesh_shape, self.hardware, self.ranks, self.host_traffic
+        return self.size, self.mesh_shape, self.hardware, self.ranks, self.host_traffic, self.priced
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
@@ -307,6 +333,62 @@ class Trace(Sequence[Event]):
                                 for rank in computes.distinct("rank")), default=(0.0, 0.0))
         return (span + minus_busy) / span if span else 0.0
 
+    @property
+    def compute(self) -> str:
+        """``"measured"`` or ``"modelled"``: what the time of compute was taken from."""
+        return self.priced.compute
+
+    @property
+    def priced_dtype(self) -> str | None:
+        """What the flops and bytes of float arrays were priced as, whatever they were; None: as themselves."""
+        return self.priced.priced_dtype
+
+    @property
+    def link_sharing(self) -> bool:
+        """Whether messages that overlap share their links, on a hardware that has some."""
+        return self.priced.link_sharing
+
+    @property
+    def undeclared_seconds(self) -> float:
+        """CPU seconds of what cost nothing in a modelled trace, because neither flops, bytes nor seconds were told."""
+        return self.priced.undeclared_seconds
+
+    def on(
+        self, hardware: Hardware | str | PathLike[str], *, compute: str | None = None, priced_dtype: str | None = None,
+        link_sharing: bool | None = None,
+    ) -> Trace:
+        """The same record priced elsewhere: what a run there would give.
+
+        ``hardware`` is a `Hardware`, the name of a preset, a file, or ``"host"``.  What is None is as in this trace.
+        ``ValueError`` for a hardware with too few devices or no rate for a dtype, and where CPU times are asked for
+        that a modelled trace has left out.
+        """
+        from parallelism.pricing import Pricing
+
+        if compute == "measured" != self.compute:
+            raise ValueError("compute='measured' wants CPU times, and a modelled trace has left out some of them")
+        to_host = isinstance(hardware, str) and hardware == "host"
+        return self.priced_by(Pricing.of(
+            hardware, self.compute if compute is None else compute,
+            priced_dtype or (None if to_host else self.priced_dtype),
+            self.link_sharing if link_sharing is None else link_sharing))
+
+    def priced_by(self, pricing: Pricing) -> Trace:
+        """`on`, told by a `parallelism.pricing.Pricing`."""
+        from parallelism import repricing
+
+        seen = repricing.repriced(self.columns, self.size, pricing)
+        left_out = self.priced.left_out_seconds + seen.left_out_seconds
+        undeclared, computed = left_out + seen.undeclared_seconds, self.priced.left_out_seconds + seen.compute_seconds
+        if self.compute != "modelled" and undeclared > max(_TOLD_ABOVE * computed, _NOT_WORTH_TELLING_SECONDS):
+            warnings.warn(
+                f"{undeclared:.3g} of {computed:.3g} s of compute have no price in this modelled trace; "
+                "device.compute(flops=, nbytes=) or seconds= gives one, device.matmul counts by itself",
+                UndeclaredComputeWarning, stacklevel=3)
+        priced = Priced(pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out)
+        return Trace(seen.events, self.size, mesh_shape=self.mesh_shape, hardware=pricing.name, ranks=self.ranks,
+                     host_traffic=self.host_traffic, priced=priced)
+
     # Files and reports
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -348,5 +430,8 @@ class Trace(Sequence[Event]):
         return trace_summary.as_html(self)
 
 
-def _trace(columns: Columns, size: int, mesh_shape: Any, hardware: str | None, ranks: Any, host_traffic: bool) -> Trace:
-    return Trace(columns, size, mesh_shape=mesh_shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic)
+def _trace(
+    columns: Columns, size: int, mesh_shape: Any, hardware: str | None, ranks: Any, host_traffic: bool, priced: Priced
+) -> Trace:
+    return Trace(columns, size, mesh_shape=mesh_shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic,
+                 priced=priced)

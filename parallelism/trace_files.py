@@ -56,6 +56,7 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         "format": FORMAT, "version": VERSION, "size": trace.size,
         "ranks": None if len(trace.ranks) == trace.size else trace.ranks,
         "mesh_shape": trace.mesh_shape, "hardware": trace.hardware, "host_traffic": trace.host_traffic,
+        "priced": trace.priced,
     }
     head = "{" + "".join(f"{json.dumps(key)}:{json.dumps(_plain(value))},\n" for key, value in header.items())
     columns: dict[str, Column] = {}
@@ -106,6 +107,7 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
 
 def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, Any]:
     header = {key: document.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic")}
+    header["priced"] = document.get("priced", [])
     size: Any = header["size"]
     if not _integers(0, LARGEST_SIZE)([size]):
         raise ValueError(f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}")
@@ -115,6 +117,7 @@ def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, An
         ("mesh_shape", "a list of axes with their sizes, or null", _optional(axes)),
         ("hardware", "a name or null", _optional(_texts)),
         ("host_traffic", "true or false", lambda column: type(column[0]) is bool),
+        ("priced", "how compute, dtype and links were priced, and the seconds left out", _is_priced),
     ):
         if not is_right([header[key]]):
             raise ValueError(f"{path}: {key} should be {expected}, got {_show(header[key])}")
@@ -218,6 +221,8 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
     if field == "kind":
         expected, check = f"one of {', '.join(KINDS)}", lambda column: _texts(column) and set(column) <= set(KINDS)
     optional = annotation.endswith(" | None")
+    if annotation == "float | None":
+        bounds = None
     if optional:
         expected, check = f"{expected} or null", _optional(check)
     return _Rule(path, field, expected, check, bounds, optional)
@@ -264,6 +269,15 @@ def _numbers(lowest: float) -> _Check:
     return lambda column: not column or (        # bounds first: isfinite raises for integers beyond the floats
         {*map(type, column)} <= {int, float} and max(lowest, -LARGEST_FLOAT) <= min(column)
         and max(column) <= LARGEST_FLOAT and all(map(isfinite, column)))
+
+
+def _is_priced(column: Sequence[Any]) -> bool:
+    match column[0]:
+        case []:
+            return True
+        case ["measured" | "modelled", str() | None, bool(), undeclared, left_out]:
+            return _numbers(0)([undeclared, left_out])
+    return False
 
 
 def _texts(column: Sequence[Any]) -> bool:

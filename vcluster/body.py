@@ -9,7 +9,7 @@ import queue
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
@@ -35,6 +35,9 @@ from vcluster.status import Status
 from vcluster.tracing import Recorder
 from vcluster.worker import DeviceSpec, Done, RunCommand
 
+if TYPE_CHECKING:
+    from parallelism.pricing import Pricing
+
 
 class Body:
     """The running part of a cluster, from start to close."""
@@ -43,9 +46,10 @@ class Body:
 
     def __init__(
         self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
-        deadline_seconds: float | None,
+        deadline_seconds: float | None, pricing: Pricing | None = None,
     ) -> None:
         self._mesh = mesh
+        self._pricing = pricing
         self._capacity = capacity
         self._seed = seed
         self._deadline_seconds = deadline_seconds
@@ -155,7 +159,7 @@ class Body:
                 raise refused
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
             records = [reply.record for reply in done if not isinstance(reply.record, int)]
-            return Run(self._mesh, program, list(outputs.values()), records)
+            return Run(self._mesh, program, list(outputs.values()), records, self._pricing)
 
     def _with_record(self, rank: int, reply: Reply) -> Reply:
         """The reply with the record itself, where it only said where that lies."""

@@ -24,7 +24,7 @@ from vcluster.pending import Owner, Pending
 from vcluster.places import here
 from vcluster.reused import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.tasks import Wait
-from vcluster.tracing import Row, Template, message_template
+from vcluster.tracing import Row, Template, dtype_name, message_template
 from vcluster.values import check_shape
 
 MOST_LOOKS = 64
@@ -84,7 +84,7 @@ class VirtualChannel:
         encoded = encode_message(x)
         start = recorder.enter()
         try:
-            event = self._sent(encoded.nbytes, tag, None)
+            event = self._sent(x, encoded.nbytes, tag, None)
             steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._told_as("send", tag))
             recorder.fill(event, **recorder.since(start))
@@ -112,7 +112,7 @@ class VirtualChannel:
         if type(x) is np.ndarray and self._repeats and x.nbytes <= REUSED_BYTES and len(self._looks) < MOST_LOOKS:
             key = tag, x.dtype, x.shape
             if key in self._looks:
-                template = message_template("send", self._peer, tag, x.nbytes)
+                template = message_template("send", self._peer, tag, x.nbytes, dtype_name(x.dtype))
                 self._outgoing[key] = template, self._mailbox.reuse_blocks(encoded)
             self._looks.add(key)
 
@@ -123,7 +123,7 @@ class VirtualChannel:
         recorder.enter()
         try:
             work = recorder.next_work()
-            self._sent(encoded.nbytes, tag, work)
+            self._sent(x, encoded.nbytes, tag, work)
             steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
             return self._issue(("send", self._peer, tag), steps, work, "send")
         finally:
@@ -234,8 +234,9 @@ class VirtualChannel:
                 ranks=(self._rank, self._peer), operation="irecv",
             )
 
-    def _sent(self, nbytes: int, tag: int, work: int | None) -> Row:
-        return self._event("send", tag, work, bytes_sent=nbytes, messages=1)
+    def _sent(self, x: Any, nbytes: int, tag: int, work: int | None) -> Row:
+        dtype = dtype_name(x.dtype) if type(x) is np.ndarray else None
+        return self._event("send", tag, work, bytes_sent=nbytes, messages=1, dtype=dtype)
 
     def _receives(self, tag: int, work: int | None) -> Row:
         return self._event("recv", tag, work)

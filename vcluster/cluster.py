@@ -8,7 +8,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Self
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelism.mesh import Mesh
 from vcluster.body import Body, close
@@ -17,6 +18,10 @@ from vcluster.conduct import ShowOutput, show_with_rank
 from vcluster.endpoint import Endpoint
 from vcluster.errors import ClusterError
 from vcluster.run import Run
+
+if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
+    from parallelism.pricing import Pricing
 
 QUEUE_DEVICES = 16
 """The ``queue`` transport has a queue for each ordered pair of devices, so it is for few."""
@@ -50,6 +55,13 @@ class VirtualCluster:
         as a reference; up to 16 devices.
     ``start_method``
         ``"forkserver"`` (Linux), ``"spawn"`` (macOS) or ``"fork"``.
+    ``hardware``
+        what virtual time stands for: ``"host"`` (CPU seconds, messages free), a `Hardware`, a preset's name, a file.
+    ``compute``
+        ``"measured"``: CPU seconds of the device's thread; ``"modelled"``: declared flops, bytes or seconds, the same
+        to the last bit in every run.
+    ``priced_dtype``
+        prices the flops and bytes of any float array as those of this dtype, as ``"bfloat16"``.
     ``channel_capacity``
         messages of one tag that may lie in a channel before a sender waits; 0: until each is taken.
     ``seed``
@@ -63,16 +75,14 @@ class VirtualCluster:
 
     def __init__(
         self, mesh: Mesh | int | None = None, *, backend: str = "process", transport: str = "shared_memory",
-        start_method: str | None = None, hardware: str = "host", compute: str = "measured", priced_dtype: str | None =
-        None, channel_capacity: int = 16, seed: int = 0, deadline_seconds: float | None = None, **axes: int,
+        start_method: str | None = None, hardware: Hardware | str | PathLike[str] = "host", compute: str = "measured",
+        priced_dtype: str | None = None, channel_capacity: int = 16, seed: int = 0,
+        deadline_seconds: float | None = None, **axes: int,
     ) -> None:
         self.mesh = _mesh(mesh, axes)
         _one_of("backend", backend, ("process", "thread"))
         _one_of("transport", transport, ("shared_memory", "queue"))
-        _one_of("hardware", hardware, ("host",))
-        _one_of("compute", compute, ("measured",))
-        if priced_dtype is not None:
-            raise ValueError(f"priced_dtype is for described hardware; hardware='host' has None, not {priced_dtype!r}")
+        self._pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         if isinstance(channel_capacity, bool) or not isinstance(channel_capacity, int) or channel_capacity < 0:
             raise ValueError(f"channel_capacity is a number of messages, 0 or more, got {channel_capacity!r}")
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -198,7 +208,7 @@ class VirtualCluster:
     def _start(self) -> None:
         self._body = Body(
             self.mesh, self._backend, self._transport, self._start_method, self._capacity, self._seed,
-            self._deadline_seconds
+            self._deadline_seconds, self._pricing,
         )
         self._body.finalizer = weakref.finalize(
             self, close, self._body.crew, self._body.arena, self._body.layout, self._body.endpoints, os.getpid()
@@ -229,6 +239,18 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     if isinstance(mesh, bool) or not hasattr(mesh, "__index__"):
         raise TypeError(f"a mesh is a Mesh or a number of devices, got {mesh!r}")
     return Mesh(devices=mesh)
+
+
+def _pricing(
+    hardware: Hardware | str | PathLike[str], compute: str, priced_dtype: str | None, size: int
+) -> Pricing | None:
+    """How runs are priced; None: as always, by the CPU time of the host."""
+    _one_of("compute", compute, ("measured", "modelled"))
+    if isinstance(hardware, str) and hardware == "host" and compute == "measured" and priced_dtype is None:
+        return None     # the descriptions of hardware are loaded by who has one
+    from parallelism.pricing import Pricing
+
+    return Pricing.of(hardware, compute, priced_dtype).for_devices(size)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

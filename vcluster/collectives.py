@@ -29,7 +29,7 @@ from vcluster.repeated import Repeated, Unlike
 from vcluster.status import Lane
 from vcluster.stepwise import run_stepwise
 from vcluster.tasks import Steps, Wait
-from vcluster.tracing import Recorder, Row, Template, collective_template
+from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 from vcluster.values import (
     SCALAR,
     as_array,
@@ -69,10 +69,13 @@ class _InGroup(NamedTuple):
 class Plan:
     """A checked call, kept for when the same is called again with another array."""
 
-    __slots__ = ("call", "lane", "reduction", "repeated", "result_counts", "template", "times", "traffic", "what")
+    __slots__ = (
+        "call", "dtype", "lane", "reduction", "repeated", "result_counts", "template", "times", "traffic", "what",
+    )
 
     def __init__(self, call: Call, reduction: Reduction | None, size: int, *, what: object = None) -> None:
         self.call = call
+        self.dtype = None if call.dtype is None else dtype_name(call.dtype)
         self.what = what or call if call.ranks == tuple(range(size)) else _InGroup(what or call, call.ranks)
         """What its ``str`` says is told of it while it is under way."""
         self.reduction = reduction
@@ -210,7 +213,8 @@ class Collectives:
         site = call_site(2)
         if site.drops_result and not has_out and plan.result_counts:
             self.dropped.setdefault(site.location, name)
-        event = recorder.add_collective(name, call.axes, call.ranks, call.algorithm or "direct", work, site.location)
+        event = recorder.add_collective(
+            name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, plan.dtype)
 
         def whole() -> Steps:
             result, told = yield from steps(event)
@@ -242,7 +246,8 @@ class Collectives:
             group = self._groups[call.ranks]
             plan.repeated = Repeated(self.endpoint, group, calls, plan.reduction, plan.lane, plan.what)
             name = event[1]
-            plan.template = collective_template(name, call.axes, call.ranks, call.algorithm or "direct", told)
+            plan.template = collective_template(
+                name, call.axes, call.ranks, call.algorithm or "direct", told, plan.dtype)
         if call.kind in ("broadcast", "permute"):
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
             if out is None:

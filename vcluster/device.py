@@ -118,16 +118,18 @@ class VirtualDevice:
 
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
-        microbatch: int | None = None, phase: str | None = None,
+        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
     ) -> AbstractContextManager[None]:
         """A named piece of work: what is computed inside is one event of the trace.
 
-        ``flops`` and ``nbytes`` (memory traffic) are what it costs on described hardware; ``seconds`` sets the price
-        itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W) mark a
-        pipeline's action.
+        ``flops`` and ``nbytes`` (memory traffic) are what it costs on described hardware, in a ``dtype``; ``seconds``
+        sets the price itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or
+        W) mark a pipeline's action.
         """
         values = {"flops": float(flops), "nbytes": float(nbytes)}
-        marks = {"stage": stage, "microbatch": microbatch, "phase": phase}
+        marks: dict[str, Any] = {"stage": stage, "microbatch": microbatch, "phase": phase}
+        if dtype is not None:
+            marks["dtype"] = np.dtype(dtype).name
         return self.recorder.compute(name, seconds, {**values, **marks})
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
@@ -145,8 +147,9 @@ class VirtualDevice:
         k = a.shape[-1] if a.ndim else 0
         m = a.shape[-2] if a.ndim > 1 else 1
         n = b.shape[-1] if b.ndim > 1 else 1
-        traffic = np.result_type(a, b).itemsize * count * (m * k + k * n + m * n)
-        with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic)):
+        dtype = np.result_type(a, b)
+        traffic = dtype.itemsize * count * (m * k + k * n + m * n)
+        with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic), dtype=dtype):
             return a @ b
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from parallelism.columns import ABSENT, Columns, Table
 from parallelism.timeline import replay_columns
 from parallelism.trace import Trace
 from vcluster.tracing import ENTRIES, FIELDS, Record, row_of
+
+if TYPE_CHECKING:
+    from parallelism.pricing import Pricing
 
 LONG = 1000 * ENTRIES
 """Entries from which on a record is packed by the device."""
@@ -64,11 +67,16 @@ def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
     return events.with_columns(sequence=_sequences(events))
 
 
-def make_trace(records: Sequence[bytes | Packed], mesh_shape: dict[str, int]) -> Trace:
+def make_trace(
+    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: Pricing | None = None
+) -> Trace:
     """The trace of a run, from the record of each rank: replayed in virtual time."""
     columns = columns_of(dict(enumerate(records)))
+    trace = Trace(columns, size=len(records), mesh_shape=mesh_shape)
+    if pricing is not None:
+        return trace.priced_by(pricing)
     lengths = np.bincount(columns.numbers("rank"), minlength=len(records)).tolist()
-    return Trace(replay_columns(columns, lengths), size=len(records), mesh_shape=mesh_shape)
+    return Trace(replay_columns(columns, lengths), size=trace.size, mesh_shape=mesh_shape)
 
 
 def _opened(record: bytes | Packed) -> Packed:

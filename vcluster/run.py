@@ -12,6 +12,7 @@ from parallelism.trace import Trace
 from vcluster.records import Packed, make_trace
 
 if TYPE_CHECKING:
+    from parallelism.pricing import Pricing
     from parallelism.sharding import TensorSharding
 
 
@@ -21,13 +22,17 @@ class Run(Sequence[Any]):
     The outputs belong to the caller and stay valid after the cluster is closed.
     """
 
-    def __init__(self, mesh: Mesh, program: Any, outputs: list[Any], records: list[bytes | Packed]) -> None:
+    def __init__(
+        self, mesh: Mesh, program: Any, outputs: list[Any], records: list[bytes | Packed],
+        pricing: Pricing | None = None,
+    ) -> None:
         self.mesh = mesh
         self.outputs = outputs
         """What the program returned on each device, by rank."""
         self._program = program if isinstance(program, Operation) else None
         self._name = getattr(program, "__qualname__", type(program).__name__)
         self._records = records
+        self._pricing = pricing
 
     @overload
     def __getitem__(self, rank: int) -> Any: ...
@@ -55,8 +60,8 @@ class Run(Sequence[Any]):
 
     @cached_property
     def trace(self) -> Trace:
-        """What happened in this run."""
-        trace = make_trace(self._records, dict(self.mesh.shape))
+        """What happened in this run, in the virtual time of the cluster's hardware."""
+        trace = make_trace(self._records, dict(self.mesh.shape), self._pricing)
         self._records = []
         return trace
 

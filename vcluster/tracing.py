@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from parallelism.event import Event
 
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 
 FIELDS = tuple(field.name for field in fields(Event))[1:]
 _INDEX = {name: i for i, name in enumerate(FIELDS)}
-_AXES, _GROUP, _ALGORITHM, _WORK, _SERIAL, _PARENT = map(
-    _INDEX.__getitem__, ("axes", "group", "algorithm", "work", "serial", "parent")
+_AXES, _GROUP, _ALGORITHM, _WORK, _SERIAL, _PARENT, _DTYPE = map(
+    _INDEX.__getitem__, ("axes", "group", "algorithm", "work", "serial", "parent", "dtype")
 )
 _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION = map(
     _INDEX.__getitem__,
@@ -63,16 +66,24 @@ def row_of(what: Row | Template) -> Row:
 
 
 def collective_template(
-    name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, traffic: Traffic
+    name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, traffic: Traffic,
+    dtype: str | None = None,
 ) -> Template:
     """What is the same whenever a collective is repeated."""
-    return "collective", name, {"axes": axes, "group": group, "algorithm": algorithm, **traffic._asdict()}
+    fields = {"axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype}
+    return "collective", name, {**fields, **traffic._asdict()}
 
 
-def message_template(kind: str, peer: int, tag: int, nbytes: int) -> Template:
+def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:
     """What is the same for all messages of one size in one channel."""
     counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
-    return kind, kind, {"peer": peer, "tag": tag, **counted}
+    return kind, kind, {"peer": peer, "tag": tag, "dtype": dtype, **counted}
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which NumPy makes up every time."""
+    return dtype.name
 
 
 class Recorder:
@@ -137,12 +148,12 @@ class Recorder:
 
     def add_collective(
         self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, work: int | None,
-        location: str,
+        location: str, dtype: str | None = None,
     ) -> Row:
         """The event of a collective that begins: `add`, without the dictionary."""
         row = _DEFAULTS.copy()
         row[0], row[1] = "collective", name
-        row[_AXES], row[_GROUP], row[_ALGORITHM], row[_WORK] = axes, group, algorithm, work
+        row[_AXES], row[_GROUP], row[_ALGORITHM], row[_WORK], row[_DTYPE] = axes, group, algorithm, work, dtype
         self._append(row, location)
         self.begins(name, location)
         return row
@@ -236,6 +247,8 @@ class Recorder:
     def compute(self, name: str, seconds: float | None, values: dict[str, Any]) -> Iterator[None]:
         """What is computed inside is one event of this name (more than one, if calls of the library interrupt it)."""
         self._flush_compute()
+        if seconds is not None:
+            values = {**values, "seconds": float(seconds)}
         before, self._label = self._label, self._labels_of(name, values)
         first = len(self._entries)
         try:
@@ -263,7 +276,9 @@ class Recorder:
         if found is None:
             if len(self._labels) >= _MOST_LABELS:
                 self._labels.clear()
-            later = {k: v for k, v in values.items() if k not in ("flops", "nbytes")}
+            later = {k: v for k, v in values.items() if k not in ("flops", "nbytes")} | {"part": 1}
+            if values.get("flops") or values.get("nbytes") or "seconds" in values:
+                later["seconds"] = 0.0      # its price is that of the first piece
             found = self._labels[key] = ("compute", name, values), ("compute", name, later)
         return found
 
@@ -272,7 +287,8 @@ class Recorder:
             return
         cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
         spent = cpu - self._cpu_mark
-        if spent < _SHORTEST_COMPUTE_NS and not always:
+        begun = self._label is None or self._label[0] is self._label[1]     # a price stands where its block begins
+        if spent < _SHORTEST_COMPUTE_NS and begun and not always:
             return
         what = COMPUTE
         if self._label is not None:

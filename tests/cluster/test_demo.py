@@ -314,3 +314,24 @@ def test_a_terminal_gets_a_bar_and_colour_unless_no_color(no_color):
     assert "━".encode() in seen  # the bar
     coloured = re.search(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|9[0-7]|38;[25];[0-9;]+)m", seen)
     assert bool(coloured) != no_color
+
+
+def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out = here(
+        capsys, "mlp --pp 4 --dp 3 --steps 1 --backend thread --hardware dgx-h100:2 --trace there.json")
+    assert status == 0
+    for words in ("on dgx-h100", "step time", "exposed communication", "bubble", "a node is 8 devices joined by nvlink",
+                  "axes that leave a node pp (over infiniband), dp (over infiniband)\n"):
+        assert words in out
+    trace = Trace.load("there.json")
+    assert trace.hardware == "dgx-h100" and trace.compute == "modelled" and trace.makespan_seconds > 0
+    status, out = here(capsys, "mlp --pp 2 --steps 1 --backend thread --hardware tpu-v4")
+    assert status == 0 and "axes that leave a node none\n" in out
+
+
+def test_a_hardware_that_cannot_be_is_a_wrong_word(capsys, tmp_path):
+    for words, told in (("dgx-h10", "did you mean 'dgx-h100'"), ("laptop", "laptop has places for 4 devices, not for 6"),
+                        (str(tmp_path / "none.toml"), "none.toml")):
+        assert serve(command.PROGRAM, command.main, f"mlp --pp 3 --dp 2 --hardware {words}".split()) == 2
+        assert told in capsys.readouterr().err

@@ -31,7 +31,8 @@ SPECIAL = {
     "nbytes": finite | finite.map(lambda x: -x),
     "bytes_sent": counts, "bytes_received": st.integers(0, 99), "messages": counts, "serial": counts,
 }
-OF_TYPE = {"int | None": maybe, "float": finite, "str | None": st.none() | st.text(max_size=2)}
+OF_TYPE = {"int | None": maybe, "float": finite, "int": st.integers(0, 2), "float | None": st.none() | finite,
+           "str | None": st.none() | st.text(max_size=2)}
 events = st.builds(Event, **{field.name: SPECIAL.get(field.name, OF_TYPE.get(field.type)) for field in fields(Event)})
 lists_of_events = st.lists(events, max_size=8)
 

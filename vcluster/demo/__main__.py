@@ -80,6 +80,8 @@ examples:
     )
     parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
+    parser.add_argument(
+        "--hardware", metavar="NAME", help="what that step would take there: a preset, as dgx-h100, or a file")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
     _add_backend(parser)
     return parser

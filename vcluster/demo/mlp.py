@@ -24,9 +24,11 @@ from parallelism.trace import Trace
 from pipeline_parallelism import MLP
 from vcluster.demo.command_line import WrongWords, mesh_of, writable
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.screen import Screen
 
 if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
     from vcluster.cluster import VirtualCluster
 
 TOLERANCE = 1e-12
@@ -49,6 +51,7 @@ class Job:
     steps: int
     backend: str
     trace: Path | None
+    hardware: Hardware | None
 
     @property
     def replicas(self) -> int:
@@ -101,6 +104,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
     if arguments.trace is not None:
         writable(arguments.trace)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     pipeline = Pipeline(stages, arguments.microbatches, arguments.schedule, chunks)
     mlp = MLP(
         layer_sizes=(data.features, *hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
@@ -110,7 +114,8 @@ def prepare(arguments: argparse.Namespace) -> Job:
     # loss has no bound, at a tenth of that.
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
     rate = usual if arguments.learning_rate is None else arguments.learning_rate
-    return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace)
+    return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace,
+               hardware)
 
 
 def _stages(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
@@ -154,9 +159,12 @@ def show(arguments: argparse.Namespace) -> int:
     _show_timeline(screen, job, trained)
     screen.heading("Bytes in that step")
     good = _show_bytes(screen, job, trained.step) and good
+    record = trained.step
+    if job.hardware is not None:
+        record = show_elsewhere(screen, record, job.mesh, job.hardware)
     if job.trace is not None:
         try:
-            trained.step.save(job.trace)
+            record.save(job.trace)
         except OSError as error:
             raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
         screen.line()

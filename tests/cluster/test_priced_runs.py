@@ -1,0 +1,133 @@
+"""Runs on described hardware: the same to the last bit everywhere, and what `trace.on` says of a record."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from parallelism.cost import Costs
+from parallelism.hardware import Hardware
+from parallelism.mesh import Mesh
+from parallelism.pipelining import Pipeline
+from parallelism.sharding import TensorSharding
+from parallelism.trace import UndeclaredComputeWarning
+from pipeline_parallelism import MLP
+from vcluster import VirtualCluster
+
+KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
+ON = {"hardware": "dgx-h100", "compute": "modelled"}
+
+
+def virtual(trace):
+    """What must not depend on the machine."""
+    return [(e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds, e.bytes_received, e.flops, e.part)
+            for e in trace if e.parent is None]
+
+
+def quietly(run):
+    """The trace of a run, whatever of it is undeclared: that is more on a machine that is busy."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        return run.trace
+
+
+def kernel(device):
+    x = np.ones((6, 4))
+    work = device.all_reduce(np.ones(1000), "dp", async_op=True)
+    for i in range(3):
+        y = device.matmul(x, x.T)
+        device.send(y, (device.rank + 1) % device.size, tag=i)
+        with device.compute("block", flops=1e6, nbytes=1e5, stage=i):
+            z = device.all_gather(y, "tp")
+            device.recv((device.rank - 1) % device.size, tag=i)
+            z.sum()
+    x = device.permute(x, [(0, 1), (1, 0)], "tp")
+    x = device.reshard(x, TensorSharding("dp", None), TensorSharding(None, "dp"))
+    with device.compute("given", seconds=1.0):
+        device.barrier()
+    return work.wait(), x
+
+
+@pytest.fixture(scope="module")
+def modelled():
+    with VirtualCluster(dp=2, tp=2, backend="thread", **ON) as cluster:
+        return quietly(cluster.run(kernel))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_modelled_runs_are_the_same_to_the_last_bit(cluster_of, modelled, kind):
+    cluster = cluster_of(Mesh(dp=2, tp=2), *kind, **ON)
+    assert virtual(modelled) == virtual(quietly(cluster.run(kernel))) == virtual(quietly(cluster.run(kernel)))
+    assert modelled.makespan_seconds > 1 and modelled.hardware == "dgx-h100" and modelled.compute == "modelled"
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids="-".join)
+def test_a_run_recorded_on_the_host_is_priced_as_one_made_there(cluster_of, modelled, kind):
+    trace = cluster_of(Mesh(dp=2, tp=2), *kind).run(kernel).trace
+    assert (trace.hardware, trace.compute) == (None, "measured")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        assert virtual(trace.on("dgx-h100", compute="modelled")) == virtual(modelled)
+        there = trace.on("pcie-v100", compute="modelled")
+    assert virtual(modelled.on("pcie-v100")) == virtual(there) != virtual(modelled)
+
+
+def test_a_block_has_its_price_once_where_it_begins(modelled):
+    blocks = modelled.filter(name="block", rank=0)
+    assert len(blocks) == 3
+    price = Costs(Hardware.preset("dgx-h100")).compute_seconds(1e6, 1e5)
+    assert [e.duration_seconds for e in blocks] == pytest.approx([price] * 3)
+    assert [e.duration_seconds for e in modelled.filter(name="given")] == [pytest.approx(1.0)] * 4
+
+
+def test_measured_compute_takes_as_long_as_here_and_messages_what_they_take_there(cluster_of):
+    cluster = cluster_of(Mesh(devices=2), "thread", hardware="ethernet-cpu")
+
+    def program(device):
+        device.send(np.ones(1000), 1 - device.rank)
+        device.recv(1 - device.rank)
+
+    trace = cluster.run(program).trace
+    assert all(e.duration_seconds == e.cpu_seconds for e in trace.filter(kind="compute"))
+    assert trace.makespan_seconds >= Costs(Hardware.preset("ethernet-cpu")).message_seconds(8000, 0, 1)
+
+
+def test_what_was_not_declared_is_told(cluster_of):
+    def program(device):
+        x = np.ones((200, 200))
+        for _ in range(20):
+            x = x @ x.T / 200
+
+    run = cluster_of(Mesh(devices=2), "thread", **ON).run(program)
+    with pytest.warns(UndeclaredComputeWarning, match=r"s of compute have no price in this modelled trace"):
+        trace = run.trace
+    assert trace.undeclared_seconds > 1e-3 and trace.makespan_seconds == 0
+
+
+def test_a_priced_dtype_makes_a_pipeline_quicker(cluster_of):
+    mlp = MLP((64, 128, 96, 10), pipeline=Pipeline(stages=2, microbatches=4), seed=0)
+    x, targets = np.ones((48, 64)), np.eye(10)[np.arange(48) % 10]
+    whole = quietly(cluster_of(Mesh(pp=2), "thread", **ON).run(mlp.train_step(), x, targets))
+    half = whole.on("dgx-h100", priced_dtype="bfloat16")
+    assert half.makespan_seconds < whole.makespan_seconds and half.priced_dtype == "bfloat16"
+    assert half.flops() == whole.flops() > 0
+
+
+def test_the_options_are_checked_before_anything_starts(tmp_path):
+    path = tmp_path / "ours.toml"
+    Hardware.preset("laptop").save(tmp_path / "ours.json")
+    path.write_text("name = 3")
+    for options, words in (
+        ({"hardware": "dgx-h10"}, "no hardware 'dgx-h10'; did you mean 'dgx-h100'"),
+        ({"hardware": str(path)}, "name"),
+        ({"hardware": "laptop"}, "laptop has places for 4 devices, not for 5"),
+        ({"compute": "guessed"}, "compute must be 'measured' or 'modelled', got 'guessed'"),
+        ({"hardware": "tpu-v4", "priced_dtype": "float64"}, "no rate for float64"),
+        ({"priced_dtype": "float32"}, "hardware='host' has None, not 'float32'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            VirtualCluster(5, backend="thread", **options)
+    with VirtualCluster(4, backend="thread", hardware=tmp_path / "ours.json") as cluster:
+        assert cluster.run(lambda device: device.barrier()).trace.hardware == "laptop"

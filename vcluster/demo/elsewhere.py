@@ -1,0 +1,67 @@
+"""What a run of a demo would take on described hardware: the word for it, and what is shown."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from parallelism.mesh import Mesh
+from parallelism.trace import Trace, UndeclaredComputeWarning
+from vcluster.demo.command_line import WrongWords
+
+if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
+    from vcluster.demo.screen import Screen
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
+
+
+def hardware_of(name: str | None, size: int) -> Hardware | None:
+    """The hardware of ``--hardware``, with a place for so many devices.  Raises `WrongWords`."""
+    if name is None:
+        return None
+    from parallelism.hardware import Hardware
+    from parallelism.pricing import Pricing
+
+    try:
+        found = Hardware.of(name)
+        Pricing(found).for_devices(size)
+    except (ValueError, OSError) as error:
+        raise WrongWords(f"--hardware: {error}") from None
+    return found
+
+
+def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware) -> Trace:
+    """The time of a run there, what it goes into, and the axes whose groups leave a node; the priced trace."""
+    from parallelism.exposure import exposed_seconds
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+            there = trace.on(hardware, compute="modelled")
+    except ValueError as error:
+        raise WrongWords(f"--hardware: {error}") from None
+    screen.heading(f"The same on {hardware.name}, by declared flops and bytes")
+    available = mesh.size * there.makespan_seconds
+    computing = sum(totals.compute_seconds for totals in there.totals.values())
+    exposed = sum(exposed_seconds(there).values())
+    screen.line(f"  step time              {seconds(there.makespan_seconds)}")
+    for name, part in (
+        ("compute", computing), ("exposed communication", exposed), ("bubble", available - computing - exposed),
+    ):
+        share = part / available if available else 0.0
+        screen.line(f"  {name:22} {share:.1%} of the devices' time")
+    screen.line(f"  not declared           {seconds(there.undeclared_seconds)} of CPU time here, free there")
+    near = hardware.links[0].name
+    apart = {axis: hardware.spans(mesh, axis) for axis in mesh.axes}
+    leaving = [f"{axis} (over {level})" for axis, level in apart.items() if level not in (None, near)]
+    unit = f"{hardware.inside(1) if len(hardware.links) > 1 else hardware.devices} devices joined by {near}"
+    screen.line(f"  axes that leave a node {', '.join(leaving) or 'none'}")
+    screen.line(f"                         (a node is {unit})")
+    return there
+
+
+def seconds(value: float) -> str:
+    """A time with its unit."""
+    scale, unit = next(pair for pair in _UNITS if value >= pair[0])
+    return f"{value / (scale or 1e-9):.3g} {unit}"
