@@ -8,7 +8,7 @@ Every rank runs the program in a thread, in step with the others (`parallelism.l
 shape where extents do not divide, too.  Collectives, messages and `Device.matmul` give zeros; what a program computes
 in NumPy itself, it computes on those.  Bytes and messages are those of the algorithms' step lists, as on processes.
 The trace holds what is communicated, declared (`compute`, `matmul`) and held; no time that was not declared, and no
-traffic with the host.
+traffic with the host; ``trace.on(hardware)`` says what it would take.
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ def record(
 
     outputs = lockstep.run(body)
     events = replay([device.events() for device in devices])
-    trace = Trace(events, size=mesh.size, mesh_shape=dict(mesh.shape))
+    trace = Trace(events, size=mesh.size, mesh_shape=dict(mesh.shape), priced=("modelled",))
     return Recording(outputs, trace if ranks is None else trace.filter(rank=ranks))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-from vcluster.demo.command_line import WrongWords, nearest, serve
+from vcluster.demo.command_line import Parser, WrongWords, nearest, serve, whole, writable
 
 PROGRAM = "python -m vcluster"
 
@@ -15,7 +17,8 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
   {PROGRAM} doctor            what this machine lacks, and what to do
-  {PROGRAM} hardware [NAME]   described clusters; one of them, or a file
+  {PROGRAM} hardware [NAME]   described clusters; one of them or a file
+  {PROGRAM} calibrate FILE    this machine, measured, as such a file
   {PROGRAM} --version         which one this is
 
 In Python:
@@ -54,10 +57,27 @@ def main(words: Sequence[str]) -> int:
         except ValueError as error:
             raise WrongWords(str(error)) from None
         return 0
+    if words[0] == "calibrate":
+        return _calibrate(words[1:])
     if words[0] == "demo":
         raise WrongWords(f"the demos are {PROGRAM}.demo, with a dot")
-    there = ("--version", "--help", "demo", "doctor", "hardware")
+    there = ("--version", "--help", "demo", "doctor", "hardware", "calibrate")
     raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], there)}")
+
+
+def _calibrate(words: Sequence[str]) -> int:
+    parser = Parser(
+        prog=f"{PROGRAM} calibrate", description="Measures this machine, and describes it in a hardware file.")
+    parser.add_argument("file", type=Path, metavar="FILE.json", help="where to")
+    parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
+                        help="devices that compute at the same time (as many as cores)")
+    arguments = parser.parse(words)
+    writable(arguments.file)
+    from vcluster.calibrate import calibrate
+
+    print(calibrate(arguments.file, arguments.devices))
+    print(f"\nwritten to {arguments.file}, for VirtualCluster(hardware={str(arguments.file)!r}, compute='modelled')")
+    return 0
 
 
 if __name__ == "__main__":

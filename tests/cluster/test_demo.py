@@ -331,7 +331,9 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
 
 
 def test_a_hardware_that_cannot_be_is_a_wrong_word(capsys, tmp_path):
-    for words, told in (("dgx-h10", "did you mean 'dgx-h100'"), ("laptop", "laptop has places for 4 devices, not for 6"),
-                        (str(tmp_path / "none.toml"), "none.toml")):
+    for words, told in (
+        ("dgx-h10", "did you mean 'dgx-h100'"), ("laptop", "laptop has places for 4 devices, not for 6"),
+        (str(tmp_path / "none.toml"), "none.toml"),
+    ):
         assert serve(command.PROGRAM, command.main, f"mlp --pp 3 --dp 2 --hardware {words}".split()) == 2
         assert told in capsys.readouterr().err

@@ -14,6 +14,8 @@ from parallelism.cost import Costs
 from parallelism.hardware import Hardware
 from parallelism.links import HostLink, Link
 from parallelism.mesh import Mesh
+from parallelism.pipeline_execution import run_actions
+from parallelism.pipelining import Pipeline
 from parallelism.pricing import Pricing
 from parallelism.recorder import record
 from parallelism.sharding import TensorSharding
@@ -147,6 +149,54 @@ def test_a_resharding_takes_what_the_collectives_inside_take():
 def test_a_group_of_one_and_a_message_to_oneself_cost_nothing():
     lane = [ring(0, (0,), 8), send(0, 0, 8), recv(0, 0, 8), compute(0, 1.0)]
     assert on([lane]).makespan_seconds == 1
+
+
+class _Stage:
+    """One that computes nothing, and says what it would cost: flops, of which there is one a second."""
+
+    dropped = ()
+
+    def __init__(self, costs):
+        self.costs = costs
+
+    def forward(self, microbatch, x):
+        return np.zeros(0)
+
+    def backward(self, microbatch, grad):
+        return np.zeros(0)
+
+    def backward_input(self, microbatch, grad):
+        return np.zeros(0)
+
+    def backward_weights(self, microbatch):
+        return None
+
+    def cost(self, kind, microbatch):
+        return self.costs[kind], 0.0
+
+    def held(self, microbatch):
+        return 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v"])
+@pytest.mark.parametrize("message", [0, 3])
+def test_a_schedule_that_is_run_takes_what_its_own_timeline_says(schedule, message):
+    costs = {"F": 5, "B": 13, "I": 7, "W": 6, "message": message}
+    pipeline = Pipeline(8 if schedule == "zero_bubble_v" else 4, 6, schedule, 2 if schedule == "zero_bubble_v" else 1)
+
+    def program(device):
+        placement = pipeline.schedule.placement
+        stages = {stage: _Stage(costs) for stage, rank in enumerate(placement) if rank == device.rank}
+        run_actions(device, pipeline, "pp", stages, pipeline.actions(device.rank))
+
+    hardware = machine(flops_per_second={"float64": 1}, links=[Link(
+        "switch", 4, latency_seconds=message, bytes_per_second=1)])
+    trace = record(program, Mesh(pp=4)).trace.on(hardware)
+    expected = pipeline.schedule.timeline(costs)
+    assert trace.makespan_seconds == expected.makespan
+    assert trace.span_bubble_fraction == pytest.approx(expected.span_bubble_fraction, abs=1e-15)
+    times = {(e.stage, e.phase, e.microbatch): e.start_seconds for e in trace.filter(kind="compute")}
+    assert times == {span.action: span.start for row in expected.spans for span in row}
 
 
 # -- what is slow ------------------------------------------------------------------------------------------------------
