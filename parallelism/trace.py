@@ -54,6 +54,7 @@ class UndeclaredComputeWarning(UserWarning):
 _TOLD_ABOVE = 0.01
 """Of all compute, what may be undeclared without a warning."""
 _NOT_WORTH_TELLING_SECONDS = 1e-3
+"""Of each device: what Python itself takes between two calls."""
 _HOST_KINDS = frozenset(("h2d", "d2h"))
 _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
 _WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
@@ -380,7 +381,9 @@ class Trace(Sequence[Event]):
         seen = repricing.repriced(self.columns, self.size, pricing)
         left_out = self.priced.left_out_seconds + seen.left_out_seconds
         undeclared, computed = left_out + seen.undeclared_seconds, self.priced.left_out_seconds + seen.compute_seconds
-        if self.compute != "modelled" and undeclared > max(_TOLD_ABOVE * computed, _NOT_WORTH_TELLING_SECONDS):
+        if self.compute != "modelled" and undeclared > max(
+            _TOLD_ABOVE * computed, _NOT_WORTH_TELLING_SECONDS * self.size
+        ):
             warnings.warn(
                 f"{undeclared:.3g} of {computed:.3g} s of compute have no price in this modelled trace; "
                 "device.compute(flops=, nbytes=) or seconds= gives one, device.matmul counts by itself",

@@ -178,15 +178,18 @@ class Worker:
         self.endpoint.signals.told_cancelled = False
         device.collectives.dropped.clear()
         recorder.start()
+        recorder.enter()
         try:
             output = self._call(command)
             self.endpoint.status.set(device.rank, FINISHED)
+            recorder.enter()    # what packs and unpacks is no work of the kernel's
             encoded = encode(output, "the result")
             place = (
                 encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
                 else hand_over(self.endpoint, encoded, self.spec.layout.host)
             )
             recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
+            recorder.leave()
             return Done(place, self._record(), self._counts(), device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
@@ -216,6 +219,7 @@ class Worker:
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
         self.device.recorder.add_traffic("h2d", "arguments", HOST, bytes_received=nbytes)
+        self.device.recorder.leave()
         self._in_kernel = True
         output = program(self.device, *args, **kwargs)
         self._leave_kernel()

@@ -327,7 +327,13 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
     trace = Trace.load("there.json")
     assert trace.hardware == "dgx-h100" and trace.compute == "modelled" and trace.makespan_seconds > 0
     status, out = here(capsys, "mlp --pp 2 --steps 1 --backend thread --hardware tpu-v4")
-    assert status == 0 and "axes that leave a node none\n" in out
+    assert status == 0 and "axes that leave a node none\n" in out and "priced as              bfloat16" in out
+
+
+@pytest.mark.parametrize("words", ["matmul", "ffn", "attention", "moe", "reshard S0,R R,S0"])
+def test_every_demo_of_a_model_says_what_it_would_take_elsewhere(capsys, words):
+    status, out = here(capsys, f"{words} --backend thread --hardware dgx-h100")
+    assert status == 0 and "The same on dgx-h100" in out and "step time" in out
 
 
 def test_a_hardware_that_cannot_be_is_a_wrong_word(capsys, tmp_path):

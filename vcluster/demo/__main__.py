@@ -80,8 +80,7 @@ examples:
     )
     parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
-    parser.add_argument(
-        "--hardware", metavar="NAME", help="what that step would take there: a preset, as dgx-h100, or a file")
+    _add_hardware(parser)
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
     _add_backend(parser)
     return parser
@@ -144,6 +143,7 @@ examples:
     parser.add_argument(
         "--shape", type=wholes, default=(96, 120, 72), metavar="M,K,N", help="extents of the product (96,120,72)"
     )
+    _add_hardware(parser)
     _add_backend(parser)
     return parser
 
@@ -176,6 +176,7 @@ examples:
         help="batch, sequence, model, hidden (4,12,16,32)",
     )
     parser.add_argument("--activation", type=choice(("gelu", "relu")), default="gelu", metavar="NAME", help="or relu")
+    _add_hardware(parser)
     _add_backend(parser)
     return parser
 
@@ -211,6 +212,7 @@ examples:
     parser.add_argument("--kv-heads", type=whole(), metavar="N", help="key-value heads (as many as heads)")
     parser.add_argument("--full", action="store_true", help="every row sees every row; causal otherwise")
     parser.add_argument("--zigzag", action="store_true", help="the rows of a causal ring in zigzag order")
+    _add_hardware(parser)
     _add_backend(parser)
     return parser
 
@@ -242,6 +244,7 @@ examples:
         "--shape", type=wholes, default=(2, 12, 8, 16), metavar="B,S,M,F",
         help="batch, sequence, model, hidden (2,12,8,16)",
     )
+    _add_hardware(parser)
     _add_backend(parser)
     return parser
 
@@ -264,12 +267,19 @@ def reshard_parser() -> Parser:
     parser.add_argument("target", metavar="TARGET", help="the layout it is to have")
     parser.add_argument("--mesh", metavar="AXES", help="the mesh: x=2,y=4 (2 devices along each axis that is named)")
     parser.add_argument("--shape", type=wholes, metavar="N,N,...", help="of the tensor (8,6,10,4, as many as dims)")
+    _add_hardware(parser)
     _add_backend(parser)
     return parser
 
 
 def _summaries(policies: Mapping[str, Any]) -> str:
     return "\n".join(f"  {name}\n      {policy.summary}" for name, policy in policies.items())
+
+
+def _add_hardware(parser: Parser) -> None:
+    parser.add_argument(
+        "--hardware", metavar="NAME", help="what it would take there: a preset, as dgx-h100, or a file"
+    )
 
 
 def _add_backend(parser: Parser) -> None:

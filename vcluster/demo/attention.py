@@ -20,6 +20,7 @@ from tensor_parallelism.attention_plan import AttentionPlan
 from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
 from tensor_parallelism.attention_shares import Runs, pieces
 from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen, fold
 
@@ -96,6 +97,7 @@ def train(device: Device, operation: Attention, grad: Any, *shards: Any) -> tupl
 def show(arguments: argparse.Namespace) -> int:
     """Runs the demo; 0, or 1 where values, bytes or memory are not what they should be."""
     mesh, operation, shapes = prepare(arguments)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     plan, screen = operation.plan(shapes, mesh), Screen()
     screen.line(f"attention under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
     screen.line(f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
@@ -135,7 +137,9 @@ def show(arguments: argparse.Namespace) -> int:
     same = verdict_of_bytes(
         screen, run.trace, predicted, "as planned, above; AttentionShardingPolicy has it in letters"
     )
-    return 0 if close and same and _few_blocks(screen, plan, run.trace) else 1
+    good = close and same and _few_blocks(screen, plan, run.trace)
+    show_elsewhere(screen, run.trace, mesh, hardware)
+    return 0 if good else 1
 
 
 def in_one_process(values: list[Any], grad: Any, *, causal: bool) -> list[Any]:

@@ -31,20 +31,25 @@ def hardware_of(name: str | None, size: int) -> Hardware | None:
     return found
 
 
-def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware) -> Trace:
+def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware | None) -> Trace:
     """The time of a run there, what it goes into, and the axes whose groups leave a node; the priced trace."""
+    if hardware is None:
+        return trace
     from parallelism.exposure import exposed_seconds
 
+    dtype = None if "float64" in hardware.flops_per_second else next(iter(hardware.flops_per_second))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UndeclaredComputeWarning)
-            there = trace.on(hardware, compute="modelled")
+            there = trace.on(hardware, compute="modelled", priced_dtype=dtype)
     except ValueError as error:
         raise WrongWords(f"--hardware: {error}") from None
     screen.heading(f"The same on {hardware.name}, by declared flops and bytes")
     available = mesh.size * there.makespan_seconds
     computing = sum(totals.compute_seconds for totals in there.totals.values())
     exposed = sum(exposed_seconds(there).values())
+    if dtype is not None:
+        screen.line(f"  priced as              {dtype}, as it has no float64")
     screen.line(f"  step time              {seconds(there.makespan_seconds)}")
     for name, part in (
         ("compute", computing), ("exposed communication", exposed), ("bubble", available - computing - exposed),

@@ -15,6 +15,7 @@ from parallelism.operation import Device
 from tensor_parallelism.feed_forward import NAMES, FeedForward
 from tensor_parallelism.feed_forward_policies import FeedForwardSharding
 from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
 
@@ -73,6 +74,7 @@ def train(device: Device, operation: FeedForward, grad: Any, *shards: Any) -> tu
 def show(arguments: argparse.Namespace) -> int:
     """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     sharding, screen = operation.sharding, Screen()
     screen.line(f"feed-forward under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
     screen.line(f"  y = {arguments.activation}(x W1 + b1) W2 + b2, x[{batch}, {sequence}, {model}], {hidden} hidden")
@@ -111,6 +113,7 @@ def show(arguments: argparse.Namespace) -> int:
     screen.verdict(close, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
     predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     same = verdict_of_bytes(screen, run.trace, predicted, None)
+    show_elsewhere(screen, run.trace, mesh, hardware)
     return 0 if close and same else 1
 
 

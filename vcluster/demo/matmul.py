@@ -13,6 +13,7 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism import matmul
 from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
 from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
 
@@ -108,6 +109,7 @@ def _axes(mesh: Mesh, policy: Policy) -> tuple[Axes, Axes]:
 def show(arguments: argparse.Namespace) -> int:
     """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
     mesh, operation, extents = prepare(arguments)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     name, (m, k, n) = arguments.policy, extents
     policy, sharding = POLICIES[name], operation.sharding
     screen = Screen()
@@ -146,4 +148,5 @@ def show(arguments: argparse.Namespace) -> int:
         x, y = (int(np.prod([mesh.shape[axis] for axis in names], dtype=int)) for names in _axes(mesh, policy))
         predicted = ITEM_BYTES * policy.elements(x, y, extents)
     same = verdict_of_bytes(screen, run.trace, predicted, policy.formula)
+    show_elsewhere(screen, run.trace, mesh, hardware)
     return 0 if equal and same else 1

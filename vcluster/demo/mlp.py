@@ -159,9 +159,7 @@ def show(arguments: argparse.Namespace) -> int:
     _show_timeline(screen, job, trained)
     screen.heading("Bytes in that step")
     good = _show_bytes(screen, job, trained.step) and good
-    record = trained.step
-    if job.hardware is not None:
-        record = show_elsewhere(screen, record, job.mesh, job.hardware)
+    record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
     if job.trace is not None:
         try:
             record.save(job.trace)

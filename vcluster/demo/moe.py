@@ -27,6 +27,7 @@ from tensor_parallelism.dispatch import kept_by_expert, rows_received
 from tensor_parallelism.expert_layouts import MixtureOfExpertsSharding
 from tensor_parallelism.experts import MixtureOfExperts
 from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import MOST_ROWS, show_layouts, verdict_of_bytes
 from vcluster.demo.screen import WIDTH, Screen, fold
 
@@ -72,6 +73,7 @@ def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) 
 def show(arguments: argparse.Namespace) -> int:
     """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     experts, k, sharding, screen = arguments.experts, operation.top_k, operation.sharding, Screen()
     tokens = batch * sequence
     room = expert_capacity(tokens, experts, k, operation.capacity_factor)
@@ -124,6 +126,7 @@ def show(arguments: argparse.Namespace) -> int:
         f"rows times {model} x 8 bytes in the all_to_alls, {received:,}; {others:,} for counts of choices, "
         f"probabilities and sums of gradients, as operation.plan has it",
     )
+    show_elsewhere(screen, run.trace, mesh, hardware)
     return 0 if close and alike and same else 1
 
 

@@ -10,6 +10,7 @@ from parallelism.mesh import Mesh
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from vcluster.demo.command_line import WrongWords, mesh_of
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
 
@@ -53,6 +54,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
 def show(arguments: argparse.Namespace) -> int:
     """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
     mesh, source, target, shape = prepare(arguments)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     screen = Screen()
     screen.line(f"reshard {source.short()} -> {target.short()} on {mesh!r}, each device a {arguments.backend}", "bold")
 
@@ -80,4 +82,5 @@ def show(arguments: argparse.Namespace) -> int:
     )
     screen.verdict(equal, "every device holds its shard of the target" if equal else "the shards are not the target's")
     same = verdict_of_bytes(screen, run.trace, sum(plan.bytes_received), None)
+    show_elsewhere(screen, run.trace, mesh, hardware)
     return 0 if equal and same else 1
