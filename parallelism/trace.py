@@ -53,8 +53,8 @@ class UndeclaredComputeWarning(UserWarning):
 
 _TOLD_ABOVE = 0.01
 """Of all compute, what may be undeclared without a warning."""
-_NOT_WORTH_TELLING_SECONDS = 1e-3
-"""Of each device: what Python itself takes between two calls."""
+_NOT_WORTH_TELLING_SECONDS = 2e-3
+"""Of each device: what Python itself takes between calls when it first makes them."""
 _HOST_KINDS = frozenset(("h2d", "d2h"))
 _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
 _WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))

@@ -286,6 +286,11 @@ def test_a_little_that_is_undeclared_is_told_without_a_warning():
     assert trace.undeclared_seconds == 0.001
 
 
+def test_what_python_itself_takes_is_told_without_a_warning():
+    trace = on([[compute(0, TICK), Event(0, "compute", "compute", cpu_seconds=0.002)]])
+    assert trace.undeclared_seconds == 0.002
+
+
 def test_the_later_pieces_of_a_block_have_no_price_of_their_own():
     first = Event(0, "compute", "work", cpu_seconds=0.1, flops=8.0)
     trace = on([[first, send(0, 0, 8), Event(0, "compute", "work", cpu_seconds=0.2, seconds=0.0, part=1)]])
