@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from priced_stage import PricedStage
 
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware
@@ -151,33 +152,6 @@ def test_a_group_of_one_and_a_message_to_oneself_cost_nothing():
     assert on([lane]).makespan_seconds == 1
 
 
-class _Stage:
-    """One that computes nothing, and says what it would cost: flops, of which there is one a second."""
-
-    dropped = ()
-
-    def __init__(self, costs):
-        self.costs = costs
-
-    def forward(self, microbatch, x):
-        return np.zeros(0)
-
-    def backward(self, microbatch, grad):
-        return np.zeros(0)
-
-    def backward_input(self, microbatch, grad):
-        return np.zeros(0)
-
-    def backward_weights(self, microbatch):
-        return None
-
-    def cost(self, kind, microbatch):
-        return self.costs[kind], 0.0
-
-    def held(self, microbatch):
-        return 0
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v"])
 @pytest.mark.parametrize("message", [0, 3])
 def test_a_schedule_that_is_run_takes_what_its_own_timeline_says(schedule, message):
@@ -186,7 +160,7 @@ def test_a_schedule_that_is_run_takes_what_its_own_timeline_says(schedule, messa
 
     def program(device):
         placement = pipeline.schedule.placement
-        stages = {stage: _Stage(costs) for stage, rank in enumerate(placement) if rank == device.rank}
+        stages = {stage: PricedStage(costs) for stage, rank in enumerate(placement) if rank == device.rank}
         run_actions(device, pipeline, "pp", stages, pipeline.actions(device.rank))
 
     hardware = machine(flops_per_second={"float64": 1}, links=[Link(
