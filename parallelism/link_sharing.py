@@ -31,7 +31,8 @@ class _Flow:
 class SharedLinks:
     """The messages under way.  ``foretell(end, number, version)`` is told when each will leave its links.
 
-    What was foretold holds unless another end, of a higher version, is foretold for the same message before.
+    What was foretold holds unless another end, of a higher version, is foretold for the same message before.  When all
+    that begins or ends at a time is known, and before time goes on, `settle` is to be called.
     """
 
     def __init__(self, capacity: Callable[[Channel], float], foretell: Callable[[float, int, int], object]) -> None:
@@ -39,22 +40,16 @@ class SharedLinks:
         self._foretell = foretell
         self._flows: dict[int, _Flow] = {}
         self._users: dict[Channel, dict[int, _Flow]] = {}
+        self.unsettled: dict[int, _Flow] = {}
+        """The messages whose rates may have changed."""
 
     def begin(self, number: int, path: LinkPath, nbytes: float, now: float) -> None:
         """A message with more than no bytes enters its path."""
-        rate = path.bytes_per_second
-        alone = path.latency_seconds + nbytes / rate
-        flow = self._flows[number] = _Flow(number, path, nbytes, now, 0.0, now + alone)
-        shared = False
+        alone = path.latency_seconds + nbytes / path.bytes_per_second
+        flow = _Flow(number, path, nbytes, now, 0.0, now + alone)
+        self._flows[number] = self.unsettled[number] = flow
         for channel in path.channels:
-            users = self._users.setdefault(channel, {})
-            shared = shared or bool(users)
-            users[number] = flow
-        if shared:
-            self._share(flow, now)
-        else:
-            flow.rate = rate
-            self._foretell(now + nbytes / rate, number, 0)
+            self._users.setdefault(channel, {})[number] = flow
 
     def end(self, number: int, version: int, now: float) -> float | None:
         """When the message arrives that leaves its links now; None if another end was foretold since."""
@@ -62,30 +57,27 @@ class SharedLinks:
         if flow is None or flow.version != version:
             return None
         del self._flows[number]
-        others: dict[int, _Flow] = {}
+        self.unsettled.pop(number, None)
         for channel in flow.path.channels:
             users = self._users[channel]
             del users[number]
-            others.update(users)
-        while others:
-            other = next(iter(others.values()))
-            for done in self._share(other, now):
-                others.pop(done.number, None)
+            self.unsettled.update(users)
         return now + flow.path.latency_seconds if flow.held_up else flow.arrival
 
-    def _share(self, flow: _Flow, now: float) -> list[_Flow]:
-        """New rates for a message and all that share with it, however indirectly; these messages."""
-        flows, channels = self._together(flow)
-        rates = self._filled(flows, channels)
-        for each in flows:
-            rate = rates[each.number]
-            if rate != each.rate:
-                each.left = max(0.0, each.left - each.rate * (now - each.since))
-                each.since, each.rate = now, rate
-                each.held_up = each.held_up or rate < each.path.bytes_per_second
-                each.version += 1
-                self._foretell(now + each.left / rate, each.number, each.version)
-        return flows
+    def settle(self, now: float) -> None:
+        """New rates for the messages that began, and for all that share with these or with one that ended."""
+        while self.unsettled:
+            flows, channels = self._together(next(iter(self.unsettled.values())))
+            rates = self._filled(flows, channels)
+            for each in flows:
+                self.unsettled.pop(each.number, None)
+                rate = rates[each.number]
+                if rate != each.rate:
+                    each.left = max(0.0, each.left - each.rate * (now - each.since))
+                    each.since, each.rate = now, rate
+                    each.held_up = each.held_up or rate < each.path.bytes_per_second
+                    each.version += 1
+                    self._foretell(now + each.left / rate, each.number, each.version)
 
     def _together(self, flow: _Flow) -> tuple[list[_Flow], dict[Channel, None]]:
         flows, channels, seen = [flow], dict[Channel, None](), {flow.number}

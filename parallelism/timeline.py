@@ -115,6 +115,8 @@ class _Replay:
         while True:
             if self.ready:
                 self.advance(self.ready.pop())
+            elif self.links and self.links.unsettled and not (self.agenda and self.agenda[0][0] <= self.now):
+                self.links.settle(self.now)
             elif self.agenda:
                 self.now, what, number, version = heappop(self.agenda)
                 if what == _LANE:

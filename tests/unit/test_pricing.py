@@ -13,6 +13,7 @@ from priced_stage import PricedStage
 
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware
+from parallelism.link_sharing import SharedLinks
 from parallelism.links import HostLink, Link
 from parallelism.mesh import Mesh
 from parallelism.pipeline_execution import run_actions
@@ -212,6 +213,17 @@ def test_a_message_that_comes_later_slows_those_under_way_from_then_on():
 def test_messages_on_other_links_are_not_disturbed():
     lanes = [[send(0, 1, 8)], [recv(1, 0, 8)], [send(2, 3, 8)], [recv(3, 2, 8)]]
     assert times(on(lanes)) == times(on(lanes, link_sharing=False))
+
+
+def test_rates_are_found_once_for_all_that_begins_or_ends_together(monkeypatch):
+    size, found = 8, []
+    honest = SharedLinks._filled
+    monkeypatch.setattr(SharedLinks, "_filled", lambda self, flows, channels: (
+        found.append(len(flows)), honest(self, flows, channels))[1])
+    lanes = [[send(rank, peer, 14) for peer in range(size) if peer != rank]
+             + [recv(rank, peer, 14) for peer in range(size) if peer != rank] for rank in range(size)]
+    assert on(lanes, machine(size)).makespan_seconds == 1 + 7 * 14 / 2
+    assert found == [size * (size - 1)]     # seven through each port, all to the end
 
 
 # -- which dtype -------------------------------------------------------------------------------------------------------
