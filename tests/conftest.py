@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A few examples by default, many for `pytest -m slow` (cluster/test_many_examples.py).  A crowded machine is slow, not
 # wrong; and what CI finds, it finds again.
-EXAMPLES = int(os.environ.get("VCLUSTER_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("VCLUSTER_EXAMPLES", "25"))
 settings.register_profile("here", deadline=None, max_examples=EXAMPLES)
 settings.register_profile("ci", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
