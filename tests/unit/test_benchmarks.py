@@ -187,7 +187,7 @@ def test_cases_that_make_no_sense_are_refused():
     assert Case("barrier", 0).nbytes == 0
 
 
-def test_each_round_is_spoiled_then_two_barriers_then_the_call_and_the_first_is_not_counted():
+def test_each_round_is_spoiled_then_the_call_stands_between_barriers_and_the_first_is_not_counted():
     trial = Trial(Case("broadcast", 12), 0, 2)
     log: list[str] = []
 
@@ -197,7 +197,7 @@ def test_each_round_is_spoiled_then_two_barriers_then_the_call_and_the_first_is_
         return trial.out
 
     times = timed_rounds(trial, 3, lambda: log.append("barrier"), call)
-    assert log == ["barrier", "barrier", "spoiled"] * 4
+    assert log == ["barrier", "barrier", "spoiled", "barrier"] * 4
     assert len(times) == 3
     moments = list(itertools.chain.from_iterable(times))
     assert moments == sorted(moments)
