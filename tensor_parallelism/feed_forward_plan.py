@@ -14,10 +14,8 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.choice import cheapest_product
 from tensor_parallelism.contraction import Contraction
 from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
+from tensor_parallelism.layer_plan import Moves
 from tensor_parallelism.product import Axes, ProductPlan, Shape, Task, product_plan
-
-
-Moves = tuple[tuple[str, ReshardingPlan], ...]
 
 
 @dataclass(frozen=True)

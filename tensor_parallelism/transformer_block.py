@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,10 +49,10 @@ class TransformerBlock(ShardedOperation):
 
     The weights, in the order of `NAMES`: ``norm1`` and ``norm1_bias``, ``wq``, ``wk``, ``wv`` and ``wo`` as of
     `Attention`, ``norm2`` and ``norm2_bias``, ``w1``, ``b1``, ``w2`` and ``b2`` as of `FeedForward`; with
-    ``norm="rms_norm"`` no biases of norms.  `shapes` has all their shapes.  After them may come a step, an integer, that
-    dropout is a function of, besides ``seed``; the same elements are dropped on every mesh.  ``causal``, ``zigzag`` and
-    ``rotary_base`` are those of `Attention`.  Without ``policy`` it runs the first that the layouts allow; that is RING
-    where ULYSSES would do, too.  ``print(operation.plan(shapes.values(), mesh))`` says what moves.
+    ``norm="rms_norm"`` no biases of norms.  `shapes` has all their shapes.  After them may come a step, an integer,
+    that dropout is a function of, besides ``seed``; the same elements are dropped on every mesh.  ``causal``,
+    ``zigzag`` and ``rotary_base`` are those of `Attention`.  Without ``policy`` it runs the first that the layouts
+    allow; that is RING where ULYSSES would do, too.  ``print(operation.plan(shapes.values(), mesh))`` says what moves.
 
     **Communication**: see `TransformerBlockPolicy`; ``plan(...).bytes_received`` and
     ``plan(...).backward_bytes_received``, by rank.
@@ -64,8 +65,8 @@ class TransformerBlock(ShardedOperation):
     neglect, are 4 numbers for each token (2 of RMSNorm) and one for each head of it.  In passing: see `Attention`.
 
     ``ValueError`` when made, for another policy than the layouts' and for what its parts refuse; and, on the host,
-    before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and for heads that
-    cannot be shared.
+    before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and for heads
+    that cannot be shared.
     """
 
     sharding: TransformerBlockSharding
@@ -213,7 +214,7 @@ class TransformerBlock(ShardedOperation):
         """Those of the first norm, of attention, of the second norm and of the feed-forward."""
         of_norm = len(self.norm1.NAMES) - 1
         cuts = np.cumsum([0, of_norm, 4, of_norm, 4]).tolist()
-        return tuple(weights[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False))
+        return tuple(weights[start:stop] for start, stop in pairwise(cuts))
 
     def _named(self, *args: Any) -> tuple[list[Array], int]:
         """The arrays, and the step."""

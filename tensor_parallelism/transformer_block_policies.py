@@ -65,8 +65,8 @@ class TransformerBlockPolicy(Enum):
 class TransformerBlockSharding:
     """The layouts of a block: of ``x``, ``out`` (y) and all weights.
 
-    x and y are [batch, sequence, model]; ``norm1``, ``norm1_bias``, ``norm2``, ``norm2_bias`` and ``b2`` are [model] and
-    whole; ``wq``, ``wk``, ``wv`` and ``wo`` are those of `AttentionSharding`, ``w1``, ``b1`` and ``w2`` those of
+    x and y are [batch, sequence, model]; ``norm1``, ``norm1_bias``, ``norm2``, ``norm2_bias`` and ``b2`` are [model]
+    and whole; ``wq``, ``wk``, ``wv`` and ``wo`` are those of `AttentionSharding`, ``w1``, ``b1`` and ``w2`` those of
     `FeedForwardSharding`.  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` make those of the policies;
     `ulysses` has those of `ring`.  ``ValueError`` for the layouts of no policy.
 
@@ -117,7 +117,7 @@ class TransformerBlockSharding:
     def megatron(
         cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
     ) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.MEGATRON`, heads and hidden dim over ``axes``; wk and wv not, with ``whole_keys``."""
+        """Of `TransformerBlockPolicy.MEGATRON`, heads and hidden dim over ``axes``; not wk and wv if ``whole_keys``."""
         return cls._of(AttentionSharding.megatron(axes, batch, whole_keys=whole_keys))
 
     @classmethod
@@ -141,7 +141,7 @@ class TransformerBlockSharding:
     def megatron_ring(
         cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
     ) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.MEGATRON_RING`, heads and hidden dim over ``heads``, the sequence over ``rows``."""
+        """Of `TransformerBlockPolicy.MEGATRON_RING`, heads and hidden dim over ``heads``, sequence over ``rows``."""
         return cls._of(AttentionSharding.megatron_ring(heads, rows, batch, whole_keys=whole_keys))
 
     @classmethod
