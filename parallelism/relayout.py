@@ -34,7 +34,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any) -> Array:
     array = np.asarray(x)
     if device.mesh != plan.mesh:
         raise ValueError(f"a plan for {plan.mesh!r} does not run on a device of {device.mesh!r}")
-    expected = plan.source.local_shape(plan.shape, plan.mesh, device.rank)
+    expected = plan.held[device.rank]
     if array.shape != expected or array.dtype != plan.dtype:
         raise ValueError(
             f"of {plan.dtype}{list(plan.shape)} as {plan.source!r} rank {device.rank} holds {plan.dtype}"

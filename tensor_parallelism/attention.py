@@ -11,6 +11,7 @@ import numpy.typing as npt
 from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
+from parallelism.resharding import ReshardingPlan
 from tensor_parallelism.attention_blocks import ACTIVATIONS, GATHERED
 from tensor_parallelism.attention_plan import AttentionPlan
 from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
@@ -111,10 +112,17 @@ class Attention(ShardedOperation):
         shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays, strict=True)]
         return list(zip(*shards, strict=True))
 
-    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of the result, from those of x, Wq, Wk, Wv and Wo."""
+    def forward(
+        self, device: Device, *shards: Any, shapes: Sequence[Sequence[int]] | None = None
+    ) -> tuple[Array, Saved]:
+        """This device's shard of the result, from those of x, Wq, Wk, Wv and Wo.
+
+        ``shapes`` are those of the whole arrays, agreed on if not given.
+        """
         arrays = [np.asarray(shard) for shard in shards]
-        shapes = [device.global_shape(x, getattr(self.sharding, name)) for name, x in zip(NAMES, arrays, strict=True)]
+        if shapes is None:
+            layouts = (getattr(self.sharding, name) for name in NAMES)
+            shapes = [device.global_shape(x, layout) for layout, x in zip(layouts, arrays, strict=True)]
         dtype = _dtype(arrays)
         plan = self.plan(shapes, device.mesh, dtype)
         x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
@@ -128,7 +136,7 @@ class Attention(ShardedOperation):
         device.hold(ACTIVATIONS, x.nbytes)
         attend = ulysses_forward if plan.is_ulysses else ring_forward
         kept: RingKept | UlyssesKept = attend(device, plan, made)
-        out = moved(device, plan.out, OUT_OF.run(device, kept.mixed, wo))
+        out = _moved_product(device, plan.out, OUT_OF, kept.mixed, wo)
         return out, Saved(x, (wq, wk, wv, wo), kept, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
@@ -143,7 +151,7 @@ class Attention(ShardedOperation):
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
         grad = moved(device, plan.grad, grad.astype(plan.dtype, copy=False))
-        wo_grad = moved(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient.run(device, kept.mixed, grad))
+        wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
         mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
         if isinstance(kept, UlyssesKept):
             grads = ulysses_backward(device, plan, kept, mixed_grad)
@@ -156,7 +164,7 @@ class Attention(ShardedOperation):
         weight_grads = []
         terms = []
         for name, weights, made in zip(("wq", "wk", "wv"), (wq, wk[:, mine], wv[:, mine]), grads, strict=True):
-            of_weights = INTO.rhs_gradient.run(device, rows, made)
+            of_weights = INTO.rhs_gradient.run(device, rows, made, shared=bool(plan.weight_grads[name].steps))
             if name != "wq" and of_weights.shape != wk.shape:
                 of_weights = _placed(of_weights, wk.shape, mine)
             weight_grads.append(moved(device, plan.weight_grads[name], of_weights))
@@ -211,6 +219,10 @@ def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
     """That of the computation: integers become float64."""
     found = np.result_type(*arrays)
     return found if np.issubdtype(found, np.floating) else np.result_type(found, np.float64)
+
+
+def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a: Array, b: Array) -> Array:
+    return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)))
 
 
 def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:

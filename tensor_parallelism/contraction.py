@@ -75,8 +75,11 @@ class Contraction:
         """Two for each multiply-add."""
         return 2 * prod(extents[letter] for letter in self.letters)
 
-    def run(self, device: Device, a: Array, b: Array) -> Array:
-        """The product of two local arrays, by `Device.matmul`, which counts its flops; a new array."""
+    def run(self, device: Device, a: Array, b: Array, *, shared: bool = False) -> Array:
+        """The product of two local arrays, by `Device.matmul`, which counts its flops; a new array.
+
+        ``shared``: it is about to be communicated, so it lies where peers read it without a copy.
+        """
         extents = self.extents(a.shape, b.shape)
         batch = [letter for letter in self.out if letter in self.lhs and letter in self.rhs]
         rows = [letter for letter in self.out if letter not in self.rhs]
@@ -84,7 +87,10 @@ class Contraction:
         summed = list(self.summed)
         left = _matrices(a, self.lhs, batch, rows, summed)
         right = _matrices(b, self.rhs, batch, summed, columns)
-        found = device.matmul(left, right).reshape([extents[letter] for letter in (*batch, *rows, *columns)])
+        out = None
+        if shared:
+            out = device.empty((*left.shape[:-1], right.shape[-1]), np.result_type(left, right))
+        found = device.matmul(left, right, out=out).reshape([extents[letter] for letter in (*batch, *rows, *columns)])
         order = [*batch, *rows, *columns]
         return np.ascontiguousarray(found.transpose([order.index(letter) for letter in self.out]))
 

@@ -65,17 +65,20 @@ class Dropout(ShardedOperation):
             raise ValueError(f"x of shape {x.shape} and {self.sharding!r}: {error}") from None
 
     def forward(
-        self, device: Device, *shards: Any, rows: npt.NDArray[np.intp] | None = None
+        self, device: Device, *shards: Any, shape: tuple[int, ...] | None = None,
+        rows: npt.NDArray[np.intp] | None = None,
     ) -> tuple[Array, Saved]:
         """This device's shard of the output, from that of x, and the step.
 
-        ``rows``: the places along dim 1 of what it holds, where the rows are in another order than the layout's.
+        ``shape``: that of the whole x, agreed on if not given.  ``rows``: the places along dim 1 of what it holds,
+        where the rows are in another order than the layout's.
         """
         x, step = _arguments(*shards)
         _check_dtype(x)
         if not self.rate:
             return x.copy(), Saved(None)
-        shape = device.global_shape(x, self.sharding)
+        if shape is None:
+            shape = device.global_shape(x, self.sharding)
         with device.compute("dropout", flops=x.size, nbytes=2 * x.nbytes):
             block: list[Any] = list(self.sharding.slices(shape, device.mesh, device.rank))
             if rows is not None:

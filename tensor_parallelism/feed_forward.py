@@ -89,12 +89,18 @@ class FeedForward(ShardedOperation):
         shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays.values(), strict=True)]
         return list(zip(*shards, strict=True))
 
-    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of y, from those of x, W1, b1, W2 and b2."""
+    def forward(
+        self, device: Device, *shards: Any, shapes: tuple[Shape, Shape, Shape] | None = None
+    ) -> tuple[Array, Saved]:
+        """This device's shard of y, from those of x, W1, b1, W2 and b2.
+
+        ``shapes`` are those of the whole x, W1 and W2, agreed on if not given.
+        """
         x, w1, b1, w2, b2 = map(np.asarray, shards)
         sharding = self.sharding
-        shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
-                  device.global_shape(w2, sharding.w2))
+        if shapes is None:
+            shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
+                      device.global_shape(w2, sharding.w2))
         dtype = np.result_type(x, w1, b1, w2, b2)
         plan = self.plan(shapes, device.mesh, dtype)
         before = run_product(device, plan.hidden, x, w1)

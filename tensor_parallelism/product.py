@@ -169,7 +169,9 @@ def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[A
 
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received, by the collectives ``plan.kinds``.
     """
-    made = plan.task.contraction.run(device, moved(device, plan.lhs, a), moved(device, plan.rhs, b))
+    made = plan.task.contraction.run(
+        device, moved(device, plan.lhs, a), moved(device, plan.rhs, b), shared=bool(plan.out.communications)
+    )
     return moved(device, plan.out, made)
 
 

@@ -62,7 +62,7 @@ class TransformerBlock(ShardedOperation):
     arXiv:2205.05198, equation 1, whose 5 a s^2 b of scores are made anew in the backward (their selective
     recomputation); (10 + 24/t) s b h by MEGATRON, 34/t s b h by SEQUENCE, equations 2 and 4; 34/c s b h by RING, and
     36/c by ULYSSES, which keeps what rows attended to twice.  ``statistics`` and ``softmax statistics``, which they
-    neglect, are 4 numbers for each token (2 of RMSNorm) and one for each head of it.  In passing: see `Attention`.
+    neglect, are two numbers for each token and one for each head of it.  In passing: see `Attention`.
 
     ``ValueError`` when made, for another policy than the layouts' and for what its parts refuse; and, on the host,
     before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and for heads
@@ -142,17 +142,23 @@ class TransformerBlock(ShardedOperation):
         """This device's shard of y, from those of x and the weights, and perhaps the step."""
         arrays, step = self._named(*shards)
         dtype = _dtype(arrays)
+        plan = self.plan(self._whole(device, arrays), device.mesh, dtype)
+        for name, array, held in zip(self.NAMES, arrays, plan.held[device.rank], strict=True):
+            if array.shape != held:
+                raise ValueError(f"{name} is of the shape of its shard, {held} on rank {device.rank}, got "
+                                 f"{array.shape}")
         x, *weights = (array.astype(dtype, copy=False) for array in arrays)
         norm1, attention, norm2, feed_forward = self._parts(weights)
-        shape = device.global_shape(x, self.sharding.x)
-        rows = self._order(shape[1], device.mesh)[self._rows(device, shape)] if self.attention.zigzag else None
+        shape, *shapes = plan.shapes
+        of_norms, of_weights, _, (w1, _, w2, _) = self._parts(shapes)
+        rows = plan.attention.rows(device.rank) if self.attention.zigzag else None
 
-        made, of_norm1 = self.norm1.forward(device, x, *norm1)
-        made, of_attention = self.attention.forward(device, made, *attention)
-        a, of_dropout1 = _added(device, self.dropout1, made, x, step, rows)
-        made, of_norm2 = self.norm2.forward(device, a, *norm2)
-        made, of_feed_forward = self.feed_forward.forward(device, made, *feed_forward)
-        y, of_dropout2 = _added(device, self.dropout2, made, a, step, rows)
+        made, of_norm1 = self.norm1.forward(device, x, *norm1, shapes=[shape, *of_norms])
+        made, of_attention = self.attention.forward(device, made, *attention, shapes=[shape, *of_weights])
+        a, of_dropout1 = _added(device, self.dropout1, made, x, step, shape, rows)
+        made, of_norm2 = self.norm2.forward(device, a, *norm2, shapes=[shape, *of_norms])
+        made, of_feed_forward = self.feed_forward.forward(device, made, *feed_forward, shapes=(shape, w1, w2))
+        y, of_dropout2 = _added(device, self.dropout2, made, a, step, shape, rows)
         return y, Saved(of_norm1, of_attention, of_dropout1, of_norm2, of_feed_forward, of_dropout2, shape, dtype)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
@@ -205,7 +211,7 @@ class TransformerBlock(ShardedOperation):
             if named[name] != x[-1:]:
                 raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {named[name]}")
         return TransformerBlockPlan(
-            f"a block of x{list(x)}, {named['wq'][1]} heads, hidden {named['w1'][1]}",
+            shapes, tuple(getattr(self.sharding, name) for name in self.NAMES),
             self.norm1.plan([x, *norm1], mesh, dtype), of_attention,
             self.norm2.plan([x, *norm2], mesh, dtype), of_feed_forward,
         )
@@ -224,20 +230,27 @@ class TransformerBlock(ShardedOperation):
                             f"arguments")
         return [np.asarray(value) for value in args[:wanted]], counted("step", args[wanted] if args[wanted:] else 0)
 
+    def _whole(self, device: Device, arrays: list[Array]) -> list[Shape]:
+        """The shapes of the whole inputs: what follows from the others is not asked for."""
+        held = dict(zip(self.NAMES, arrays, strict=True))
+        x, wq, wk, w1 = (device.global_shape(held[name], getattr(self.sharding, name))
+                         for name in ("x", "wq", "wk", "w1"))
+        found = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
+                 "w2": (*w1[1:], *x[2:])}
+        return [found.get(name, x[2:]) for name in self.NAMES]
+
     def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
         return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.x.dims[1].axes])
 
-    def _rows(self, device: Device, shape: Shape) -> slice:
-        return self.sharding.x.slices(shape, device.mesh, device.rank)[1]
-
 
 def _added(
-    device: Device, dropout: Dropout | None, made: Array, x: Array, step: int, rows: npt.NDArray[np.intp] | None
+    device: Device, dropout: Dropout | None, made: Array, x: Array, step: int, shape: Shape,
+    rows: npt.NDArray[np.intp] | None,
 ) -> tuple[Array, Any]:
     """The residual: ``x`` added to what is left of ``made``, which is overwritten."""
     saved = None
     if dropout is not None:
-        made, saved = dropout.forward(device, made, step, rows=rows)
+        made, saved = dropout.forward(device, made, step, shape=shape, rows=rows)
     made += x
     return made, saved
 

@@ -8,16 +8,20 @@ from functools import cached_property
 
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
+from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention_plan import AttentionPlan, Move, moves_of, table_of
 from tensor_parallelism.feed_forward_plan import FeedForwardPlan
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.product import Shape
 
 
 @dataclass(frozen=True)
 class TransformerBlockPlan:
     """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank."""
 
-    title: str
+    shapes: tuple[Shape, ...]
+    """Of the whole x and weights."""
+    layouts: tuple[TensorSharding, ...]
     norm1: LayerPlan
     attention: AttentionPlan
     norm2: LayerPlan
@@ -26,6 +30,13 @@ class TransformerBlockPlan:
     @property
     def mesh(self) -> Mesh:
         return self.attention.mesh
+
+    @cached_property
+    def held(self) -> tuple[tuple[Shape, ...], ...]:
+        """The shapes of the shards of x and weights, by rank."""
+        pairs = list(zip(self.shapes, self.layouts, strict=True))
+        return tuple(tuple(layout.local_shape(shape, self.mesh, rank) for shape, layout in pairs)
+                     for rank in range(self.mesh.size))
 
     @cached_property
     def forward_moves(self) -> tuple[Move, ...]:
@@ -55,7 +66,9 @@ class TransformerBlockPlan:
 
     def __str__(self) -> str:
         forward, backward = sum(self.bytes_received), sum(self.backward_bytes_received)
-        return "\n".join([f"{self.title} on {self.mesh!r}: {self.attention.policy.value}",
+        of = self.attention.shapes
+        title = f"a block of x{list(of.x)}, {of.heads} heads"
+        return "\n".join([f"{title} on {self.mesh!r}: {self.attention.policy.value}",
                           *table_of(self.forward_moves, self.backward_moves),
                           f"  in all {forward} bytes forward, {backward} backward"])
 

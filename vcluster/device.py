@@ -134,8 +134,8 @@ class VirtualDevice:
         """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
         self.recorder.add("memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now())
 
-    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any:
-        """``a @ b``, its flops (2 m n k) and memory traffic counted."""
+    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
+        """``a @ b``, in ``out`` if given, its flops (2 m n k) and memory traffic counted."""
         a, b = np.asarray(a), np.asarray(b)
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         count = int(np.prod(batch, dtype=np.int64))
@@ -144,7 +144,7 @@ class VirtualDevice:
         n = b.shape[-1] if b.ndim > 1 else 1
         traffic = np.result_type(a, b).itemsize * count * (m * k + k * n + m * n)
         with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic)):
-            return a @ b
+            return np.matmul(a, b, out=out)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """An uninitialised array in shared memory, which peers read and write without a copy."""
