@@ -59,10 +59,10 @@ class TransformerBlock(ShardedOperation):
 
     **Memory**, by `Device.hold`.  From the forward to the end of the backward ``activations`` and ``keys and values``
     hold 34 s b h bytes for elements of two bytes, a hidden dim of 4 h and dropout: those of Korthikanti et al., 2022,
-    arXiv:2205.05198, equation 1, whose 5 a s^2 b of scores are made anew in the backward (their selective
-    recomputation); (10 + 24/t) s b h by MEGATRON, 34/t s b h by SEQUENCE, equations 2 and 4; 34/c s b h by RING, and
-    36/c by ULYSSES, which keeps what rows attended to twice.  ``statistics`` and ``softmax statistics``, which they
-    neglect, are two numbers for each token and one for each head of it.  In passing: see `Attention`.
+    arXiv:2205.05198, section 4 and table 2, whose 5 a s^2 b of scores are made anew in the backward (their selective
+    recomputation); (10 + 24/t) s b h by MEGATRON, 34/t s b h by SEQUENCE, as there; 34/c s b h by RING, and 36/c by
+    ULYSSES, which keeps what rows attended to twice.  ``statistics`` and ``softmax statistics``, which they neglect,
+    are two numbers for each token and one for each head of it.  In passing: see `Attention`.
 
     ``ValueError`` when made, for another policy than the layouts' and for what its parts refuse; and, on the host,
     before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and for heads
