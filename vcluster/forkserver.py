@@ -44,10 +44,6 @@ THREAD_VARIABLES = (
 )  # fmt: skip
 """What the numerical libraries read, once, as they are loaded."""
 
-MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-"""What glibc reads when a process starts, unless the host has its own.  A device keeps up to 64 MiB that its arrays
-have freed for those to come: else a kernel spends a sixth of its time on pages given back and faulted in again."""
-
 MOST_DESCRIPTORS = 253 - 2
 """What Linux lets travel in one message, less the two pipes."""
 
@@ -58,8 +54,8 @@ NUMBER = struct.Struct("q")
 
 
 def device_environment() -> dict[str, str]:
-    """The environment variables of a device: the host's of now, one BLAS thread, and freed memory kept for a while."""
-    return {**MALLOC_VARIABLES, **os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    """The environment variables of a device: the host's of now, and one BLAS thread."""
+    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
