@@ -167,15 +167,16 @@ class Attention(ShardedOperation):
             of_weights = INTO.rhs_gradient.run(device, rows, made, shared=bool(plan.weight_grads[name].steps))
             if name != "wq" and of_weights.shape != wk.shape:
                 of_weights = _placed(of_weights, wk.shape, mine)
-            weight_grads.append(moved(device, plan.weight_grads[name], of_weights))
-            terms.append(INTO.lhs_gradient.run(device, made, weights))
+            weight_grads.append(moved(device, plan.weight_grads[name], of_weights, spent=True))
+            first = name == "wq"
+            terms.append(INTO.lhs_gradient.run(device, made, weights, shared=first and bool(plan.x_grad.steps)))
         x_grad = terms[0]
         for term in terms[1:]:
             x_grad += term
         self._drop(device, plan, rows)
         device.hold(ACTIVATIONS, -x.nbytes)
         wq_grad, wk_grad, wv_grad = weight_grads
-        return moved(device, plan.x_grad, x_grad), wq_grad, wk_grad, wv_grad, wo_grad
+        return moved(device, plan.x_grad, x_grad, spent=True), wq_grad, wk_grad, wv_grad, wo_grad
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The whole result, its rows in their own order."""
@@ -222,7 +223,7 @@ def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 
 def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a: Array, b: Array) -> Array:
-    return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)))
+    return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)), spent=True)
 
 
 def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:
