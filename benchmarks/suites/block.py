@@ -1,9 +1,9 @@
 """A block of a Transformer forward and backward: CPU time of all devices over that of one, by policy.
 
-The one runs the same block unsharded.  Weights stay on the devices from step to step.  What a policy uses is the CPU
-time of its processes and of the host during its steps: waiting and spinning count, sleeping does not.  Attention is not
-causal, so that every policy computes all scores; dropout is left out.  What MEGATRON computes alike on all devices
-(norms, residual additions) is counted as often as it is done.
+The one runs the same block unsharded.  The block and its weights stay on the devices from step to step.  What a policy
+uses is the CPU time of its processes and of the host during its steps: waiting and spinning count, sleeping does not.
+Attention is not causal, so that every policy computes all scores; dropout is left out.  What MEGATRON computes alike on
+all devices (norms, residual additions) is counted as often as it is done.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def _compare(
     for number in range(plan.passes + 1):
         time.sleep(SETTLE_SECONDS)
         before = cpu_seconds(pids)
-        cluster.run(_steps, sharded, steps)
+        cluster.run(_steps, steps)
         spent = (cpu_seconds(pids) - before) / steps
-        alone = single.run(_steps, whole, steps)[0]
+        alone = single.run(_steps, steps)[0]
         if number:
             seconds[OURS].append(spent)
             seconds[REFERENCE].append(alone)
@@ -107,21 +107,21 @@ def _dealt(cluster: VirtualCluster, block: TransformerBlock, arrays: Sequence[Ar
 
 
 def _first(device: VirtualDevice, block: TransformerBlock, grad: Array, *shards: Array) -> tuple[Array, ...]:
-    device.state["arrays"] = grad, shards
-    return _step(device, block)
+    device.state["block"] = block, grad, shards
+    return _step(device)
 
 
-def _step(device: VirtualDevice, block: TransformerBlock) -> tuple[Array, ...]:
-    grad, shards = device.state["arrays"]
+def _step(device: VirtualDevice) -> tuple[Array, ...]:
+    block, grad, shards = device.state["block"]
     y, saved = block.forward(device, *shards)
     return y, *block.backward(device, saved, grad)
 
 
-def _steps(device: VirtualDevice, block: TransformerBlock, steps: int) -> float:
+def _steps(device: VirtualDevice, steps: int) -> float:
     """CPU seconds of a step in this process."""
     start = time.process_time()
     for _ in range(steps):
-        _step(device, block)
+        _step(device)
     return (time.process_time() - start) / steps
 
 
