@@ -66,7 +66,7 @@ def figures(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the suites without peers write in one go."""
-    suites = ("run", "collectives", "messages", "step", "tracing")
+    suites = ("run", "collectives", "messages", "step", "block", "tracing")
     return figures(tmp_path_factory.mktemp("figures"), *suites)
 
 
@@ -114,6 +114,13 @@ def test_step(document):
     measurements = of(document, "step")
     for system in ("vcluster", "one process"):
         assert {(what, devices) for what, devices, _ in cells(measurements, system)} == {("wide", 2), ("narrow", 2)}
+
+
+def test_block(document):
+    for system in ("vcluster", "one process"):
+        found = cells(of(document, "block"), system)
+        assert {(policy, devices) for policy, devices, _ in found} == {
+            (policy, 2) for policy in ("megatron", "sequence", "ring", "ulysses", "megatron_ring")}
 
 
 @pytest.mark.slow
