@@ -3,9 +3,10 @@
 A case means the same to every system, so that figures compare.  This module is read by the peers' interpreters too,
 which have NumPy but nothing of vcluster.
 
-**The clock.**  A round is two barriers, the call, a barrier, and a look at the answer.  The first barrier absorbs what ranks did since the last call
-(checking 64 MiB takes one longer than another), the second lets them go together.  Each rank notes `time.perf_counter`
-before and after its call; that clock is one for all processes of a machine.  `seconds_of` makes one figure of them.
+**The clock.** A round is two barriers, the call, a barrier, and a look at the answer.  The first barrier absorbs what
+ranks did since the last call (checking 64 MiB takes one longer than another), the second lets them go together.  Each
+rank notes `time.perf_counter` before and after its call; that clock is one for all processes of a machine.
+`seconds_of` makes one figure of them.
 """
 
 from __future__ import annotations
