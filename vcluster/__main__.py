@@ -15,7 +15,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
   {PROGRAM} doctor            what this machine lacks, and what to do
-  {PROGRAM} hardware [NAME]   hardware that is described here, or by you
+  {PROGRAM} hardware [NAME]   hardware that is described, or yours
   {PROGRAM} --version         which one this is
 
 In Python:
