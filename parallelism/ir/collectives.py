@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.extents import Extent, ceil_div
-from parallelism.ir.rules import Rule, Shape, along, letters, rule
+from parallelism.ir.rules import Rule, along, letters, rule
 from parallelism.ir.shapes import made
 from parallelism.ir.table import Operator, checked_axis, register
 from parallelism.ir.tracing import apply
@@ -70,6 +70,11 @@ def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule
     return _same(x, group)
 
 
+def _reduce_scatter_rule(x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str) -> Rule:
+    check_op(op)
+    return _changed(x, dim, extent, group)
+
+
 def _only_sums(name: str, op: str) -> None:
     if op != "sum":
         raise ValueError(f"{name} by {op} has no derivative")
@@ -81,7 +86,9 @@ def _all_reduce_derivative(g: Any, y: Any, x: Any, axes: Any, group: Any, op: st
     return [apply("all_reduce", g, axes=axes, group=group, op="sum")]
 
 
-def _reduce_scatter_derivative(g: Any, y: Any, x: Any, axes: Any, group: Any, dim: int, extent: Any, op: str) -> list[Any]:
+def _reduce_scatter_derivative(
+    g: Any, y: Any, x: Any, axes: Any, group: Any, dim: int, extent: Any, op: str
+) -> list[Any]:
     _only_sums("reduce_scatter", op)
     return [apply("all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim])]
 
@@ -116,7 +123,7 @@ register(Operator(
     received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
 ))
 register(Operator(
-    "reduce_scatter", lambda x, axes, group, dim, extent, op: check_op(op) and _changed(x, dim, extent, group), _dtype,
+    "reduce_scatter", _reduce_scatter_rule, _dtype,
     _alone("reduce_scatter"), _reduce_scatter_derivative,
     attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
     received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),

@@ -35,6 +35,12 @@ def _floating(x: TensorType) -> np.dtype[Any]:
     return x.dtype
 
 
+def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtype[Any]:
+    if condition.dtype != bool:
+        raise TypeError(f"its condition is of bools (i1), not {condition.dtype}")
+    return np.result_type(a.dtype, b.dtype)
+
+
 _ufunc(np.add, lambda g, y, a, b: (g, g))
 _ufunc(np.subtract, lambda g, y, a, b: (g, -g))
 _ufunc(np.multiply, lambda g, y, a, b: (g * b, g * a))
@@ -77,19 +83,13 @@ _function("sigmoid", lambda x: np.exp(-np.logaddexp(0, -x)), lambda g, y, x: (g 
 
 register(Operator(
     "where", lambda *types: aligned([type.shape for type in types]),
-    lambda condition, a, b: _condition(condition) and np.result_type(a.dtype, b.dtype), np.where,
+    _where_dtype, np.where,
     lambda g, y, condition, a, b: (None, np.where(condition, g, _zero(g)), np.where(condition, _zero(g), g)), 1,
 ))
 register(Operator(
     "convert", lambda x, dtype: aligned([x.shape]), lambda x, dtype: dtype, lambda x, dtype: x.astype(dtype),
     lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"},
 ))
-
-
-def _condition(condition: TensorType) -> bool:
-    if condition.dtype != bool:
-        raise TypeError(f"its condition is of bools (i1), not {condition.dtype}")
-    return True
 
 
 def _zero(g: Any) -> Any:

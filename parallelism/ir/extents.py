@@ -262,8 +262,8 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
         return 1
     if len(below) > 1:
         above = _terms(extent)
-        ratio = above[0][1] / below[0][1]
-        if len(above) == len(below) and all(a == b and x == ratio * y for (a, x), (b, y) in zip(above, below, strict=True)):
+        ratio = above[0][1] / below[0][1] if above else Fraction(0)
+        if above == tuple((monomial, ratio * coefficient) for monomial, coefficient in below):
             return _made({(): ratio})
         raise ValueError(f"{extent} can be divided by a product, not by {divisor}")
     (monomial, coefficient), = below
@@ -271,7 +271,9 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
     return _made({_product(a, inverse): x / coefficient for a, x in _terms(extent)})
 
 
-def _substituted(monomial: Monomial, coefficient: Fraction, numbers: Mapping[str, Extent]) -> list[tuple[Monomial, Fraction]]:
+def _substituted(
+    monomial: Monomial, coefficient: Fraction, numbers: Mapping[str, Extent]
+) -> list[tuple[Monomial, Fraction]]:
     terms: list[tuple[Monomial, Fraction]] = [((), coefficient)]
     for atom, power in monomial:
         value: Extent = numbers.get(atom, _atom(atom)) if isinstance(atom, str) else _called(atom, numbers)

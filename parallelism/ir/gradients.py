@@ -47,9 +47,10 @@ def gradient(
             for value, part in zip(op.inputs, parts, strict=True):
                 if part is not None and value in depends:
                     _accumulate(found, value, part)
-        grads = [_of(found, value, builder) for value in chosen]
-    outputs = list(function.outputs) if keep_outputs else []
-    return builder.function(f"{function.name}.gradient", [*outputs, *(g.value for g in grads)], prune=True)
+        returned = [_of(found, value, builder).value for value in chosen]
+    if keep_outputs:
+        returned = [*function.outputs, *returned]
+    return builder.function(f"{function.name}.gradient", returned, prune=True)
 
 
 def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -> list[Value]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.ir.extents import Expression, Extent
+from parallelism.ir.extents import Extent, names_in
 from parallelism.ir.function import Function, Op, Value
 from parallelism.ir.memory import freed_after
 
@@ -85,10 +85,10 @@ def _numbers(function: Function, arrays: Sequence[Array]) -> dict[str, Extent]:
         if array.ndim != value.type.ndim:
             _check_input(function, value, array)
         for extent, found in zip(value.type.shape, array.shape, strict=True):
-            if isinstance(extent, Expression) and str(extent) in extent.symbols:
-                if numbers.setdefault(str(extent), found) != found:
-                    raise ValueError(f"@{function.name}: {extent} is {numbers[str(extent)]} elsewhere and {found} in "
-                                     f"input %{value}")
+            symbol = str(extent)
+            if symbol in names_in(extent) and numbers.setdefault(symbol, found) != found:
+                raise ValueError(f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {found} in input "
+                                 f"{value}")
     missing = sorted(function.symbols - numbers.keys())
     if missing:
         raise ValueError(f"@{function.name}: no shape of an input tells {', '.join(missing)}; specialize it first")

@@ -153,7 +153,7 @@ class Reader:
             self.expect(")")
             self.depth -= 1
             return found
-        self.wrong("a number or the name of an extent")
+        return self.wrong("a number or the name of an extent")
 
     # -- types ---------------------------------------------------------------------------------------------------------
 

@@ -50,5 +50,5 @@ def _entropy_derivative(g: Any, y: Any, logits: Any, classes: Any, rows: Extent)
 
 register(Operator("mean_squared_error", _squared_rule, _dtype, _loss("mean_squared_error"), _squared_derivative, 3,
                   {"rows": "an extent"}))
-register(Operator("softmax_cross_entropy", _entropy_rule, _dtype, _loss("softmax_cross_entropy"), _entropy_derivative, 5,
-                  {"rows": "an extent"}))
+register(Operator("softmax_cross_entropy", _entropy_rule, _dtype, _loss("softmax_cross_entropy"), _entropy_derivative,
+                  5, {"rows": "an extent"}))

@@ -5,6 +5,7 @@ Each is a dict of parameter types, by name, and a function ``(parameters, *batch
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import sqrt
 from typing import Any
 
@@ -22,7 +23,7 @@ Parameters = dict[str, Any]
 def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Function:
     """A perceptron of these layer sizes with relu between, trained for the squared error: inputs x and targets."""
     types = {}
-    for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
         types[f"w{i}"] = TensorType(dtype, (inputs, outputs))
         types[f"b{i}"] = TensorType(dtype, (outputs,))
     layers = len(sizes) - 1
@@ -38,13 +39,14 @@ def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Fu
 
 
 def convolution(x: Any, weight: Any) -> Any:
-    """``(batch, rows, columns, channels)`` by ``(kernel rows, kernel columns, channels, features)``, without padding."""
+    """``(batch, rows, columns, channels)`` by ``(kernel rows, kernel columns, channels, features)``, not padded."""
     patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[:2], axis=(1, 2))
     return np.einsum("nhwcij,ijco->nhwo", patches, weight)
 
 
 def convolutional(
-    image: tuple[Extent, Extent, Extent], channels: tuple[int, ...], classes: int, batch: Extent, dtype: Any = np.float64
+    image: tuple[Extent, Extent, Extent], channels: tuple[int, ...], classes: int, batch: Extent,
+    dtype: Any = np.float64,
 ) -> Function:
     """Convolutions of 3x3 with relu, the mean over the image, a classifier: inputs images and their classes."""
     types = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -262,7 +263,7 @@ def _split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
         sizes: list[Extent] = [each] * places
     else:
         bounds = [0, *places, extent]
-        sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        sizes = [b - a for a, b in pairwise(bounds)]
     found = apply("split", x, axis=axis, sizes=tuple(sizes))
     return list(found) if isinstance(found, tuple) else [found]
 
@@ -431,6 +432,8 @@ def _sliced(x: Any, axis: int, key: slice) -> Any:
     if isinstance(extent, int) and not isinstance(key.start, Expression) and not isinstance(key.stop, Expression):
         begin, end, step = key.indices(extent)
         return _part(x, axis, begin, max(begin, end), step)
-    place = lambda k: extent + k if isinstance(k, int) and k < 0 else k
-    return _part(x, axis, 0 if key.start is None else place(key.start), extent if key.stop is None else place(key.stop),
-                 step)
+    begin, end = (
+        at_all if k is None else extent + k if isinstance(k, int) and k < 0 else k
+        for k, at_all in ((key.start, 0), (key.stop, extent))
+    )
+    return _part(x, axis, begin, end, step)

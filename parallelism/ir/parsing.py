@@ -1,6 +1,7 @@
 """A program from its text: ``parse(str(function)) == function``.
 
-    function   = "func" @name "(" [%value ":" type, ...] ")" "->" "(" [type, ...] ")" "{" op... "return" [%value, ...] "}"
+    function   = "func" @name "(" [%value ":" type, ...] ")" "->" "(" [type, ...] ")"
+                 "{" op... "return" [%value, ...] "}"
     op         = [%value, ... "="] "kind" "(" [%value, ...] ")" ["{" [name "=" attribute, ...] "}"]
                  ":" "(" [type, ...] ")" "->" type | "(" [type, ...] ")"
     attribute  = string | number | extent | "true" | "false" | dtype | "[" [attribute, ...] "]"
@@ -184,7 +185,7 @@ class _Parser(Reader):
             return self.float()
         if token.kind in ("integer", "name") or token.text in ("-", "("):
             return self.whole_extent()
-        self.wrong("the value of an attribute")
+        return self.wrong("the value of an attribute")
 
     def float(self) -> Any:
         return float(self.take().text)

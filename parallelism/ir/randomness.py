@@ -24,7 +24,7 @@ def _rule(step: TensorType, whole: Shape, starts: Shape, shape: Shape) -> Rule:
     found = made(shape, starts)
     for part, start, extent in zip(shape, starts, whole, strict=True):
         spare = extent - start - part
-        if isinstance(spare, int) and spare < 0 or isinstance(start, int) and start < 0:
+        if (isinstance(spare, int) and spare < 0) or (isinstance(start, int) and start < 0):
             raise ValueError(f"a part of shape {told(shape)} from {told(starts)} on is not inside {told(whole)}")
     return Rule(((),), found.outputs, found.extents, found.whole)
 

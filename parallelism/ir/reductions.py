@@ -29,11 +29,11 @@ def _reduced_dtype(kernel: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.asarray(kernel(np.ones(1, dtype))).dtype
 
 
-def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None, flops: int = 1) -> None:
+def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None) -> None:
     register(Operator(
         name, lambda x, axes, keepdims: _rule(x, axes, keepdims, op),
         lambda x, axes, keepdims: _reduced_dtype(kernel, x.dtype),
-        lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims), derivative, flops,
+        lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims), derivative, 1,
         {"axes": "a list of integers", "keepdims": "a bool"},
     ))
 
@@ -58,9 +58,10 @@ def _prod_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bo
     one, none = np.ones((), x.dtype), np.zeros((), x.dtype)
     zero = x == none
     zeros = np.sum(zero.astype(x.dtype), axis=axes, keepdims=True)
-    others = np.prod(np.where(zero, one, x), axis=axes, keepdims=True)
-    alone = np.where(zero, np.where(zeros == one, others, none), np.where(zeros == none, others / np.where(zero, one, x), none))
-    return [_kept(g, x, axes) * alone]
+    divisor = np.where(zero, one, x)
+    product = np.prod(divisor, axis=axes, keepdims=True)
+    of_zero, of_others = np.where(zeros == one, product, none), np.where(zeros == none, product / divisor, none)
+    return [_kept(g, x, axes) * np.where(zero, of_zero, of_others)]
 
 
 _reduction("sum", np.sum, "sum", _sum_derivative)

@@ -62,10 +62,13 @@ class Rule:
         return tuple(product(self.extents[letter] for letter in dim if letter != "1") for dim in dims)
 
     def __str__(self) -> str:
-        marked = lambda letter: f"{letter}!" if letter in self.whole else letter
-        dim = lambda letters: marked(letters[0]) if len(letters) == 1 else f"({''.join(map(marked, letters))})"
-        sides = (",".join("".join(map(dim, tensor)) for tensor in side) for side in (self.inputs, self.outputs))
+        sides = (",".join("".join(map(self._written, tensor)) for tensor in side)
+                 for side in (self.inputs, self.outputs))
         return "->".join(sides)
+
+    def _written(self, dim: Dim) -> str:
+        letters = "".join(f"{letter}!" if letter in self.whole else letter for letter in dim)
+        return letters if len(dim) == 1 else f"({letters})"
 
 
 def rule(text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = None, op: str = "sum") -> Rule:
@@ -74,6 +77,8 @@ def rule(text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = 
     ``ValueError`` for inputs that do not fit: another number of dims, or two extents of one letter.
     """
     inputs, outputs, whole = _read(text)
+    if not shapes and inputs == ((),):
+        inputs = ()                     # "->ij" is written for none as for a scalar
     extents: dict[str, Extent] = dict(new or {})
     where: dict[str, int] = {}
     if len(inputs) != len(shapes):
@@ -103,7 +108,7 @@ def told(shape: Sequence[Extent]) -> str:
 def _read(text: str) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...], frozenset[str]]:
     left, right = text.split("->")
     whole: set[str] = set()
-    return _side(left, whole) if left else (), _side(right, whole), frozenset(whole)
+    return _side(left, whole), _side(right, whole), frozenset(whole)
 
 
 def _side(text: str, whole: set[str]) -> tuple[tuple[Dim, ...], ...]:
@@ -203,8 +208,7 @@ def _common(m: Extent, n: Extent, after_m: Sequence[Extent], after_n: Sequence[E
     if m == n:
         return m if m != 0 else None
     if isinstance(m, int) and isinstance(n, int):
-        small, large = sorted((m, n))
-        return small if small and large % small == 0 else None
+        return min(m, n) if min(m, n) and max(m, n) % min(m, n) == 0 else None
     for small, large, after in ((n, m, after_n), (m, n, after_m)):
         remaining = quotient((large,), (small,)) if small != 0 else None
         if remaining is not None and any(remaining == product(after[:k]) for k in range(1, len(after) + 1)):

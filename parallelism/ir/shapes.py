@@ -140,7 +140,7 @@ def _slice_rule(x: TensorType, axis: int, begin: Extent, end: Extent, step: int)
     extent = x.shape[checked_axis(axis, x.ndim)]
     for place in (begin, end):
         inside = extent - place
-        if isinstance(place, int) and place < 0 or isinstance(inside, int) and inside < 0:
+        if (isinstance(place, int) and place < 0) or (isinstance(inside, int) and inside < 0):
             raise ValueError(f"{begin}:{end} is not inside a dim of {extent}")
     return rule(_sliced(x.ndim, axis), [x.shape], {"z": _count(begin, end, step)})
 
@@ -158,7 +158,7 @@ def _place_rule(x: TensorType, axis: int, begin: Extent, step: int, extent: Exte
     n = x.shape[checked_axis(axis, x.ndim)]
     last = begin + (n - 1) * step
     spare = extent - 1 - last
-    if step < 1 or isinstance(begin, int) and begin < 0 or n != 0 and isinstance(spare, int) and spare < 0:
+    if step < 1 or (isinstance(begin, int) and begin < 0) or (n != 0 and isinstance(spare, int) and spare < 0):
         raise ValueError(f"{n} elements from {begin} on, step {step}, do not lie inside a dim of {extent}")
     return rule(_sliced(x.ndim, axis), [x.shape], {"z": extent})
 
@@ -189,7 +189,7 @@ register(Operator(
 def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
     """``a h c -> a p c k``: windows of k elements, one every ``step``, as a new last dim."""
     extent = x.shape[checked_axis(axis, x.ndim)]
-    if size < 1 or step < 1 or isinstance(extent, int) and extent < size:
+    if size < 1 or step < 1 or (isinstance(extent, int) and extent < size):
         raise ValueError(f"windows of {size}, one every {step}, do not fit into a dim of {extent}")
     return rule(_sliced(x.ndim, axis) + "w!", [x.shape], {"z": _count(0, extent - size + step, step), "w": size})
 

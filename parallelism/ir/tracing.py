@@ -8,12 +8,12 @@ A `Traced` array has the shape and dtype that the array will have.  NumPy hands 
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,8 +31,7 @@ MOST_CONSTANT = 4096
 CALLS: dict[Any, Callable[..., Any]] = {}
 """What NumPy's functions, ufuncs aside, become."""
 
-_HERE = os.path.dirname(__file__)
-_NUMPY = os.path.dirname(np.__file__)
+_OURS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
@@ -67,7 +66,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         return self.type.size
 
     @property
-    def T(self) -> Traced:
+    def T(self) -> Any:  # noqa: N802  (as NumPy calls it)
         return self.transpose()
 
     def __len__(self) -> int:
@@ -135,10 +134,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         return self if dtype == self.dtype else apply("convert", self, dtype=dtype)
 
     def reshape(self, *shape: Any) -> Any:
-        return np.reshape(self, shape[0] if len(shape) == 1 else shape)  # type: ignore[arg-type]
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape)
 
     def transpose(self, *axes: Any) -> Any:
-        return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)  # type: ignore[arg-type]
+        return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
 
     # -- what needs the numbers ----------------------------------------------------------------------------------------
 
@@ -181,7 +180,8 @@ def _refused_in_place(self: Traced, other: Any) -> NoReturn:
     refuse("changing an array in place (+= and its like); write x = x + y")
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift",
+              "rshift"):
     setattr(Traced, f"__i{_name}__", _refused_in_place)
 
 
@@ -220,7 +220,7 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
     if builder is None:
         raise RecordError(f"nothing is being recorded, so {x!r} belongs to no program")
     if isinstance(x, Expression):
-        return emit(builder, "constant", value=x, shape=(), dtype=checked_dtype(dtype or np.int64))
+        return _constant(builder, x, (), checked_dtype(dtype or np.int64))
     array = np.asarray(x, dtype)
     if array.dtype.newbyteorder("=") not in DTYPE_NAMES:
         refuse(f"an array of {array.dtype} as a constant")
@@ -229,7 +229,12 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
                f"holds arrays of up to {MOST_CONSTANT} elements")
     same = array.size > 0 and bool((array == array.flat[0]).all()) and not np.signbit(array[array == 0]).any()
     value: Any = array.flat[0].item() if same else tuple(array.ravel().tolist())
-    return emit(builder, "constant", value=value, shape=array.shape, dtype=array.dtype)
+    return _constant(builder, value, array.shape, array.dtype)
+
+
+def _constant(builder: Builder, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Traced:
+    made: Traced = emit(builder, "constant", value=value, shape=shape, dtype=dtype)
+    return made
 
 
 _recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
@@ -289,7 +294,7 @@ def _kinds() -> dict[Any, str]:
 def refuse(what: str, why: str = "") -> NoReturn:
     """`RecordError`, with the line of the user's that led here."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith((_HERE, _NUMPY)):
+    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     name, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(name, line).strip()

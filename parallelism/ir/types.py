@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from parallelism.ir.extents import Expression, Extent, names_in, product, specialized
 
@@ -33,6 +34,9 @@ class TensorType:
 
     dtype: np.dtype[Any]
     shape: tuple[Extent, ...]
+
+    if TYPE_CHECKING:
+        def __init__(self, dtype: npt.DTypeLike, shape: Iterable[Any]) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
