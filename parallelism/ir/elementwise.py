@@ -50,7 +50,7 @@ _ufunc(np.power, lambda g, y, a, b: (
 ))
 _ufunc(np.maximum, lambda g, y, a, b: (g * _share(a, b), g * _share(b, a)))
 _ufunc(np.minimum, lambda g, y, a, b: (g * _share(b, a), g * _share(a, b)))
-_ufunc(np.floor_divide)
+_ufunc(np.floor_divide, lambda g, y, a, b: (None, None))
 _ufunc(np.remainder, lambda g, y, a, b: (g, -g * np.floor(a / b)))
 
 _ufunc(np.negative, lambda g, y, x: (-g,))

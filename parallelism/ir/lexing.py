@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 _TYPE = re.compile(r"tensor<[^<>\n]{0,2000}>")
 _EXTENT = re.compile(r"([0-9]+)x|([A-Z][A-Z0-9_]*)x")
 _DTYPE = re.compile(r"([a-z]+[0-9]+)>")
-MOST_DEPTH, MOST_DIGITS = 32, 20
+MOST_DEPTH, MOST_DIGITS, MOST_FACTORS = 32, 20, 2000
 
 
 class Token(NamedTuple):
@@ -36,6 +36,7 @@ class Reader:
         self.text = text
         self._types: dict[str, TensorType] = {}
         self.depth = 0
+        self._factors = 0
         self.next = self._token(0)
 
     def _token(self, place: int) -> Token:
@@ -116,6 +117,7 @@ class Reader:
     def whole_extent(self) -> Extent:
         """One that is not a mere fraction."""
         place = self.next.place
+        self._factors = 0
         found = self.extent()
         if not isinstance(found, int) and not found.symbols:
             self.fail(f"an extent is whole, got {found}", place)
@@ -129,6 +131,9 @@ class Reader:
 
     def _factor(self) -> Extent:
         token = self.next
+        self._factors += 1
+        if self._factors > MOST_FACTORS:
+            self.fail(f"an expression of more than {MOST_FACTORS} numbers and names", token.place)
         if token.kind == "integer":
             return self.integer()
         if token.text in ("max", "ceil") and token.kind == "name":

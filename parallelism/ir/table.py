@@ -114,6 +114,19 @@ def flops(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> E
     return count(rule) if callable(count) else count * rule.points if count else 0
 
 
+def of_a_part(attributes: Attributes, shape: Sequence[Extent], starts: Sequence[Extent]) -> Attributes:
+    """The attributes of an op that makes only a part of what it made: of this shape, from there on.
+
+    By two names: ``shape`` is always that of the output, ``starts`` where the output begins in something larger.
+    """
+    given = dict(attributes)
+    if "shape" in given:
+        given["shape"] = tuple(shape)
+    if "starts" in given:
+        given["starts"] = tuple(a + b for a, b in zip(given["starts"], starts, strict=True))
+    return tuple(given.items())
+
+
 # -- attributes --------------------------------------------------------------------------------------------------------
 
 
