@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, Union
 
 Extent = Union[int, "Expression"]
+Number = int | Fraction
 
 SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = re.compile(r"true|false|inf|nan|max|ceil|tensor|(ui|i|f)[0-9]+")
@@ -45,14 +46,14 @@ Monomial = tuple[tuple[Atom, int], ...]
 class Expression:
     """A sum of ``coefficient * atom**power * ...``; made by `symbols` and arithmetic."""
 
-    terms: tuple[tuple[Monomial, Fraction], ...]
+    terms: tuple[tuple[Monomial, Number], ...]
 
     def __add__(self, other: Any) -> Any:
         if not isinstance(other, int | Expression):
             return NotImplemented
         total = dict(self.terms)
         for monomial, coefficient in _terms(other):
-            total[monomial] = total.get(monomial, Fraction(0)) + coefficient
+            total[monomial] = total.get(monomial, 0) + coefficient
         return _made(total)
 
     __radd__ = __add__
@@ -69,11 +70,11 @@ class Expression:
     def __mul__(self, other: Any) -> Any:
         if not isinstance(other, int | Expression):
             return NotImplemented
-        total: dict[Monomial, Fraction] = {}
+        total: dict[Monomial, Number] = {}
         for a, x in self.terms:
             for b, y in _terms(other):
                 product = _product(a, b)
-                total[product] = total.get(product, Fraction(0)) + x * y
+                total[product] = total.get(product, 0) + x * y
         return _made(total)
 
     __rmul__ = __mul__
@@ -113,7 +114,7 @@ class Expression:
         for monomial, coefficient in self.terms:
             total.add(_substituted(monomial, coefficient, numbers))
         if len(total.terms) <= 1 and set(total.terms) <= {()}:
-            number = total.terms.get((), Fraction(0))
+            number = total.terms.get((), 0)
             if number.denominator != 1:
                 given = ", ".join(f"{name}={numbers[name]}" for name in sorted(self.symbols & numbers.keys()))
                 raise ValueError(f"{self} must be whole; with {given} it is {number}")
@@ -132,18 +133,18 @@ class Expression:
 
 class _Sum:
     def __init__(self) -> None:
-        self.terms: dict[Monomial, Fraction] = {}
+        self.terms: dict[Monomial, Number] = {}
 
-    def add(self, terms: Iterable[tuple[Monomial, Fraction]]) -> None:
+    def add(self, terms: Iterable[tuple[Monomial, Number]]) -> None:
         for monomial, coefficient in terms:
-            self.terms[monomial] = self.terms.get(monomial, Fraction(0)) + coefficient
+            self.terms[monomial] = self.terms.get(monomial, 0) + coefficient
 
 
 def symbol(name: str) -> Expression:
     """The extent of this name."""
     if not isinstance(name, str) or not SYMBOL.fullmatch(name) or RESERVED.fullmatch(name):
         raise ValueError(f"a symbol is a name of letters, digits and _ that means nothing else, got {name!r}")
-    return Expression(((((name, 1),), Fraction(1)),))
+    return Expression(((((name, 1),), 1),))
 
 
 def symbols(names: str) -> tuple[Expression, ...]:
@@ -213,8 +214,8 @@ def quotient(extents: Iterable[Extent], divisors: Iterable[Extent]) -> Extent | 
 # -- the one form ------------------------------------------------------------------------------------------------------
 
 
-def _made(terms: Mapping[Monomial, Fraction]) -> Extent:
-    kept = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
+def _made(terms: Mapping[Monomial, Number]) -> Extent:
+    kept = {m: int(c) if c.denominator == 1 else c for m, c in terms.items() if c}
     if not kept:
         return 0
     if len(kept) > MOST_TERMS:
@@ -231,12 +232,12 @@ def _order(monomial: Monomial) -> tuple[Any, ...]:
     return -sum(power for _, power in monomial), [(str(atom), power) for atom, power in monomial]
 
 
-def _terms(extent: Extent) -> tuple[tuple[Monomial, Fraction], ...]:
-    return extent.terms if isinstance(extent, Expression) else (((), Fraction(extent)),)
+def _terms(extent: Extent) -> tuple[tuple[Monomial, Number], ...]:
+    return extent.terms if isinstance(extent, Expression) else (((), extent),)
 
 
 def _atom(atom: Atom) -> Expression:
-    return Expression(((((atom, 1),), Fraction(1)),))
+    return Expression(((((atom, 1),), 1),))
 
 
 def _product(a: Monomial, b: Monomial) -> Monomial:
@@ -262,19 +263,19 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
         return 1
     if len(below) > 1:
         above = _terms(extent)
-        ratio = above[0][1] / below[0][1] if above else Fraction(0)
+        ratio = Fraction(above[0][1]) / below[0][1]
         if above == tuple((monomial, ratio * coefficient) for monomial, coefficient in below):
             return _made({(): ratio})
         raise ValueError(f"{extent} can be divided by a product, not by {divisor}")
     (monomial, coefficient), = below
     inverse = tuple((atom, -power) for atom, power in monomial)
-    return _made({_product(a, inverse): x / coefficient for a, x in _terms(extent)})
+    return _made({_product(a, inverse): Fraction(x) / coefficient for a, x in _terms(extent)})
 
 
 def _substituted(
-    monomial: Monomial, coefficient: Fraction, numbers: Mapping[str, Extent]
-) -> list[tuple[Monomial, Fraction]]:
-    terms: list[tuple[Monomial, Fraction]] = [((), coefficient)]
+    monomial: Monomial, coefficient: Number, numbers: Mapping[str, Extent]
+) -> list[tuple[Monomial, Number]]:
+    terms: list[tuple[Monomial, Number]] = [((), coefficient)]
     for atom, power in monomial:
         value: Extent = numbers.get(atom, _atom(atom)) if isinstance(atom, str) else _called(atom, numbers)
         below = _terms(value)
@@ -287,7 +288,7 @@ def _substituted(
                 raise ValueError(f"{_written(monomial, coefficient)} cannot be divided by {atom} = {value}")
             else:
                 inverse = tuple((a, -p) for a, p in below[0][0])
-                terms = [(_product(a, inverse), x / below[0][1]) for a, x in terms]
+                terms = [(_product(a, inverse), Fraction(x) / below[0][1]) for a, x in terms]
     return terms
 
 
@@ -300,7 +301,7 @@ def _called(call: Call, numbers: Mapping[str, Extent]) -> Extent:
         total.add(_substituted(monomial, coefficient, numbers))
     terms = {monomial: c for monomial, c in total.terms.items() if c}
     if set(terms) <= {()}:
-        return math.ceil(terms.get((), Fraction(0)))
+        return math.ceil(terms.get((), 0))
     return _atom(Call("ceil", (_made(terms),)))
 
 
@@ -318,7 +319,11 @@ def _flattened(extents: Iterable[Extent]) -> Iterator[Extent]:
 
 def _at_least(a: Extent, b: Extent) -> bool:
     """Whether ``a >= b`` whatever the symbols are."""
-    return all(coefficient >= 0 for _, coefficient in _terms(a - b))
+    rest = dict(_terms(a))
+    for monomial, coefficient in _terms(b):
+        if rest.pop(monomial, 0) < coefficient:
+            return False
+    return all(coefficient >= 0 for coefficient in rest.values())
 
 
 def _names(extent: Extent) -> Iterator[str]:
@@ -331,7 +336,7 @@ def _names(extent: Extent) -> Iterator[str]:
                     yield from _names(argument)
 
 
-def _written(monomial: Monomial, coefficient: Fraction) -> str:
+def _written(monomial: Monomial, coefficient: Number) -> str:
     above = [str(atom) for atom, power in monomial for _ in range(power)]
     below = [str(atom) for atom, power in monomial for _ in range(-power)]
     if coefficient.numerator != 1 or not above:
