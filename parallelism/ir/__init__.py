@@ -13,6 +13,7 @@ from parallelism.ir import (  # noqa: F401
     losses,
     normalizations,
     numpy_calls,
+    numpy_shapes,
     randomness,
     reductions,
     shapes,

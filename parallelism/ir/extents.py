@@ -125,7 +125,7 @@ class Expression:
         text = ""
         for monomial, coefficient in self.terms:
             sign = "-" if coefficient < 0 else "+" if text else ""
-            text += sign + _written(monomial, abs(coefficient))
+            text += sign + _written(monomial, coefficient if coefficient > 0 else -coefficient)
         return text
 
     __repr__ = __str__

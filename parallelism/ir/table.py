@@ -90,7 +90,8 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
     try:
         return _meaning(kind, types, attributes)
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{kind}: {error}") from None
+        refused = TypeError if isinstance(error, TypeError) else ValueError
+        raise refused(f"{kind}: {error}") from None
 
 
 @lru_cache(maxsize=8192)

@@ -2,12 +2,13 @@
 
 A `Traced` array has the shape and dtype that the array will have.  NumPy hands over what is called with one, by
 ``__array_ufunc__`` and ``__array_function__`` (NEP 13 and 18); the functions that are not ufuncs are in
-`parallelism.ir.numpy_calls`.  Derivatives in the table of operators are written with these arrays, too.
+`numpy_calls` and `numpy_shapes`.  Derivatives in the table of operators are written with these arrays, too.
 """
 
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ MOST_CONSTANT = 4096
 CALLS: dict[Any, Callable[..., Any]] = {}
 """What NumPy's functions, ufuncs aside, become."""
 
-_OURS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
+_OURS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, np.__file__))
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):

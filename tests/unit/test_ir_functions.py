@@ -24,13 +24,14 @@ def test_a_type_is_a_value():
     assert a == b and hash(a) == hash(b) and str(a) == "tensor<8xBxf32>"
     assert a.nbytes == 32 * B and a.symbols == {"B"} and a.ndim == 2
     assert T(">f8", 3) == T("f64", (np.int64(3),))
-    assert pickle.loads(pickle.dumps(a)) == a
+    assert pickle.loads(pickle.dumps(a)) == a  # noqa: S301
 
 
 @pytest.mark.parametrize(("dtype", "shape", "message"), [
     ("c16", (), "a dtype is one of i1, f16, .*, got complex128"), ("nothing", (), "a dtype is one of"),
-    (object, (), "a dtype is one of"), ("f8", (-1,), "an extent is at least 0"), ("f8", (1.5,), "an extent is an integer"),
-    ("f8", (True,), "an extent is an integer"), ("f8", (2**63,), "at most 2.*62"), ("f8", (1,) * 27, "at most 26 dims"),
+    (object, (), "a dtype is one of"), ("f8", (-1,), "an extent is at least 0"),
+    ("f8", (1.5,), "an extent is an integer"), ("f8", (True,), "an extent is an integer"),
+    ("f8", (2**63,), "at most 2.*62"), ("f8", (1,) * 27, "at most 26 dims"),
 ])
 def test_what_is_no_type_is_refused(dtype, shape, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -43,7 +44,7 @@ def test_an_op_keeps_its_attributes_in_order_and_hashable():
     assert op["axes"] == (1,) and hash(op) == hash(Op("sum", [X], op.attributes, []))
     with pytest.raises(ValueError, match="attribute value cannot be nan"):
         Op("constant", (), {"value": float("nan")}, ())
-    with pytest.raises(TypeError, match="attribute value is a number, a string, a dtype or a list of them, got {}"):
+    with pytest.raises(TypeError, match=r"attribute value is a number, a string, a dtype or a list of them, got \{\}"):
         Op("constant", (), {"value": {}}, ())
 
 
@@ -53,7 +54,7 @@ def test_an_op_keeps_its_attributes_in_order_and_hashable():
 def test_a_function_is_a_frozen_value():
     function = ir.Function("f", [X, W], [MATMUL], [Y])
     assert function == ir.Function("f", (X, W), (MATMUL,), (Y,)) and hash(function)
-    assert pickle.loads(pickle.dumps(function)) == function
+    assert pickle.loads(pickle.dumps(function)) == function  # noqa: S301
     with pytest.raises(AttributeError):
         function.name = "g"
     assert [value.name for value in function.values] == ["x", "w", "y"]
@@ -67,8 +68,8 @@ def test_a_function_is_a_frozen_value():
     ([X, W], [Op("matmul", (X, W), {}, (X,))], [], "it makes tensor<5x2xf64>, not tensor<5x3xf64>"),
     ([X, W], [Op("matmul", (X, W), {}, (V("x", Y.type),))], [], "%x is there already"),
     ([X, W], [Op("matmul", (X, W), {}, ())], [], "it makes tensor<5x2xf64>, not nothing"),
-    ([X, W], [Op("matmul", (W, X), {}, (Y,))], [], r"matmul: dim k of mk,kn->mn is 2 in input 0, of shape \(3, 2\), and 5 "
-     r"in input 1, of shape \(5, 3\)"),
+    ([X, W], [Op("matmul", (W, X), {}, (Y,))], [], r"matmul: dim k of mk,kn->mn is 2 in input 0, of shape \(3, 2\), "
+     r"and 5 in input 1, of shape \(5, 3\)"),
     ([X, W], [Op("matmul", (X,), {}, (Y,))], [], "matmul: it does not take 1 inputs"),
     ([X, W], [Op("matmul", (X, W), {"axis": 1}, (Y,))], [], "matmul: its attributes are none; got axis"),
     ([X, W], [Op("matmol", (X, W), {}, (Y,))], [], "there is no operator 'matmol'; did you mean 'matmul'?"),
@@ -184,18 +185,16 @@ def test_a_symbol_that_no_input_tells_is_asked_for():
 
 def chain(x):
     y = np.exp(x)              # 40 bytes each
-    z = np.outer(y, y)         # y and two reshapes, which are views of y; z is 200
+    z = np.outer(y, y)         # 200
     w = z * 2                  # y is free; 200 more
     return np.sum(w, axis=0)   # z is free; 40 more, w is free after it
 
 
 def test_values_are_freed_after_their_last_use_and_views_take_nothing():
     function = ir.record(chain, T("f64", (5,)))
-    kinds = [op.kind for op in function.ops]
-    assert kinds == ["exp", "reshape", "reshape", "einsum", "constant", "multiply", "sum"] or "einsum" in kinds
-    freed = {op.kind: [v.name for v in values] for op, values in zip(function.ops, ir.freed_after(function), strict=True)}
-    y, z = function.ops[0].outputs[0].name, next(op for op in function.ops if op.kind == "einsum").outputs[0].name
-    assert freed["exp"] == [] and freed["einsum"] == [y] and z in freed["multiply"]
+    freed = [[op.kind, *(v.name for v in values)]
+             for op, values in zip(function.ops, ir.freed_after(function), strict=True)]
+    assert freed == [["exp"], ["einsum", "0"], ["constant"], ["multiply", "1", "2"], ["sum", "3"]]
     assert ir.peak_bytes(function) == 40 + 200 + 8 + 200
     found = ir.interpret(function, [np.zeros(5)])
     assert found.peak_bytes == 448
