@@ -48,9 +48,15 @@ def _check_group(group: Extent) -> None:
         raise ValueError(f"a group has at least one device, got {group}")
 
 
+def _alone_the_same(group: Extent, before: Extent, after: Extent) -> None:
+    if group == 1 and before != after:
+        raise ValueError(f"in a group of one a dim stays what it was, {before}, and does not become {after}")
+
+
 def _changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
     """One dim of another extent."""
     _check_group(group)
+    _alone_the_same(group, x.shape[checked_axis(dim, x.ndim)], extent)
     term = along(x.ndim, checked_axis(dim, x.ndim), "y!")
     other = along(x.ndim, dim, "y!").replace("y!", "Z!")
     return rule(f"{term}->{other}", [x.shape], {"Z": extent})
@@ -102,6 +108,8 @@ def _all_to_all_rule(
     checked_axis(split_dim, x.ndim), checked_axis(concat_dim, x.ndim)
     if split_dim == concat_dim:
         raise ValueError(f"split_dim and concat_dim are two dims, both are {split_dim}")
+    _alone_the_same(group, x.shape[split_dim], split_extent)
+    _alone_the_same(group, x.shape[concat_dim], concat_extent)
     names = letters(x.ndim)
     before = "".join(f"{n}!" if d in (split_dim, concat_dim) else n for d, n in enumerate(names))
     after = "".join(

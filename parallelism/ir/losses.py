@@ -20,6 +20,11 @@ def _dtype(predictions: TensorType, targets: TensorType, rows: Extent) -> np.dty
     return predictions.dtype
 
 
+def _rows(rows: Extent) -> None:
+    if isinstance(rows, int) and rows < 1:
+        raise ValueError(f"the whole batch has at least one row, got rows={rows}")
+
+
 def _loss(name: str) -> Any:
     def kernel(predictions: Any, targets: Any, rows: int) -> Any:
         return np.asarray(LOSSES[name](predictions, targets, rows)[0], predictions.dtype)
@@ -28,6 +33,7 @@ def _loss(name: str) -> Any:
 
 
 def _squared_rule(predictions: TensorType, targets: TensorType, rows: Extent) -> Rule:
+    _rows(rows)
     # every element counts by the width of the whole prediction, so that is not split
     return rule("nz!,nz!->", [predictions.shape, targets.shape])
 
@@ -40,6 +46,7 @@ def _squared_derivative(g: Any, y: Any, predictions: Any, targets: Any, rows: Ex
 def _entropy_rule(logits: TensorType, classes: TensorType, rows: Extent) -> Rule:
     if classes.dtype.kind not in "iu":
         raise TypeError(f"classes are integers, not {classes.dtype}")
+    _rows(rows)
     return rule("nz!,n->", [logits.shape, classes.shape])
 
 

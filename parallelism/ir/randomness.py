@@ -18,7 +18,10 @@ from parallelism.ir.types import TensorType
 from parallelism.kernels import dropout_mask, splitmix64
 
 
-def _rule(step: TensorType, whole: Shape, starts: Shape, shape: Shape) -> Rule:
+def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape, rate: float = 0) -> Rule:
+    if not 0 <= seed < 2**64 or not 0 <= rate < 1:
+        raise ValueError(f"a seed is at least 0 and below 2**64, a rate at least 0 and below 1, got seed={seed} and "
+                         f"rate={rate}")
     if step.shape or step.dtype.kind not in "iu":
         raise TypeError(f"the step is a single integer, not {step}")
     found = made(shape, starts)
@@ -60,10 +63,10 @@ def _uniform_dtype(step: TensorType, dtype: np.dtype[Any], **_: Any) -> np.dtype
 _PART = {"seed": "an integer", "whole": "a shape", "starts": "a shape", "shape": "a shape"}
 
 register(Operator(
-    "dropout_mask", lambda step, rate, seed, whole, starts, shape: _rule(step, whole, starts, shape),
+    "dropout_mask", lambda step, rate, seed, whole, starts, shape: _rule(step, seed, whole, starts, shape, rate),
     lambda step, **_: np.dtype(bool), _dropout_mask, flops=10, attributes={"rate": "a number", **_PART},
 ))
 register(Operator(
-    "uniform", lambda step, seed, whole, starts, shape, dtype: _rule(step, whole, starts, shape), _uniform_dtype,
-    _uniform, flops=10, attributes={"dtype": "a dtype", **_PART},
+    "uniform", lambda step, seed, whole, starts, shape, dtype: _rule(step, seed, whole, starts, shape),
+    _uniform_dtype, _uniform, flops=10, attributes={"dtype": "a dtype", **_PART},
 ))

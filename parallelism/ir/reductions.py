@@ -19,9 +19,16 @@ def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule
         raise ValueError(f"axes are listed once each, in order, got {list(axes)}")
     for axis in axes:
         checked_axis(axis, x.ndim)
+    if op in ("max", "min") and x.dtype != bool:
+        _check_some(x, axes)
     names = letters(x.ndim)
     kept = "".join("1" if d in axes else name for d, name in enumerate(names) if keepdims or d not in axes)
     return rule(f"{names}->{kept}", [x.shape], op=op)
+
+
+def _check_some(x: TensorType, axes: Sequence[int]) -> None:
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise ValueError(f"of nothing none is the largest or the smallest: {x} along {list(axes)}")
 
 
 @lru_cache(maxsize=256)
@@ -71,10 +78,14 @@ _reduction("min", np.min, "min", _extreme_derivative)
 _reduction("any", np.any, "max", None)
 _reduction("all", np.all, "min", None)
 
+def _argument_rule(x: TensorType, axis: int) -> Rule:
+    _check_some(x, [checked_axis(axis, x.ndim)])
+    return rule(f"{along(x.ndim, axis, 'z!')}->{along(x.ndim, axis, '')}", [x.shape])
+
+
 for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):
     register(Operator(
-        _name, lambda x, axis: rule(f"{along(x.ndim, checked_axis(axis, x.ndim), 'z!')}->"
-                                    f"{along(x.ndim, axis, '')}", [x.shape]),
+        _name, lambda x, axis: _argument_rule(x, axis),
         lambda x, axis: np.dtype(np.int64), lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1,
         {"axis": "an integer"},
     ))

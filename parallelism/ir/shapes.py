@@ -191,7 +191,12 @@ def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
     extent = x.shape[checked_axis(axis, x.ndim)]
     if size < 1 or step < 1 or (isinstance(extent, int) and extent < size):
         raise ValueError(f"windows of {size}, one every {step}, do not fit into a dim of {extent}")
-    return rule(_sliced(x.ndim, axis) + "w!", [x.shape], {"z": _count(0, extent - size + step, step), "w": size})
+    return rule(_sliced(x.ndim, axis) + "w!", [x.shape], {"z": _windows_in(extent, size, step), "w": size})
+
+
+def _windows_in(extent: Extent, size: int, step: int) -> Extent:
+    """How many windows there are; what is left over at the end is in none."""
+    return (extent - size) // step + 1 if isinstance(extent, int) else _count(0, extent - size + step, step)
 
 
 def _windows(x: Any, axis: int, size: int, step: int) -> Any:
@@ -205,7 +210,7 @@ def _windows_sum_rule(x: TensorType, axis: int, step: int, extent: Extent) -> Ru
         raise ValueError(f"windows are the last dim of at least two, not {x}")
     checked_axis(axis, x.ndim - 1)
     size = x.shape[-1]
-    if not isinstance(size, int) or step < 1 or size < 1 or _count(0, extent - size + step, step) != x.shape[axis]:
+    if not isinstance(size, int) or step < 1 or size < 1 or _windows_in(extent, size, step) != x.shape[axis]:
         raise ValueError(f"{x.shape[axis]} windows of {size}, one every {step}, are not those of a dim of {extent}")
     before, after = _sliced(x.ndim - 1, axis).split("->")
     return rule(f"{before}w!->{after}", [x.shape], {"z": extent})

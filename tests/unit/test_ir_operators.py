@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.interpreter import run
-from parallelism.ir.table import OPERATORS, of_a_part
+from parallelism.ir.table import OPERATORS, meaning, of_a_part
 from parallelism.partial import combine
 
 MESSAGES = {"send", "recv"}
@@ -202,6 +202,32 @@ def test_equal_ones_share_the_gradient_of_the_largest():
     a, b = ir.interpret(ir.gradient(function), [np.array([1.0, 2]), np.array([1.0, 3]), np.array([4.0, 6])]).outputs
     assert_array_equal(a, [2, 0])
     assert_array_equal(b, [2, 6])
+
+
+@pytest.mark.parametrize(("kind", "types", "attributes", "message"), [
+    ("mean_squared_error", ["3x2xf64", "3x2xf64"], {"rows": 0}, "the whole batch has at least one row, got rows=0"),
+    ("max", ["3x0xf64"], {"axes": (1,), "keepdims": False}, "of nothing none is the largest"),
+    ("argmin", ["0xf64"], {"axis": 0}, "of nothing none is the largest"),
+    ("all_gather", ["3xf64"], {"axes": ("a",), "group": 1, "dim": 0, "extent": 4}, "in a group of one a dim stays"),
+    ("all_reduce", ["3xf64"], {"axes": ("a",), "group": 0, "op": "sum"}, "a group has at least one device, got 0"),
+    ("all_reduce", ["3xf64"], {"axes": ("a",), "group": 2, "op": "mean"}, "got op='mean'"),
+    ("permute", ["3xf64"], {"axes": ("a",), "group": 2, "pairs": ((0, 1), (0, 0))}, "each source and each target once"),
+    ("dropout_mask", ["i64"], {"seed": -1, "rate": 0.5, "whole": (3,), "starts": (0,), "shape": (3,)}, "a seed is at"),
+    ("uniform", ["i64"], {"seed": 0, "whole": (3,), "starts": (1,), "shape": (3,), "dtype": np.dtype("f8")},
+     r"a part of shape \(3\) from \(1\) on is not inside \(3\)"),
+    ("windows", ["5xf64"], {"axis": 0, "size": 6, "step": 1}, "windows of 6, one every 1, do not fit into a dim of 5"),
+    ("concatenate", ["5xf64", "5x1xf64"], {"axis": 0}, "it joins arrays with as many dims"),
+    ("split", ["5xf64"], {"axis": 0, "sizes": (2, 2)}, r"is not made of pieces of \(2, 2\)"),
+    ("take", ["5xf64", "2xf64"], {"axis": 0}, "indices are integers, not float64"),
+    ("where", ["5xf64", "5xf64", "5xf64"], {}, r"its condition is of bools \(i1\), not float64"),
+    ("softmax", ["5xi64"], {"axis": 0}, "it takes floating-point numbers"),
+    ("gelu", ["5xi64"], {}, "it takes floating-point numbers, not int64"),
+    ("invert", ["5xf64"], {}, "invert: ufunc 'invert' did not contain a loop|not supported|No loop"),
+])
+def test_what_an_operator_does_not_take_is_refused(kind, types, attributes, message):
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        meaning(kind, tuple(map(tensor, types)), tuple(attributes.items()))
+    assert str(caught.value).startswith(f"{kind}: ")
 
 
 # -- costs and messages ------------------------------------------------------------------------------------------------
