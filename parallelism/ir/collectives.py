@@ -1,6 +1,7 @@
 """What devices say to each other, as operators of the program of one device: types and bytes, not how it is done.
 
 ``axes`` are of the mesh, ``group`` is how many devices take part, which may be a symbol; extents are of this device.
+Bytes are those that it receives by the direct algorithms (`parallelism.closed_forms`).
 In one process only groups of one can run: there everything is what it was.
 """
 
@@ -63,8 +64,11 @@ def _changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
 
 
 def _shared(x: TensorType, group: Extent) -> Extent:
-    """What an all_reduce receives: 2 (g-1)/g of the array, of which a device combines the largest piece of a split."""
-    return 2 * (x.nbytes - ceil_div(x.size, group) * x.dtype.itemsize)
+    """2(g-1)/g of the array: the others' terms of one piece of g, then the other pieces, combined.
+
+    Where the pieces are not equal, what the first of the group receives, whose piece is one of the largest.
+    """
+    return x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize
 
 
 def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:

@@ -9,10 +9,11 @@ import pytest
 from ir_examples import EXAMPLES, Bools, Example, Ints
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import ir
+from parallelism import Mesh, ir
 from parallelism.ir.interpreter import run
 from parallelism.ir.table import OPERATORS, meaning, of_a_part
 from parallelism.partial import combine
+from parallelism.recorder import record
 
 MESSAGES = {"send", "recv"}
 KINDS = list(dict.fromkeys(example.kind for example in EXAMPLES))
@@ -194,6 +195,12 @@ def test_the_gradient_of_a_product_with_zeros_in_it():
     assert_array_equal(found, [[105, 70, 42, 30], [0, 70, 0, 0], [0, 0, 0, 0]])
 
 
+def test_a_gradient_goes_to_what_a_negative_index_means():
+    function = Example("take", ((4, 2), Ints((3,), 4)), {"axis": 0}).function()
+    found, = ir.interpret(ir.gradient(function), [np.zeros((4, 2)), np.array([-1, 1, 3]), np.ones((3, 2))]).outputs
+    assert_array_equal(found, [[0, 0], [1, 1], [0, 0], [2, 2]])
+
+
 def test_equal_ones_share_the_gradient_of_the_largest():
     function = Example("max", ((2, 3),), {"axes": (1,), "keepdims": False}).function()
     found, = ir.interpret(ir.gradient(function), [np.array([[1.0, 4, 4], [2, 1, 0]]), np.array([6.0, 5])]).outputs
@@ -265,6 +272,28 @@ def test_collectives_have_types_and_bytes_and_run_alone_only(kind, attributes, s
         ir.interpret(function, [np.zeros((8, 6))])
 
 
+AT_WORK = {
+    "all_reduce": (lambda d, x: d.all_reduce(x), lambda s: {"op": "sum"}),
+    "all_gather": (lambda d, x: d.all_gather(x, dim=1), lambda s: {"dim": 1, "extent": s[1]}),
+    "reduce_scatter": (lambda d, x: d.reduce_scatter(x, dim=0), lambda s: {"dim": 0, "extent": s[0], "op": "sum"}),
+    "all_to_all": (lambda d, x: d.all_to_all(x, split_dim=0, concat_dim=1),
+                   lambda s: {"split_dim": 0, "split_extent": s[0], "concat_dim": 1, "concat_extent": s[1]}),
+    "permute": (lambda d, x: d.shift(x), lambda s: {"pairs": tuple((i, (i + 1) % 3) for i in range(3))}),
+}
+
+
+@pytest.mark.parametrize("kind", AT_WORK)
+@pytest.mark.parametrize("shape", [(6, 4), (5, 1), (1, 2), (0, 3)])
+def test_a_device_receives_as_many_bytes_as_the_program_says(kind, shape):
+    call, attributes = AT_WORK[kind]
+    recording = record(call, Mesh(tp=3), np.zeros(shape))
+    made = recording.outputs[0].shape
+    given = {"axes": ("tp",), "group": 3, **attributes(made)}
+    function = ir.record(lambda x: ir.apply(kind, x, **given), ir.TensorType("f64", shape))
+    assert function.outputs[0].type.shape == made
+    assert function.ops[0].bytes_received == recording.trace.bytes_received(rank=0)
+
+
 def test_how_many_devices_may_stay_a_symbol():
     B, tp = ir.symbols("B tp")
     function = ir.record(lambda x: ir.apply("all_gather", x, axes=["tp"], group=tp, dim=0, extent=B),
@@ -283,6 +312,7 @@ def test_messages_have_types_and_bytes_and_need_another_device():
     function = ir.record(talk, ir.TensorType("f32", (3,)))
     assert [op.kind for op in function.ops] == ["send", "recv", "add"]
     assert [op.bytes_received for op in function.ops] == [0, 12, 0]
+    assert [op.kind for op in ir.gradient(function).ops] == ["send"]        # its peer still waits for it
     assert ir.parse(str(function)) == function
     with pytest.raises(ValueError, match="send takes another device"):
         ir.interpret(function, [np.zeros(3, np.float32)])
