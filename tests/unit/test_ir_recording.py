@@ -28,7 +28,7 @@ CALLS = {
     "integers": (lambda n: (n // 2, n % 3, n + 1.5, n * True, -n, n / 2, n ** 2), N),
     "comparisons": (lambda x, y: (x < y, x >= y, x == y, (x > 1) & (y > 1), ~(x > 1)), X, Y),
     "float32": (lambda x: x * 2.5 + 1 + np.float32(3), X.astype("f4")),
-    "float32 with float64": (lambda x: x * np.float64(2.5), X.astype("f4")),
+    "float32 with float64": (lambda x: (x * np.float64(2.5), np.float64(2.5) * x, np.float32(2.5) - x), X.astype("f4")),
     "uint8": (lambda n: n + 200, N.astype("u1")),
     "functions": (lambda x: (np.exp(x), np.log(x), np.sqrt(x), np.tanh(x), np.abs(x), np.sin(x), np.log1p(x)), X),
     "two at a time": (lambda x, y: (np.maximum(x, y), np.minimum(x, 1), np.logaddexp(x, y), np.arctan2(x, y)), X, Y),
