@@ -1,0 +1,640 @@
+"use strict";
+// Draws the page from the data in it.  Text reaches the page as text only (textContent, fillText), never as markup.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = id => document.getElementById(id);
+  const PARTS = data.parts;
+  const LABELS = {communication: "exposed communication", other: "other compute",
+    bubble: "bubble: waits for others", idle: "idle"};
+  const redraws = [];
+
+  function element(tag, text, className) {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  }
+  function unpack(packed) {
+    const text = atob(packed.data), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+    const of = {u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, u4: Uint32Array, i4: Int32Array,
+      f8: Float64Array};
+    return new of[packed.type](bytes.buffer);
+  }
+  function digits(value) {
+    return Number.isInteger(value) && Math.abs(value) < 1000 ? String(value) : value.toPrecision(3);
+  }
+  function seconds(value) {
+    if (value === 0) return "0 s";
+    const size = Math.abs(value);
+    const [factor, unit] = size >= 1 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : size >= 1e-6 ? [1e6, "us"] : [1e9, "ns"];
+    return digits(value * factor) + " " + unit;
+  }
+  function bytes(value) {
+    let unit = 0;
+    while (Math.abs(value) >= 1023.5 && unit < 4) { value /= 1024; unit++; }
+    return digits(value) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
+  }
+  const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+  function fitted(canvas, height) {     // a canvas as sharp as the screen; its context in CSS pixels
+    const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
+    canvas.style.height = height + "px";
+    canvas.width = Math.max(1, Math.round(width * ratio));
+    canvas.height = Math.max(1, Math.round(height * ratio));
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    return [context, width];
+  }
+  function hatched(context, part) {     // the fill of a part: a colour, and lines that tell it without colour
+    const fill = colour(part), lines = {backward: "/", recompute: "x", other: "-", communication: "|"}[part];
+    if (!lines) return fill;
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const pen = tile.getContext("2d");
+    pen.fillStyle = fill;
+    pen.fillRect(0, 0, 6, 6);
+    pen.strokeStyle = colour("hatch");
+    pen.lineWidth = 1.4;
+    pen.beginPath();
+    if (lines === "/" || lines === "x") for (const x of [-6, 0, 6]) { pen.moveTo(x, 6); pen.lineTo(x + 6, 0); }
+    if (lines === "x") for (const x of [-6, 0, 6]) { pen.moveTo(x, 0); pen.lineTo(x + 6, 6); }
+    if (lines === "-") { pen.moveTo(0, 3); pen.lineTo(6, 3); }
+    if (lines === "|") { pen.moveTo(3, 0); pen.lineTo(3, 6); }
+    pen.stroke();
+    return context.createPattern(tile, "repeat");
+  }
+  function step(longest, most) {        // a round step, so that at most so many cover the longest
+    const least = longest / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map(n => n * power).find(n => n >= least) || 10 * power;
+  }
+  function table(into, head, rows, words) {
+    const header = element("tr");
+    head.forEach((text, i) => header.append(element("th", text, i < words ? "" : "number")));
+    const body = element("tbody");
+    for (const cells of rows) {
+      const row = element("tr");
+      cells.forEach((text, i) => row.append(element("td", text, i < words ? "" : "number")));
+      body.append(row);
+    }
+    const top = element("thead");
+    top.append(header);
+    into.replaceChildren(top, body);
+  }
+
+  // -- the head -------------------------------------------------------------------------------------------------------
+  for (const sentence of data.verdict) $("verdict").append(element("p", sentence));
+  for (const [label, value] of data.facts) {
+    const pair = element("div");
+    pair.append(element("dt", label), element("dd", value));
+    $("facts").append(pair);
+  }
+  for (const sentence of data.left_out) $("left-out").append(element("p", sentence));
+
+  // -- the timeline ---------------------------------------------------------------------------------------------------
+  function timeline(given) {
+    const canvas = $("bars"), tip = $("tip"), makespan = data.makespan;
+    const [rank, lane, part, start, duration, waited] =
+      ["rank", "lane", "part", "start", "duration", "waited"].map(name => unpack(given[name]));
+    const path = {rank: unpack(given.path.rank), start: unpack(given.path.start), end: unpack(given.path.end)};
+    const details = Object.entries(given.details).map(([name, column]) =>
+      column.values ? [name, (index => i => column.values[index[i]])(unpack(column.index))]
+        : [name, (numbers => i => numbers[i])(unpack(column))]);
+    const detail = Object.fromEntries(details);
+    const bars = given.count, devices = data.ranks.length;
+    document.documentElement.dataset.bars = bars;
+
+    // Rows: a device has one for compute, one for what holds it, and one for each thing under way beside.
+    const rows = [], top = 26, small = devices > 24;
+    const tall = small ? 9 : 18, low = small ? 5 : 10, gap = small ? 4 : 8;
+    const extent = new Float64Array(2 * devices);       // of each device: its top and its bottom
+    let y = 0;
+    for (let r = 0, i = 0; r < devices; r++) {
+      extent[2 * r] = y;
+      for (let k = 0; k < 2 || (i < bars && rank[i] === r); k++) {
+        const begin = i;
+        while (i < bars && rank[i] === r && lane[i] === k) i++;
+        if (k > 1 && begin === i) continue;
+        rows.push({rank: r, lane: k, begin, end: i, y, height: k ? low : tall});
+        y += (k ? low : tall) + 1;
+      }
+      extent[2 * r + 1] = y;
+      y += gap;
+    }
+    const full = y, height = top + Math.min(full, 560) + 4;
+    let from = 0, to = makespan, scroll = 0, chosen = -1, row = 0, gutter = 96, width = 0, looks = null, wanted = false;
+
+    const closest = makespan * 1e-9;
+    function show(a, b) {
+      let length = clamp(b - a, closest, makespan);
+      if (!(length > 0)) length = makespan;
+      from = clamp(a, 0, makespan - length);
+      to = from + length;
+      redraw();
+    }
+    const zoom = (factor, at = (from + to) / 2) => show(at - (at - from) * factor, at + (to - at) * factor);
+    const pan = part => show(from + (to - from) * part, to + (to - from) * part);
+    function roll(by) { scroll = clamp(scroll + by, 0, Math.max(0, full - (height - top - 4))); redraw(); }
+    const x = time => gutter + (time - from) / (to - from) * (width - gutter);
+    const time = x => from + (x - gutter) / (width - gutter) * (to - from);
+
+    function first(row, time) {         // the first bar of a row that ends after the time (those of a row do not overlap)
+      let low = row.begin, high = row.end;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (start[middle] + duration[middle] <= time) low = middle + 1; else high = middle;
+      }
+      return low;
+    }
+    const name = i => detail.name ? detail.name(i) : "";
+
+    function drawRow(context, row) {
+      const top_ = top + row.y - scroll, scale = (width - gutter) / (to - from);
+      const bubble = PARTS.indexOf("bubble"), many = new Float64Array(PARTS.length);
+      let pixel = -1, filled = 0;       // what is narrower than a pixel is added up, and the pixel shows its largest part
+      const flush = () => {
+        if (filled > 0) {
+          let most = 0;
+          for (let p = 1; p < many.length; p++) if (many[p] > many[most]) most = p;
+          context.fillStyle = looks.plain[most];
+          context.globalAlpha = clamp(filled, .25, 1);
+          context.fillRect(pixel, top_, 1, row.height);
+          context.globalAlpha = 1;
+        }
+        many.fill(0);
+        filled = 0;
+      };
+      for (let i = first(row, from); i < row.end && start[i] < to; i++) {
+        const left = (start[i] - from) * scale + gutter, wide = duration[i] * scale;
+        if (wide < 1) {
+          const at = Math.max(gutter, Math.floor(left));
+          if (at !== pixel) { flush(); pixel = at; }
+          const wait = waited[i] * scale;
+          many[bubble] += wait;
+          many[part[i]] += wide - wait;
+          filled += wide;
+          continue;
+        }
+        flush();
+        const begin = Math.max(left, gutter), end = Math.min(left + wide, width);
+        const moved = clamp(left + waited[i] * scale, begin, end);
+        if (moved > begin) {
+          context.fillStyle = looks.plain[bubble];
+          context.fillRect(begin, top_, moved - begin, row.height);
+          context.fillStyle = looks.quiet;
+          context.fillRect(begin, top_ + row.height / 2 - .5, moved - begin, 1);
+        }
+        if (end > moved) {
+          context.fillStyle = looks.fill[part[i]];
+          context.fillRect(moved, top_, Math.max(end - moved, .5), row.height);
+        }
+        if (wide > 4) {                 // a seam between neighbours
+          context.fillStyle = looks.paper;
+          context.fillRect(left + wide - .5, top_, .5, row.height);
+        }
+        if (end - begin > 22 && row.height > 12) {
+          const text = name(i), room = Math.floor((end - begin - 4) / 6.4), shown = text.slice(0, room);
+          if (shown.length > 1 && (shown.length === text.length || room > 3)) {
+            const length = context.measureText(shown).width;
+            context.fillStyle = looks.plain[part[i]];   // a plate, so that no hatching runs through the letters
+            context.fillRect(begin + 2, top_ + 2, Math.min(length + 3, end - begin - 3), row.height - 4);
+            context.fillStyle = looks.on;
+            context.fillText(shown, begin + 3, top_ + row.height / 2 + .5);
+          }
+        }
+      }
+      flush();
+    }
+    function drawRuler(context) {
+      const longest = to - from, each = step(longest, (width - gutter) / 96);
+      context.fillStyle = looks.quiet;
+      context.strokeStyle = looks.line;
+      context.lineWidth = 1;
+      const places = Math.max(0, -Math.floor(Math.log10(each / scaleOf(to)[0]) + 1e-9));
+      for (let n = Math.ceil(from / each); n * each <= to; n++) {
+        const at = Math.round(x(n * each)) + .5;
+        context.beginPath();
+        context.moveTo(at, top - 6);
+        context.lineTo(at, height);
+        context.stroke();
+        const [unit, word] = scaleOf(to), text = (n * each / unit).toFixed(Math.min(places, 12)) + " " + word;
+        if (at + context.measureText(text).width + 4 < width) context.fillText(text, at + 3, 12);
+      }
+    }
+    function scaleOf(longest) {
+      return longest >= 1 ? [1, "s"] : longest >= 1e-3 ? [1e-3, "ms"] : longest >= 1e-6 ? [1e-6, "us"] : [1e-9, "ns"];
+    }
+    function drawPath(context) {
+      let low = 0, high = path.end.length;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (path.end[middle] <= from) low = middle + 1; else high = middle;
+      }
+      context.strokeStyle = looks.path;
+      context.lineWidth = 2;
+      context.beginPath();
+      let drawn = -2;
+      for (let i = Math.max(low - 1, 0); i < path.end.length && path.start[i] <= to; i++) {
+        const left = Math.max(x(path.start[i]), gutter), right = Math.min(Math.max(x(path.end[i]), gutter), width);
+        const level = top + extent[2 * path.rank[i]] - scroll - 2;
+        if (i > low && path.rank[i] !== path.rank[i - 1] && left - drawn > 1) {
+          context.moveTo(Math.max(x(path.end[i - 1]), gutter), top + extent[2 * path.rank[i - 1]] - scroll - 2);
+          context.lineTo(left, level);
+          drawn = left;
+        }
+        if (right - left > .3) { context.moveTo(left, level); context.lineTo(right, level); }
+      }
+      context.stroke();
+    }
+    function draw() {
+      wanted = false;
+      const [context, wide] = fitted(canvas, height);
+      width = wide;
+      gutter = width < 600 ? 62 : 118;
+      if (!looks) looks = {fill: PARTS.map(part => hatched(context, part)), plain: PARTS.map(colour), on: colour("on"),
+        paper: colour("paper"), quiet: colour("quiet"), line: colour("line"), path: colour("path"), ink: colour("ink")};
+      context.font = "11px system-ui, sans-serif";
+      context.textBaseline = "middle";
+      drawRuler(context);
+      context.save();
+      context.beginPath();
+      context.rect(0, top - 4, width, height - top + 4);
+      context.clip();
+      for (const row of rows) {
+        const at = top + row.y - scroll;
+        if (at > height || at + row.height < top) continue;
+        drawRow(context, row);
+      }
+      context.fillStyle = looks.ink;
+      let below = -99;
+      for (let r = 0; r < devices; r++) {
+        const at = top + extent[2 * r] - scroll + (small ? 5 : 9);
+        if (at < below + 12 || at > height) continue;
+        below = at;
+        const {rank, place} = data.ranks[r];
+        context.fillStyle = looks.ink;
+        context.fillText("rank " + rank, 6, at);
+        if (place && width >= 600 && !small) {
+          context.fillStyle = looks.quiet;
+          context.fillText(place.length > 19 ? place.slice(0, 18) + "\u2026" : place, 6, at + 13);
+        }
+      }
+      if (full > height - top) {        // how far down the rows are scrolled
+        const room = height - top - 8, part = room / full;
+        context.fillStyle = looks.quiet;
+        context.fillRect(width - 5, top + scroll * part, 3, Math.max(room * part, 12));
+      }
+      if ($("show-path").checked) {
+        context.beginPath();
+        context.rect(gutter, top - 4, width - gutter, height - top + 4);
+        context.clip();
+        drawPath(context);
+      }
+      if (chosen >= 0) {
+        const where = rows.find(row => chosen >= row.begin && chosen < row.end);
+        const left = Math.max(x(start[chosen]), gutter);
+        const right = Math.min(x(start[chosen] + duration[chosen]), width);
+        context.strokeStyle = looks.ink;
+        context.lineWidth = 2;
+        if (right >= gutter) context.strokeRect(left - 1, top + where.y - scroll - 1, Math.max(right - left, 2) + 2,
+          where.height + 2);
+      }
+      context.restore();
+      $("window").textContent = seconds(from) + " to " + seconds(to) + ", " + seconds(to - from) + " of "
+        + seconds(makespan);
+      const root = document.documentElement.dataset;
+      root.from = from;
+      root.to = to;
+      root.drawn = (Number(root.drawn) || 0) + 1;
+    }
+    function redraw() { if (!wanted) { wanted = true; requestAnimationFrame(draw); } }
+
+    function told(i) {
+      const lines = [], known = key => detail[key] && detail[key](i) !== "" && detail[key](i) === detail[key](i);
+      const place = data.ranks[rank[i]];
+      const kind = known("kind") ? detail.kind(i) : "";
+      lines.push((name(i) || kind) + (kind && kind !== name(i) ? " (" + kind + ")" : ""));
+      lines.push("rank " + place.rank + (place.place ? ", " + place.place : "") + "; " + seconds(duration[i]) + " from "
+        + seconds(start[i]));
+      if (waited[i] > 0) lines.push("waits " + seconds(waited[i]) + " of it for others");
+      const words = [PARTS[part[i]] === "communication" ? "" : LABELS[PARTS[part[i]]] || PARTS[part[i]]];
+      for (const key of ["stage", "microbatch", "phase", "algorithm", "axes"])
+        if (known(key)) words.push(key + " " + detail[key](i));
+      if (known("peer")) words.push(detail.peer(i) === -1 ? "with the host" : "with rank " + detail.peer(i));
+      if (known("bytes_received") && detail.bytes_received(i)) words.push(bytes(detail.bytes_received(i)) + " received");
+      if (known("bytes_sent") && detail.bytes_sent(i)) words.push(bytes(detail.bytes_sent(i)) + " sent");
+      if (known("flops") && detail.flops(i)) words.push(detail.flops(i).toPrecision(4) + " flops");
+      if (words.some(Boolean)) lines.push(words.filter(Boolean).join(", "));
+      if (known("location")) lines.push(detail.location(i));
+      return lines;
+    }
+    function at(px, py) {               // the bar at a place, or near it
+      const down = py - top + scroll, time_ = time(px), near = (to - from) / (width - gutter) * 3;
+      const row = rows.find(row => down >= row.y - 1 && down < row.y + row.height + 1);
+      if (!row || px < gutter) return -1;
+      const i = first(row, time_ - near);
+      if (i >= row.end || start[i] > time_ + near) return -1;
+      let best = i;                     // of several that near, the one below the pointer
+      for (let j = i; j < row.end && start[j] <= time_; j++) best = j;
+      return best;
+    }
+    function hover(event) {
+      const box = canvas.getBoundingClientRect(), px = event.clientX - box.left, py = event.clientY - box.top;
+      const i = at(px, py);
+      tip.hidden = i < 0;
+      if (i < 0) return;
+      tip.textContent = told(i).join("\n");
+      const left = clamp(px + 14, 0, Math.max(0, width - tip.offsetWidth));
+      tip.style.left = left + "px";
+      tip.style.top = py + 18 + "px";
+    }
+    function choose(i) {
+      chosen = i;
+      if (i < 0) return;
+      row = rows.findIndex(row => i >= row.begin && i < row.end);
+      const length = to - from, end = start[i] + duration[i];
+      if (end > to || start[i] < from) from = clamp(start[i] + duration[i] / 2 - length / 2, 0, makespan - length);
+      to = from + length;
+      const where = rows[row];
+      if (where.y < scroll) roll(where.y - scroll);
+      if (where.y + where.height > scroll + height - top - 4) roll(where.y + where.height + 8 - scroll - height + top);
+      $("said").textContent = told(i).join("; ");
+      redraw();
+    }
+    function along(by) {                // to the next row that has bars
+      let next = row;
+      do next += by; while (rows[next] && rows[next].begin === rows[next].end);
+      if (!rows[next]) return;
+      const middle = chosen < 0 ? (from + to) / 2 : start[chosen] + duration[chosen] / 2;
+      choose(Math.min(first(rows[next], middle), rows[next].end - 1));
+    }
+    function beside(by) {
+      if (!bars) return;
+      if (chosen < 0) {
+        const begin = rows.findIndex(row => row.end > row.begin);
+        return choose(Math.min(first(rows[begin], from), rows[begin].end - 1));
+      }
+      choose(clamp(chosen + by, rows[row].begin, rows[row].end - 1));
+    }
+    const everything = () => show(0, makespan);
+    const keys = {"+": () => zoom(1 / 1.5), "=": () => zoom(1 / 1.5), "-": () => zoom(1.5), "_": () => zoom(1.5),
+      "0": everything, Home: everything, ArrowLeft: () => pan(-.2), ArrowRight: () => pan(.2),
+      ArrowUp: () => along(-1), ArrowDown: () => along(1), PageUp: () => roll(-300), PageDown: () => roll(300),
+      n: () => beside(1), p: () => beside(-1),
+      z: () => chosen >= 0 && show(start[chosen] - duration[chosen], start[chosen] + 2 * duration[chosen]),
+      c: () => { $("show-path").checked = !$("show-path").checked; redraw(); }};
+    canvas.addEventListener("keydown", event => {
+      if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+    canvas.addEventListener("wheel", event => {
+      event.preventDefault();
+      if (event.shiftKey) return roll(event.deltaY || event.deltaX);
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return pan(event.deltaX / width);
+      zoom(1.0015 ** event.deltaY, time(event.clientX - canvas.getBoundingClientRect().left));
+    }, {passive: false});
+    let held = null;
+    canvas.addEventListener("pointerdown", event => {
+      held = {x: event.clientX, y: event.clientY, moved: false};
+      canvas.setPointerCapture(event.pointerId);
+      canvas.classList.add("held");
+    });
+    canvas.addEventListener("pointermove", event => {
+      if (!held) return hover(event);
+      tip.hidden = true;
+      const dx = event.clientX - held.x, dy = event.clientY - held.y;
+      if (!held.moved && Math.hypot(dx, dy) < 4) return;
+      held = {x: event.clientX, y: event.clientY, moved: true};
+      const by = dx / (width - gutter) * (to - from);
+      show(from - by, to - by);
+      roll(-dy);
+    });
+    canvas.addEventListener("pointerup", event => {
+      const box = canvas.getBoundingClientRect();
+      if (held && !held.moved) { choose(at(event.clientX - box.left, event.clientY - box.top)); redraw(); }
+      held = null;
+      canvas.classList.remove("held");
+    });
+    canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+    document.querySelector("[data-do=in]").onclick = () => zoom(1 / 1.5);
+    document.querySelector("[data-do=out]").onclick = () => zoom(1.5);
+    document.querySelector("[data-do=fit]").onclick = everything;
+    $("show-path").onchange = redraw;
+    canvas.setAttribute("aria-label", "Timeline of " + devices + " devices, " + bars + " bars");
+    const occurring = new Set(part);
+    const named = PARTS.filter((name, p) => occurring.has(p) || name === "bubble");
+    for (const name of named) {
+      const item = element("li");
+      item.append(element("span", undefined, "swatch p-" + name),
+        name === "bubble" ? "waits for others" : (LABELS[name] || name).replace("exposed ", ""));
+      $("legend").append(item);
+    }
+    const item = element("li", "\u2014 critical path");
+    item.style.color = "var(--path)";
+    $("legend").append(item);
+    if (given.points) $("legend").append(element("li", given.points.toLocaleString("en") + " events take no time and "
+      + "have no bar", "quiet"));
+    redraws.push(() => { looks = null; redraw(); });
+    redraw();
+  }
+
+  // -- where the time goes --------------------------------------------------------------------------------------------
+  function split(given) {
+    const into = $("split"), head = element("tr");
+    head.append(element("th", "device"), element("th", "share of the makespan"));
+    PARTS.forEach(part => {
+      const cell = element("th", undefined, "number");
+      cell.append(element("span", undefined, "swatch p-" + part), part === "communication" ? "exposed" : part);
+      head.append(cell);
+    });
+    const top = element("thead"), body = element("tbody");
+    top.append(head);
+    function add(label, parts, whole, className) {
+      const row = element("tr", undefined, className), cell = element("td", undefined, "stack"), bar = element("div");
+      PARTS.forEach((part, p) => {
+        if (!(parts[p] > 0)) return;
+        const piece = element("i", undefined, "p-" + part);
+        piece.style.width = 100 * parts[p] / whole + "%";
+        piece.title = part + " " + seconds(parts[p]) + ", " + (100 * parts[p] / whole).toFixed(1) + "%";
+        bar.append(piece);
+      });
+      cell.append(bar);
+      const header = element("th", label);
+      header.scope = "row";
+      row.append(header, cell);
+      parts.forEach(amount => row.append(element("td", seconds(amount), "number")));
+      body.append(row);
+    }
+    add("all", given.total, given.whole, "all");
+    const shares = element("tr", undefined, "quiet");
+    shares.append(element("th", ""), element("td", ""));
+    given.total.forEach(amount => shares.append(element("td", (100 * amount / given.whole).toFixed(1) + "%", "number")));
+    body.append(shares);
+    given.rows.forEach((parts, r) => {
+      const {rank, place} = data.ranks[r];
+      add("rank " + rank + (place ? " \u00b7 " + place : ""), parts, data.makespan);
+    });
+    into.replaceChildren(top, body);
+  }
+
+  // -- collectives ----------------------------------------------------------------------------------------------------
+  function collectives(rows) {
+    table($("collectives"), ["collective", "algorithm", "axes", "count", "bytes", "time", "bus bandwidth"], rows, 3);
+  }
+
+  // -- the communication matrix ---------------------------------------------------------------------------------------
+  function matrix(given) {
+    given.of.forEach((one, i) => $("axis").append(new Option(one.label + ", " + one.total, i)));
+    const mix = (share, name) => "color-mix(in srgb, " + colour(name) + " " + Math.round(100 * share) + "%, "
+      + colour("paper") + ")";
+    function shown() {
+      const {cells, label} = given.of[$("axis").value || 0], size = given.size;
+      const most = cells.reduce((most, cell) => Math.max(most, cell[2]), 0);
+      const top = [...cells].sort((a, b) => b[2] - a[2])[0];
+      $("matrix-said").textContent = cells.length + " pairs; most from rank " + top[0] + " to rank " + top[1] + ": "
+        + bytes(top[2]);
+      if (size <= 16) {
+        const made = element("table"), head = element("tr");
+        head.append(element("th", "from \\ to"));
+        for (let r = 0; r < size; r++) head.append(element("th", r));
+        made.append(head);
+        const amounts = new Map(cells.map(cell => [cell[0] * size + cell[1], cell[2]]));
+        for (let r = 0; r < size; r++) {
+          const row = element("tr");
+          row.append(element("th", r));
+          for (let c = 0; c < size; c++) {
+            const amount = amounts.get(r * size + c), cell = element("td", amount === undefined ? "" : bytes(amount));
+            if (amount !== undefined) cell.style.background = mix(.12 + .4 * amount / most, "communication");
+            row.append(cell);
+          }
+          made.append(row);
+        }
+        made.setAttribute("aria-label", "Bytes from rank to rank, along " + label);
+        $("matrix").replaceChildren(made);
+        return;
+      }
+      const each = Math.max(2, Math.floor(512 / size)), canvas = element("canvas");
+      canvas.width = canvas.height = each * size;
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", "Bytes from rank (down) to rank (across), along " + label);
+      const context = canvas.getContext("2d");
+      for (const [source, target, amount] of cells) {
+        context.fillStyle = mix(.2 + .8 * amount / most, "communication");
+        context.fillRect(target * each, source * each, each, each);
+      }
+      const amounts = new Map(cells.map(cell => [cell[0] * size + cell[1], cell[2]]));
+      canvas.onpointermove = event => {
+        const source = Math.floor(event.offsetY / each), target = Math.floor(event.offsetX / each);
+        $("matrix-said").textContent = "rank " + source + " to rank " + target + ": "
+          + bytes(amounts.get(source * size + target) || 0);
+      };
+      $("matrix").replaceChildren(canvas);
+    }
+    $("axis").onchange = shown;
+    redraws.push(shown);
+    shown();
+  }
+
+  // -- memory ---------------------------------------------------------------------------------------------------------
+  function memory(given) {
+    const time = unpack(given.time), category = unpack(given.category), amount = unpack(given.nbytes);
+    const kinds = given.categories.length, looks = ["forward", "backward", "communication", "recompute", "other"];
+    const curves = (begin, end) => {    // the moments, what is held of each category from then on, and the peak
+      const held = new Float64Array(kinds), moments = [];
+      let peak = {total: 0, time: 0, held: Array.from(held)};
+      for (let i = begin; i < end; i++) {
+        held[category[i]] += amount[i];
+        const total = held.reduce((sum, part) => sum + part, 0);
+        if (total > peak.total) peak = {total, time: time[i], held: Array.from(held)};
+        if (i + 1 === end || time[i + 1] !== time[i]) moments.push([time[i], Array.from(held)]);
+      }
+      return [moments, peak];
+    };
+    given.ranks.forEach((rank, i) => $("memory-rank").append(new Option("rank " + rank, i)));
+    let most = -1;
+    given.bounds.forEach(([begin, end], i) => {         // the device with the highest peak comes first
+      let total = 0, peak = 0;
+      for (let j = begin; j < end; j++) { total += amount[j]; peak = Math.max(peak, total); }
+      if (peak > most) { most = peak; $("memory-rank").value = i; }
+    });
+    function shown() {
+      const canvas = $("memory"), height = 220, [context, width] = fitted(canvas, height);
+      const [begin, end] = given.bounds[$("memory-rank").value], [moments, peak] = curves(begin, end);
+      const left = 70, bottom = height - 22, top = 12, longest = data.makespan || 1;
+      const x = t => left + clamp(t / longest, 0, 1) * (width - left - 10);
+      const y = bytes => bottom - bytes / (peak.total || 1) * (bottom - top);
+      context.font = "11px system-ui, sans-serif";
+      context.textBaseline = "middle";
+      context.strokeStyle = colour("line");
+      context.fillStyle = colour("quiet");
+      const each = peak.total / 4 || 1;
+      for (let n = 0; n <= 4; n++) {
+        context.fillText(bytes(Math.round(n * each)), 6, y(n * each));
+        context.beginPath();
+        context.moveTo(left, y(n * each));
+        context.lineTo(width - 10, y(n * each));
+        context.stroke();
+      }
+      const tick = step(longest, (width - left) / 110);
+      for (let t = 0; t <= longest; t += tick) {
+        const text = seconds(Number(t.toPrecision(12)));
+        if (x(t) + context.measureText(text).width < width) context.fillText(text, x(t), height - 9);
+      }
+      const stacked = (k, held) => { let sum = 0; for (let j = 0; j <= k; j++) sum += Math.max(held[j], 0); return sum; };
+      const lean = [];                  // of many moments in one pixel, the one that holds most
+      for (const moment of moments) {
+        const last = lean[lean.length - 1];
+        if (last && Math.floor(2 * x(last[0])) === Math.floor(2 * x(moment[0]))) {
+          if (stacked(kinds - 1, moment[1]) > stacked(kinds - 1, last[1])) lean[lean.length - 1] = moment;
+        } else lean.push(moment);
+      }
+      for (let k = kinds - 1; k >= 0; k--) {
+        context.beginPath();
+        context.moveTo(x(lean[0][0]), bottom);
+        let level = bottom;
+        for (const [t, held] of lean) {
+          context.lineTo(x(t), level);
+          level = y(stacked(k, held));
+          context.lineTo(x(t), level);
+        }
+        context.lineTo(x(longest), level);
+        context.lineTo(x(longest), bottom);
+        context.fillStyle = k < looks.length ? hatched(context, looks[k]) : colour("bubble");
+        context.fill();
+        context.strokeStyle = colour("ink");
+        context.lineWidth = .75;
+        context.stroke();
+      }
+      for (let k = 0; k < kinds; k++) { // the name on the area, where there is room at the peak
+        const low = y(stacked(k, peak.held) - Math.max(peak.held[k], 0)), high = y(stacked(k, peak.held));
+        if (low - high < 14) continue;
+        const text = given.categories[k].slice(0, 24), length = context.measureText(text).width;
+        const at = clamp(x(peak.time) + 6, left + 4, width - length - 16);
+        context.fillStyle = colour("paper");
+        context.fillRect(at - 3, (low + high) / 2 - 7, length + 6, 14);
+        context.fillStyle = colour("ink");
+        context.fillText(text, at, (low + high) / 2);
+      }
+      $("memory-said").textContent = "peak " + bytes(peak.total) + " at " + seconds(peak.time);
+      table($("memory-table"), ["category", "held at the peak"], given.categories.map((name, k) =>
+        [name, bytes(peak.held[k])]).slice(0, 40), 1);
+    }
+    $("memory-rank").onchange = shown;
+    redraws.push(shown);
+    shown();
+  }
+
+  const sections = {timeline, split, collectives, matrix, memory};
+  for (const [key, draw] of Object.entries(sections)) {
+    if (!data[key]) continue;
+    document.querySelector("[data-section=" + key + "]").hidden = false;
+    draw(data[key]);
+  }
+  const again = () => redraws.forEach(redraw => redraw());
+  window.addEventListener("resize", again);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  document.documentElement.dataset.ready = "yes";
+})();
