@@ -23,6 +23,8 @@ SHOWN = 8
 
 NEGLIGIBLE = 1e-3
 """Of the makespan: what changed by less is not told."""
+_ROUNDING = 1e-9
+"""Of a time: less than what adding up may leave."""
 _SAID = {"communication": "exposed communication", "other": "other compute"}
 _NUMBERS = re.compile(r"\d+")
 
@@ -155,13 +157,17 @@ def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), 
         return []
     shown = [*changes[:SHOWN], *total]
     rows = [[fit(_SAID.get(change.name, change.name), 40), seconds(change.before), seconds(change.after),
-             _signed(change.seconds)] for change in shown]
+             _changed(change)] for change in shown]
     rows = [[title, "before", "after", "change"], *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:],
              strict=True))]) for row in rows)]
     more = len(changes) - SHOWN
     return [*lines, f"... and {more} more"] if more > 0 else lines
+
+
+def _changed(change: Change) -> str:
+    return _signed(change.seconds if abs(change.seconds) > _ROUNDING * max(change.before, change.after) else 0)
 
 
 def _signed(value: float) -> str:

@@ -28,7 +28,7 @@
     if (value === 0) return "0 s";
     const size = Math.abs(value);
     const [factor, unit] = size >= 1 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : size >= 1e-6 ? [1e6, "us"] : [1e9, "ns"];
-    return digits(value * factor) + " " + unit;
+    return (value * factor).toPrecision(3) + " " + unit;
   }
   function bytes(value) {
     let unit = 0;
@@ -65,6 +65,14 @@
     if (lines === "|") { pen.moveTo(3, 0); pen.lineTo(3, 6); }
     pen.stroke();
     return context.createPattern(tile, "repeat");
+  }
+  function rgb(fill) {                  // of any colour of CSS
+    const dot = document.createElement("canvas");
+    dot.width = dot.height = 1;
+    const pen = dot.getContext("2d", {willReadFrequently: true});
+    pen.fillStyle = fill;
+    pen.fillRect(0, 0, 1, 1);
+    return pen.getImageData(0, 0, 1, 1).data;
   }
   function step(longest, most) {        // a round step, so that at most so many cover the longest
     const least = longest / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(least));
@@ -150,62 +158,77 @@
     }
     const name = i => detail.name ? detail.name(i) : "";
 
-    function drawRow(context, row) {
-      const top_ = top + row.y - scroll, scale = (width - gutter) / (to - from);
-      const bubble = PARTS.indexOf("bubble"), many = new Float64Array(PARTS.length);
-      let pixel = -1, filled = 0;       // what is narrower than a pixel is added up, and the pixel shows its largest part
-      const flush = () => {
-        if (filled > 0) {
-          let most = 0;
-          for (let p = 1; p < many.length; p++) if (many[p] > many[most]) most = p;
-          context.fillStyle = looks.plain[most];
-          context.globalAlpha = clamp(filled, .25, 1);
-          context.fillRect(pixel, top_, 1, row.height);
-          context.globalAlpha = 1;
+    // Bars narrower than NARROW pixels are added up by pixel, and a pixel shows its largest part, as strong as it is full:
+    // a row of them is one line of an image, stretched.  So a frame costs no more for a million bars than for thousands.
+    const NARROW = 4, strip = document.createElement("canvas");
+    let cover = [], pixels = null;
+    function stripes(wide) {
+      if (strip.width === wide && pixels) return;
+      strip.width = wide;
+      strip.height = 1;
+      cover = PARTS.map(() => new Float32Array(wide));
+      pixels = strip.getContext("2d").createImageData(wide, 1);
+    }
+    function paintStripes(context, row, at) {
+      const wide = strip.width, out = pixels.data;
+      for (let p = 0; p < wide; p++) {
+        let most = 0, sum = 0;
+        for (let k = 0; k < cover.length; k++) {
+          sum += cover[k][p];
+          if (cover[k][p] > cover[most][p]) most = k;
         }
-        many.fill(0);
-        filled = 0;
-      };
-      for (let i = first(row, from); i < row.end && start[i] < to; i++) {
-        const left = (start[i] - from) * scale + gutter, wide = duration[i] * scale;
-        if (wide < 1) {
-          const at = Math.max(gutter, Math.floor(left));
-          if (at !== pixel) { flush(); pixel = at; }
-          const wait = waited[i] * scale;
-          many[bubble] += wait;
-          many[part[i]] += wide - wait;
-          filled += wide;
-          continue;
-        }
-        flush();
-        const begin = Math.max(left, gutter), end = Math.min(left + wide, width);
-        const moved = clamp(left + waited[i] * scale, begin, end);
-        if (moved > begin) {
-          context.fillStyle = looks.plain[bubble];
-          context.fillRect(begin, top_, moved - begin, row.height);
-          context.fillStyle = looks.quiet;
-          context.fillRect(begin, top_ + row.height / 2 - .5, moved - begin, 1);
-        }
-        if (end > moved) {
-          context.fillStyle = looks.fill[part[i]];
-          context.fillRect(moved, top_, Math.max(end - moved, .5), row.height);
-        }
-        if (wide > 4) {                 // a seam between neighbours
-          context.fillStyle = looks.paper;
-          context.fillRect(left + wide - .5, top_, .5, row.height);
-        }
-        if (end - begin > 22 && row.height > 12) {
-          const text = name(i), room = Math.floor((end - begin - 4) / 6.4), shown = text.slice(0, room);
-          if (shown.length > 1 && (shown.length === text.length || room > 3)) {
-            const length = context.measureText(shown).width;
-            context.fillStyle = looks.plain[part[i]];   // a plate, so that no hatching runs through the letters
-            context.fillRect(begin + 2, top_ + 2, Math.min(length + 3, end - begin - 3), row.height - 4);
-            context.fillStyle = looks.on;
-            context.fillText(shown, begin + 3, top_ + row.height / 2 + .5);
-          }
-        }
+        for (let c = 0; c < 3; c++) out[4 * p + c] = looks.rgb[most][c];
+        out[4 * p + 3] = sum > 0 ? 255 * clamp(sum, .25, 1) : 0;
       }
-      flush();
+      for (const part of cover) part.fill(0);
+      strip.getContext("2d").putImageData(pixels, 0, 0);
+      context.drawImage(strip, 0, 0, wide, 1, gutter, at, wide, row.height);
+    }
+    function spread(part, left, right) {        // adds a stretch of the row, in pixels from the gutter, to its pixels
+      const line = cover[part], last = line.length - 1;
+      for (let p = Math.max(0, Math.floor(left)); p <= last && p < right; p++)
+        line[p] += Math.min(right, p + 1) - Math.max(left, p);
+    }
+
+    function drawRow(context, row) {
+      const at = top + row.y - scroll, scale = (width - gutter) / (to - from), bubble = PARTS.indexOf("bubble");
+      const large = [];
+      let narrow = false;
+      for (let i = first(row, from); i < row.end && start[i] < to; i++) {
+        const wide = duration[i] * scale;
+        if (wide >= NARROW) { large.push(i); continue; }
+        const left = (start[i] - from) * scale, moved = left + waited[i] * scale;
+        if (moved > left) spread(bubble, left, moved);
+        spread(part[i], moved, left + wide);
+        narrow = true;
+      }
+      if (narrow) paintStripes(context, row, at);
+      for (const i of large) drawBar(context, row, i, at, scale, bubble);
+    }
+    function drawBar(context, row, i, at, scale, bubble) {
+      const left = (start[i] - from) * scale + gutter, wide = duration[i] * scale;
+      const begin = Math.max(left, gutter), end = Math.min(left + wide, width);
+      const moved = clamp(left + waited[i] * scale, begin, end);
+      if (moved > begin) {
+        context.fillStyle = looks.plain[bubble];
+        context.fillRect(begin, at, moved - begin, row.height);
+        context.fillStyle = looks.quiet;
+        context.fillRect(begin, at + row.height / 2 - .5, moved - begin, 1);
+      }
+      if (end > moved) {
+        context.fillStyle = wide < 8 ? looks.plain[part[i]] : looks.fill[part[i]];
+        context.fillRect(moved, at, Math.max(end - moved, .5), row.height);
+      }
+      context.fillStyle = looks.paper;  // a seam between neighbours
+      context.fillRect(left + wide - .5, at, .5, row.height);
+      if (end - begin < 22 || row.height < 13) return;
+      const text = name(i), room = Math.floor((end - begin - 4) / 6.4), shown = text.slice(0, room);
+      if (shown.length < 2 || (shown.length < text.length && room < 4)) return;
+      const length = context.measureText(shown).width;
+      context.fillStyle = looks.plain[part[i]];         // a plate, so that no hatching runs through the letters
+      context.fillRect(begin + 2, at + 2, Math.min(length + 3, end - begin - 3), row.height - 4);
+      context.fillStyle = looks.on;
+      context.fillText(shown, begin + 3, at + row.height / 2 + .5);
     }
     function drawRuler(context) {
       const longest = to - from, each = step(longest, (width - gutter) / 96);
@@ -254,7 +277,9 @@
       width = wide;
       gutter = width < 600 ? 62 : 118;
       if (!looks) looks = {fill: PARTS.map(part => hatched(context, part)), plain: PARTS.map(colour), on: colour("on"),
-        paper: colour("paper"), quiet: colour("quiet"), line: colour("line"), path: colour("path"), ink: colour("ink")};
+        paper: colour("paper"), quiet: colour("quiet"), rgb: PARTS.map(part => rgb(colour(part))), line: colour("line"), path: colour("path"), ink: colour("ink")};
+      stripes(Math.max(1, Math.ceil(width - gutter)));
+      context.imageSmoothingEnabled = false;
       context.font = "11px system-ui, sans-serif";
       context.textBaseline = "middle";
       drawRuler(context);
@@ -443,9 +468,9 @@
 
   // -- where the time goes --------------------------------------------------------------------------------------------
   function split(given) {
-    const into = $("split"), head = element("tr");
+    const into = $("split"), head = element("tr"), occurring = PARTS.filter((part, p) => given.total[p] > 0);
     head.append(element("th", "device"), element("th", "share of the makespan"));
-    PARTS.forEach(part => {
+    occurring.forEach(part => {
       const cell = element("th", undefined, "number");
       cell.append(element("span", undefined, "swatch p-" + part), part === "communication" ? "exposed" : part);
       head.append(cell);
@@ -465,13 +490,14 @@
       const header = element("th", label);
       header.scope = "row";
       row.append(header, cell);
-      parts.forEach(amount => row.append(element("td", seconds(amount), "number")));
+      occurring.forEach(part => row.append(element("td", seconds(parts[PARTS.indexOf(part)]), "number")));
       body.append(row);
     }
     add("all", given.total, given.whole, "all");
     const shares = element("tr", undefined, "quiet");
     shares.append(element("th", ""), element("td", ""));
-    given.total.forEach(amount => shares.append(element("td", (100 * amount / given.whole).toFixed(1) + "%", "number")));
+    occurring.forEach(part => shares.append(
+      element("td", (100 * given.total[PARTS.indexOf(part)] / given.whole).toFixed(1) + "%", "number")));
     body.append(shares);
     given.rows.forEach((parts, r) => {
       const {rank, place} = data.ranks[r];
