@@ -1,4 +1,4 @@
-"""The critical path of a trace: the chain of events, from the last end back to the start, that made it as long as it is.
+"""The critical path of a trace: the chain of events, from the last end back to the start, that made it so long.
 
 It is walked backwards.  What held the device that ended last is on it; where that was a recv or a collective which
 waited for another device, the path goes over to the device that was waited for, at the time it came.  Shorten

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallelism.trace_collectives import collectives
@@ -68,7 +69,7 @@ def _headline(trace: Trace) -> list[str]:
 
 def _tables(trace: Trace) -> list[_Table]:
     moved = moving(trace)
-    tables = [_split_table(trace, moved)] if trace.makespan_seconds else []
+    tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
     held = trace.peaks()
     ranks = []
     for rank, totals in sorted(trace.totals.items()):

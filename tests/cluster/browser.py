@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -34,8 +35,9 @@ class Browser:
         far = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (read, write)]    # away from 3 and 4
         os.close(read)
         os.close(write)
-        words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
-                 "--no-first-run", "--disable-dev-shm-usage", f"--user-data-dir={self._profile.name}", "about:blank"]
+        words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+                 "--remote-debugging-pipe", "--disable-dev-shm-usage",
+                 f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _AS_3_AND_4, *map(str, far), *words], pass_fds=far,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -51,17 +53,12 @@ class Browser:
         """Ends it and everything that it started."""
         os.close(self._to)
         os.close(self._from)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)      # it goes when its pipe does
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)        # a group of its own
-            except ProcessLookupError:
-                pass
-            self._process.wait()
-            self._profile.cleanup()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)        # a group of its own
+        self._process.wait()
+        self._profile.cleanup()
 
     def call(self, method, **parameters):
         """A command's result."""

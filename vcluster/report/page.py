@@ -24,10 +24,10 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 def html(trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS) -> None:
     """Writes the page of ``trace`` (or of a run) to ``path``.
 
-    It shows the verdict, the timeline (zoom, pan, hover, critical path), where each device's time went, the collectives,
-    the communication matrix by axis, and memory over time.  A trace with more than ``most_bars`` events loses the
-    shortest of them in the timeline, and the page says so.  ``OSError`` if the file cannot be written; ``ValueError``
-    for fewer bars than 1.
+    It shows the verdict, the timeline (zoom, pan, hover, critical path), where each device's time went, the
+    collectives, the communication matrix by axis, and memory over time.  A trace with more than ``most_bars`` events
+    loses the shortest of them in the timeline, and the page says so.  ``OSError`` if the file cannot be written;
+    ``ValueError`` for fewer bars than 1.
     """
     if most_bars < 1:
         raise ValueError(f"most_bars should be at least 1, got {most_bars}")

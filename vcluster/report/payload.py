@@ -19,7 +19,7 @@ from parallelism.trace_collectives import collectives
 from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving
 from parallelism.trace_split import PARTS, Split, part_of, split
 from parallelism.trace_summary import fit, nbytes, rate, seconds
-from vcluster.report.verdict import verdict
+from vcluster.report.verdict import LONGEST, verdict
 
 MOST_BARS = 1_000_000
 """Of a longer trace the shortest events are left out of the timeline, and the page says so."""
@@ -36,7 +36,12 @@ Data = dict[str, Any]
 
 
 def payload(trace: Trace, *, most_bars: int = MOST_BARS) -> Data:
-    """Everything on the page."""
+    """Everything on the page.  A forged trace may have times that add up to more than a float holds: none are drawn."""
+    with np.errstate(all="ignore"):
+        return _payload(trace, most_bars)
+
+
+def _payload(trace: Trace, most_bars: int) -> Data:
     moved = moving(trace)
     by_rank, path, rows = split(trace, moved), critical_path(trace, moved), collectives(trace, moved)
     left_out: list[str] = []
@@ -44,16 +49,17 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS) -> Data:
     if len(shown) < len(trace.ranks):
         left_out.append(f"Of {len(trace.ranks):,} devices the first {len(shown):,} are shown; "
                         "the verdict and the tables of collectives count all.")
+    makespan = trace.makespan_seconds if trace.makespan_seconds < LONGEST else 0.0
     data: Data = {
         "title": f"Trace of {trace.size:,} device{'s' * (trace.size != 1)}",
         "facts": _facts(trace),
         "verdict": [_clean(sentence, 400) for sentence in verdict(trace, by_rank, path, rows)],
-        "parts": PARTS, "makespan": trace.makespan_seconds,
+        "parts": PARTS, "makespan": makespan,
         "ranks": [{"rank": rank, "place": _place(trace, rank)} for rank in shown],
     }
-    if trace.makespan_seconds > 0:
+    if makespan > 0:
         data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
-        data["split"] = _split(by_rank, shown, trace.makespan_seconds)
+        data["split"] = _split(by_rank, shown, makespan)
     if rows:
         data["collectives"] = [
             [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes) if row.axes else "-"),

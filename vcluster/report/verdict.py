@@ -15,6 +15,8 @@ from parallelism.trace_summary import fit, nbytes, rate, seconds
 
 UNEVEN = 1.1
 """A device that computes so many times as long as the median one is named."""
+LONGEST = 1e300
+"""Seconds of a makespan; a forged one that is longer may add up to more than a float holds."""
 _COMPUTE = ("forward", "backward", "recompute", "other")
 _SAID = {"communication": "exposed communication", "other": "other compute"}
 
@@ -28,6 +30,8 @@ def verdict(
     makespan = trace.makespan_seconds
     if not makespan > 0:
         return ["Nothing in this trace takes virtual time: there is no compute in it, and messages cost nothing."]
+    if not makespan < LONGEST:
+        return ["The times of this trace add up to more than a number can hold."]
     whole = makespan * len(by_rank)
     total = Split(*(sum(column) for column in zip(*by_rank.values(), strict=True)))
     share = {part: amount / whole for part, amount in zip(PARTS, total, strict=True)}
@@ -73,7 +77,9 @@ def _uneven(by_rank: Mapping[int, Split]) -> list[str]:
     if len(computes) < 2 or not middle > 0 or computes[rank] < UNEVEN * middle:
         return []
     times = computes[rank] / middle
-    return [f"Rank {rank} computes {times:.2f} times as long as the median device: a straggler, or an uneven split."]
+    more = sum(seconds >= UNEVEN * middle for seconds in computes.values()) - 1
+    also = f", and {more} more at least {UNEVEN} times: stragglers" if more else ": a straggler"
+    return [f"Rank {rank} computes {times:.2f} times as long as the median device{also}, or an uneven split."]
 
 
 def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
