@@ -26,8 +26,8 @@ class CollectiveRow(NamedTuple):
     name: str
     algorithm: str
     axes: tuple[str, ...] | None
-    count: int
-    """Operations, once for each group that took part."""
+    operations: int
+    """Counted once for each group that took part."""
     bytes_received: int
     """By all ranks together."""
     bytes_sent: int

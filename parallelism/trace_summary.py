@@ -81,7 +81,7 @@ def _tables(trace: Trace) -> list[_Table]:
     rows = collectives(trace, moved)
     for longest in (18, 10):        # of a word, so that a line has room for it
         groups = [[fit(row.name, longest), fit(row.algorithm, longest),
-                   fit("-" if row.axes is None else ", ".join(row.axes), longest), quantity(row.count),
+                   fit("-" if row.axes is None else ", ".join(row.axes), longest), quantity(row.operations),
                    nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)] for row in rows]
         table = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
         if not groups or max(map(len, _lines(table))) <= WIDTH:

@@ -20,8 +20,8 @@ LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
-  {PROGRAM} report FILE.json  a recorded trace: summary, timeline; --html a page
-  {PROGRAM} compare A B       two recorded traces: what got slower, and why
+  {PROGRAM} report T.json     a recorded trace: summary, timeline, page
+  {PROGRAM} compare A B       of two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} --version         which one this is
 
@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     """A recorded trace as a summary and a timeline, and as a page where that is asked for."""
     parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
-    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="what Trace.save or a demo's --trace has written")
+    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="what Trace.save or a demo has written")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write it as one page that needs nothing else")
     arguments = _parsed(parser, words)
     if arguments is None:

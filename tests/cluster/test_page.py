@@ -149,7 +149,7 @@ def test_no_name_runs_or_breaks_out(browser, tmp_path):
     assert bad[1][:40] in browser.text("#facts")
 
 
-@pytest.mark.parametrize("trace", [Trace([]), Trace([], size=3), Trace([Event(0, "h2d", "arguments", bytes_received=8)])])
+@pytest.mark.parametrize("trace", [Trace([]), Trace([], size=3), Trace([Event(0, "h2d", "x", bytes_received=8)])])
 def test_a_trace_of_nothing_says_so(browser, tmp_path, trace):
     report.html(trace, tmp_path / "none.html")
     browser.open(tmp_path / "none.html", width=700)

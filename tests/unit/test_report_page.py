@@ -76,8 +76,8 @@ def test_the_figures_beside_it_are_those_of_the_trace():
                              "total": [6, 0, 0, 0, 7, 7, 0]}
     assert data["verdict"][:2] == [
         "2 devices for 10 s: 30.0% of it compute, exposed communication 35.0%, bubble 35.0%, idle 0.0%.",
-        "The largest loss is exposed communication, 4 s on rank 1; of the collectives all_reduce over pp takes longest, "
-        "3 s, at 1.33 B/s of bus bandwidth."]
+        "The largest loss is exposed communication, 4 s on rank 1; of the collectives all_reduce over pp takes "
+        "longest, 3 s, at 1.33 B/s of bus bandwidth."]
     assert [(one["label"], one["cells"]) for one in data["matrix"]["of"]] == [
         ("all", [(0, 1, 12), (1, 0, 4)]), ("pp", [(0, 1, 12), (1, 0, 4)])]
     assert data["ranks"] == [{"rank": 0, "place": "pp=0 dp=0"}, {"rank": 1, "place": "pp=1 dp=0"}]

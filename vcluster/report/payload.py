@@ -63,7 +63,7 @@ def _payload(trace: Trace, most_bars: int) -> Data:
     if rows:
         data["collectives"] = [
             [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes) if row.axes else "-"),
-             f"{row.count:,}", nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)]
+             f"{row.operations:,}", nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)]
             for row in rows[:MOST_ROWS]]
         if len(rows) > MOST_ROWS:
             left_out.append(f"Of {len(rows):,} sorts of collectives the first {MOST_ROWS} are in the table.")
