@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from parallelism.trace_moving import HOLDING, HOST_TRAFFIC, Moving, asynchronous, moving
+from parallelism.trace_moving import HOLDING, HOST_TRAFFIC, Moving, asynchronous, moving, rounded
 
 if TYPE_CHECKING:
     from parallelism.trace import Trace
@@ -44,7 +44,7 @@ def critical_path(trace: Trace, moved: Moving | None = None) -> tuple[PathStep, 
     moves = ~columns.isin("kind", {"compute", "send", *HOST_TRAFFIC})
     at = at[np.lexsort((starts[at], ranks[at]))]
     bounds = np.searchsorted(ranks[at], np.arange(trace.size + 1)).tolist()
-    begin, end, since = starts[at].tolist(), ends[at].tolist(), moved.since[at].tolist()
+    begin, end, since = starts[at].tolist(), ends[at].tolist(), rounded(moved.since[at], ends[at]).tolist()
     awaited = np.where(moves[at] & (moved.awaited[at] != at), ranks[moved.awaited[at]], -1).tolist()
     place, rank = at.tolist(), ranks[at].tolist()
 

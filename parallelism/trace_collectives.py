@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from parallelism.columns import Columns, Table, operations
-from parallelism.trace_moving import Moving, moving
+from parallelism.trace_moving import Moving, moving, rounded
 
 if TYPE_CHECKING:
     from parallelism.trace import Trace
@@ -102,7 +102,7 @@ def _times(events: Columns, since: np.ndarray, name: str, algorithm: str) -> tup
     begins, ends = np.full(len(came), -np.inf), np.full(len(came), -np.inf)
     np.maximum.at(begins, place, since)
     np.maximum.at(ends, place, events.numbers("start_seconds") + events.numbers("duration_seconds"))
-    seconds = float(np.maximum(ends - begins, 0).sum())
+    seconds = float(np.maximum(ends - rounded(begins, ends), 0).sum())
 
     groups = events["group"]
     assert isinstance(groups, Table)

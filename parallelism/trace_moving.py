@@ -23,6 +23,10 @@ HOLDING = ("compute", "collective", "send", "recv", "wait", *HOST_TRAFFIC)
 """The kinds of event that take time on a device; what is left is memory."""
 
 
+_ROUNDING = 2.0**-48
+"""Of a time: some sixteen of the smallest steps of a float."""
+
+
 class Moving(NamedTuple):
     """For each event of a trace, by its place there."""
 
@@ -74,6 +78,11 @@ def moving(trace: Trace) -> Moving:
             operation[at[~issues][matched]] = at[issues][first[found[matched]]]
     awaited = awaited[operation]
     return Moving(start[awaited], awaited)
+
+
+def rounded(since: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The same times, but the end itself where no more lies between than adding up floats may leave."""
+    return np.where(end - since <= _ROUNDING * np.abs(end), end, since)
 
 
 def asynchronous(columns: Columns) -> npt.NDArray[np.bool_]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.columns import Columns, Table
-from parallelism.trace_moving import HOLDING, HOST_TRAFFIC, Moving, moving
+from parallelism.trace_moving import HOLDING, HOST_TRAFFIC, Moving, moving, rounded
 
 if TYPE_CHECKING:
     from parallelism.trace import Trace
@@ -65,6 +65,7 @@ def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
     active = counted & ~columns.isin("kind", {"wait"})      # a wait only waits: its operation has the transfer
     parts = part_of(columns)
     since = np.where(columns.isin("kind", {"compute", "send", *HOST_TRAFFIC}), start, np.maximum(start, moved.since))
+    since = rounded(since, end)
     first, last = np.full(len(trace.ranks), np.inf), np.full(len(trace.ranks), -np.inf)
     np.minimum.at(first, ranks[counted], start[counted])
     np.maximum.at(last, ranks[counted], end[counted])

@@ -40,6 +40,17 @@ def test_compare_prints_what_got_slower(capsys, trace, tmp_path):
     assert (status, err) == (0, "") and out.startswith("slower: makespan 2 s -> 3 s (+1 s, 50.0% slower)\n")
 
 
+def test_a_forged_file_whose_numbers_overflow_is_reported_without_a_traceback(capsys, tmp_path):
+    most = 1.7e308
+    forged = [Event(0, kind, "x", most, most, nbytes=most, flops=most) for kind in ("compute", "memory")] * 2
+    Trace([*forged, Event(0, "memory", "x", 0, nbytes=-1.7e308)]).save(tmp_path / "f.json")
+    status, out, err = run(capsys, "report", tmp_path / "f.json", "--html", tmp_path / "f.html")
+    assert (status, err) == (0, "") and "1 device, 5 events" in out
+    assert "add up to more than a number can hold" in (tmp_path / "f.html").read_text()
+    told = run(capsys, "compare", tmp_path / "f.json", tmp_path / "f.json")
+    assert told == (0, "not to be compared: makespan inf s -> inf s\n", "")
+
+
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_help_is_no_mistake(capsys, command):
     status, out, err = run(capsys, command, "--help")

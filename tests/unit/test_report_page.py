@@ -169,7 +169,7 @@ def test_the_policy_names_the_scripts_hash_and_lets_nothing_else_run():
 finite = st.floats(0, 1e308) | st.sampled_from((0.0, 1e-320, 1.0, 1e308, 1.7e308))
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.builds(
     Event, st.integers(0, 3), st.sampled_from(("compute", "collective", "send", "recv", "wait", "memory", "h2d")),
     st.text(max_size=5), finite, finite, bytes_received=st.integers(0, 2**53), peer=st.none() | st.integers(-1, 3),

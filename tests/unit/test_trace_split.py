@@ -183,5 +183,14 @@ def test_rows_of_collectives_differ_by_name_algorithm_and_axes_and_count_operati
         ("all_reduce", "ring", ("dp",), 2), ("all_reduce", "tree", ("dp",), 1), ("all_reduce", "ring", ("tp",), 1)]
 
 
+def test_what_adding_up_floats_leaves_is_no_transfer():
+    times = [(2.840101e-3, 0.4e-3), (2.9e-3, 0.340101e-3 + 4e-19)]
+    trace = Trace([all_reduce(rank, start, seconds) for rank, (start, seconds) in enumerate(times)]
+                  + [compute(0, 0, 2.840101e-3), compute(1, 0, 2.9e-3)])
+    late = Trace([all_reduce(0, 0.1, 0.2), all_reduce(1, 0.1 + 0.2, 0.0)])
+    assert collectives(late)[0].seconds == 0 and late[1].start_seconds > 0.3
+    assert split(late)[0].communication == 0 and split(trace)[0].communication > 0
+
+
 def test_the_names_of_the_parts():
     assert PARTS == ("forward", "backward", "recompute", "other", "communication", "bubble", "idle")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
 from parallelism.trace import Trace
-from parallelism.trace_moving import HOLDING, moving
+from parallelism.trace_moving import HOLDING, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
 from parallelism.trace_summary import WIDTH, fit, seconds
 
@@ -104,7 +105,7 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     start = columns.numbers("start_seconds")
     end = start + columns.numbers("duration_seconds")
     compute = columns.isin("kind", {"compute"})
-    spent = np.where(compute, end - start, np.maximum(end - np.maximum(start, since), 0))
+    spent = np.where(compute, end - start, np.maximum(end - np.maximum(start, rounded(since, end)), 0))
     parts = part_of(columns)
     fields = ("kind", "name", "stage", "phase", "axes")
     events = columns.only(*fields).take(taken)
@@ -125,6 +126,8 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
 def _text(comparison: Comparison) -> list[str]:
     makespan = comparison.makespan
     times = f"{seconds(makespan.before)} -> {seconds(makespan.after)}"
+    if not isfinite(makespan.seconds):
+        return [f"not to be compared: makespan {times}"]
     least = NEGLIGIBLE * max(makespan.before, makespan.after)
     if abs(makespan.seconds) <= least:
         lines = [f"as long as before: makespan {times}"]

@@ -16,7 +16,7 @@ from parallelism.columns import ABSENT, Columns, Table
 from parallelism.critical_path import PathStep, critical_path
 from parallelism.trace import Trace
 from parallelism.trace_collectives import collectives
-from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving
+from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
 from parallelism.trace_summary import fit, nbytes, rate, seconds
 from vcluster.report.verdict import LONGEST, verdict
@@ -144,7 +144,7 @@ def _timeline(
     order = np.lexsort((start[at], lanes, ranks))
     at, lanes, ranks = at[order], lanes[order], ranks[order]
     since = np.where(columns.isin("kind", {"collective", "recv", "wait"})[at], moved.since[at], start[at])
-    since = np.clip(since, start[at], (start + duration)[at])
+    since = np.clip(rounded(since, (start + duration)[at]), start[at], (start + duration)[at])
     of_path = np.array([(columns.numbers("rank")[step.event], step.event) for step in path[-MOST_STEPS:]],
                        np.int64).reshape(-1, 2)
     if len(path) > MOST_STEPS:
