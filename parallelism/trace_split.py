@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 PHASES = {"F": 0, "B": 1, "I": 1, "W": 1, "R": 2}
 
 
+_ROUNDING = 1e-12
+"""Of the makespan: less than what adding up so many parts may leave."""
+
+
 class Split(NamedTuple):
     """Seconds of virtual time; together the makespan."""
 
@@ -74,7 +78,8 @@ def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
         np.concatenate([ranks[active], seen]),
         np.concatenate([np.minimum(since, end)[active], first[seen]]), np.concatenate([end[active], last[seen]]),
         np.concatenate([parts[active], np.full(len(seen), _BUBBLE)]), len(trace.ranks))
-    seconds[:, _IDLE] = np.maximum(makespan - seconds.sum(axis=1), 0)
+    rest = makespan - seconds.sum(axis=1)
+    seconds[:, _IDLE] = np.where(rest > _ROUNDING * makespan, rest, 0)
     return {rank: Split(*row) for rank, row in zip(trace.ranks, seconds.tolist(), strict=True)}
 
 

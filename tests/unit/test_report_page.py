@@ -142,6 +142,7 @@ def test_a_hostile_name_stays_in_its_string(tmp_path):
     assert (tmp_path / "p.html").read_text() == bad
 
 
+@settings(max_examples=15)
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_embedded_json_is_the_same_json_without_any_markup(value):
     text = embedded(value)
