@@ -18,6 +18,8 @@ from typing import Any
 from parallelism.trace import Trace
 from vcluster.report.payload import MOST_BARS, payload
 
+SCRIPTS = ("drawing.js", "timeline.js", "tables.js", "memory.js", "page.js")
+"""They run as one, in this order."""
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -37,7 +39,8 @@ def html(trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS)
 
 def page(data: dict[str, Any]) -> str:
     """The page that shows a payload, in ASCII."""
-    script, style = _text("page.js"), _text("page.css")
+    style = _text("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_text, SCRIPTS)) + "})();\n"
     policy = ("default-src 'none'; base-uri 'none'; form-action 'none'; "
               f"script-src '{_hash(script)}'; style-src '{_hash(style)}'")
     parts = {"POLICY": policy, "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script,
