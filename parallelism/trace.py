@@ -31,6 +31,7 @@ class RankTotals(NamedTuple):
     flops: float = 0.0
 
 
+_MOST_BYTES = 1e300
 _HOST_KINDS = frozenset(("h2d", "d2h"))
 _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
 _WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
@@ -249,7 +250,8 @@ class Trace(Sequence[Event]):
             wanted &= self.columns.isin("name", {category})
         events = self.columns.take(wanted)
         for rank, nbytes in zip(events.values("rank"), events.values("nbytes"), strict=True):
-            held[rank] = now = held.get(rank, 0) + nbytes
+            # forged bytes may add up to more than a float holds
+            held[rank] = now = min(max(held.get(rank, 0) + nbytes, -_MOST_BYTES), _MOST_BYTES)
             peaks[rank] = max(peaks.get(rank, 0), int(now))
         return peaks
 

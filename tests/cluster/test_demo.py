@@ -46,7 +46,8 @@ def difference(out: str) -> float:
 
 def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     trace = tmp_path / "step.json"
-    run = demo("mlp", "--pp", "4", "--trace", str(trace))
+    page = tmp_path / "step.html"
+    run = demo("mlp", "--pp", "4", "--trace", str(trace), "--html", str(page))
     assert run.returncode == 0
     assert run.stderr == ""
     lines = run.stdout.splitlines()
@@ -68,7 +69,8 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     recorded = Trace.load(trace)
     assert recorded.size == 4
     assert recorded.count("2F0") == recorded.count("0B7") == 1
-    assert f"The record of that step is in {trace}" in run.stdout
+    assert f"The record of that step is in {trace}\n\nThe page of that step is {page}\n" in run.stdout
+    assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,9 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
     "words",
     [
         ("mlp", "--pp", "0"), ("mlp", "--pp", "5"), ("mlp", "--schedule", "1f1c"), ("mlp", "--data", "missing.npz"),
-        ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"), ("matmul", "--tp", "x"),
+        ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"),
+        ("mlp", "--html", "/nonexistent/page.html"), ("mlp", "--trace", "no-such", "--html", "no-such"),
+        ("matmul", "--tp", "x"),
         ("ffn", "--shape", "1,2"), ("reshard", "[x", "[x]"), ("reshard", "[x]"),
     ],
 )

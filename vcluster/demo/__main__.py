@@ -80,6 +80,7 @@ examples:
     )
     parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="the same as a page to look at")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
     _add_backend(parser)
     return parser

@@ -25,6 +25,7 @@ from pipeline_parallelism import MLP
 from vcluster.demo.command_line import WrongWords, mesh_of, writable
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
 from vcluster.demo.screen import Screen
+from vcluster.report import html
 
 if TYPE_CHECKING:
     from vcluster.cluster import VirtualCluster
@@ -49,6 +50,7 @@ class Job:
     steps: int
     backend: str
     trace: Path | None
+    html: Path | None
 
     @property
     def replicas(self) -> int:
@@ -99,8 +101,11 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--microbatches {arguments.microbatches}: there are {len(data.x)} rows to train on")
     if mesh.shape.get("dp", 1) > len(data.x):
         raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
-    if arguments.trace is not None:
-        writable(arguments.trace)
+    for file in (arguments.trace, arguments.html):
+        if file is not None:
+            writable(file)
+    if arguments.html is not None and arguments.html == arguments.trace:
+        raise WrongWords(f"--html and --trace are both {arguments.html}")
     pipeline = Pipeline(stages, arguments.microbatches, arguments.schedule, chunks)
     mlp = MLP(
         layer_sizes=(data.features, *hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
@@ -110,7 +115,8 @@ def prepare(arguments: argparse.Namespace) -> Job:
     # loss has no bound, at a tenth of that.
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
     rate = usual if arguments.learning_rate is None else arguments.learning_rate
-    return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace)
+    return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace,
+               arguments.html)
 
 
 def _stages(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
@@ -161,6 +167,13 @@ def show(arguments: argparse.Namespace) -> int:
             raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
         screen.line()
         screen.line(f"The record of that step is in {job.trace}")
+    if job.html is not None:
+        try:
+            html(trained.step, job.html)
+        except OSError as error:
+            raise WrongWords(f"--html: {job.html} cannot be written: {error.strerror or error}") from None
+        screen.line()
+        screen.line(f"The page of that step is {job.html}")
     return 0 if good else 1
 
 
