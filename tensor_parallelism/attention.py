@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from tensor_parallelism.attention_blocks import ACTIVATIONS, GATHERED
@@ -50,6 +51,9 @@ class Attention(ShardedOperation):
     of ``x[:, zigzag_order(sequence, devices)]``.  Otherwise a ring skips what is wholly masked, and its first devices
     wait for its last.
 
+    ``rotary_base``, 10000 in the paper: queries and keys are turned by an angle that grows with their place in the
+    sequence, `parallelism.kernels.rotate`, wherever the row lies and in whatever order; the head_dim is even then.
+
     **Communication**: see `AttentionShardingPolicy`; ``plan(...).bytes_received`` and
     ``plan(...).backward_bytes_received``, by rank.
 
@@ -69,7 +73,7 @@ class Attention(ShardedOperation):
 
     def __init__(
         self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
-        zigzag: bool = False,
+        zigzag: bool = False, rotary_base: float | None = None,
     ) -> None:
         if not isinstance(sharding, AttentionSharding):
             raise TypeError(f"Attention takes an AttentionSharding, got {sharding!r}")
@@ -81,15 +85,19 @@ class Attention(ShardedOperation):
         if zigzag and not (causal and wanted in RINGS):
             raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
                              f"causal={causal}")
+        if rotary_base is not None and not rotary_base > 0:
+            raise ValueError(f"rotary_base must be above 0, got {rotary_base!r}")
         super().__init__(sharding)
         self.policy = wanted
         self.causal = bool(causal)
         self.zigzag = bool(zigzag)
+        self.rotary_base = rotary_base
         self._plans: dict[Any, AttentionPlan] = {}
         """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
-        return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag})"
+        rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
+        return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag}{rotary})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x, Wq, Wk, Wv and Wo, by rank."""
@@ -115,6 +123,8 @@ class Attention(ShardedOperation):
         made = [INTO.run(device, rows, weights) for weights in (wq, wk[:, mine], wv[:, mine])]
         self._drop(device, plan, rows)
         del rows
+        if self.rotary_base is not None:
+            made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
         device.hold(ACTIVATIONS, x.nbytes)
         attend = ulysses_forward if plan.is_ulysses else ring_forward
         kept: RingKept | UlyssesKept = attend(device, plan, made)
@@ -139,6 +149,9 @@ class Attention(ShardedOperation):
             grads = ulysses_backward(device, plan, kept, mixed_grad)
         else:
             grads = ring_backward(device, plan, kept, mixed_grad)
+        if self.rotary_base is not None:
+            q_grad, k_grad = (rotate_backward(one, plan.rows(device.rank), self.rotary_base) for one in grads[:2])
+            grads = q_grad, k_grad, grads[2]
         rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
         weight_grads = []
         terms = []
@@ -171,8 +184,11 @@ class Attention(ShardedOperation):
         if found is None:
             if len(whole) != len(NAMES):
                 raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(whole)} shapes")
-            found = AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, AttentionShapes(*whole),
-                                  np.dtype(dtype), mesh)
+            of = AttentionShapes(*whole)
+            if self.rotary_base is not None and of.head_dim % 2:
+                raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
+                                 f"{of.head_dim}")
+            found = AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, np.dtype(dtype), mesh)
             self._plans[key] = found
         return found
 
