@@ -113,14 +113,21 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
     assert " NO  largest difference" in out
 
 
-SMALL_GPT = "--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2"
+SMALL_GPT = "--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt of_which_not_much_is_left_to_be_written"
 
 
-@pytest.mark.parametrize("words", ["--tp 2", "--dp 2 --pp 2 --schedule gpipe", "--pp 2 --tp 2 --schedule zbv"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
+        pytest.param("--dp 2 --pp 2 --schedule gpipe", marks=pytest.mark.slow),
+        pytest.param("--dp 3 --pp 2 --tp 2 --blocks 3", marks=pytest.mark.slow),
+    ],
+)
 def test_a_gpt_learns_what_it_learns_in_one_process_by_the_closed_forms_bytes(capsys, words):
     status, out = here(capsys, f"gpt {words} {SMALL_GPT} --backend thread")
     assert status == 0
-    assert out.count(" ok ") == 4
+    assert out.count(" ok ") == 3
     assert float(re.search(r"largest difference from the losses of one process: (\S+)", out)[1]) < 1e-9
 
 
@@ -129,13 +136,13 @@ def test_the_gpt_demo_on_eight_processes_ends_with_a_line_that_it_wrote(capsys, 
     words = f"gpt --dp 2 --pp 2 --tp 2 {SMALL_GPT} --prompt Ranks --trace"
     assert serve(command.PROGRAM, command.main, [*words.split(), str(trace)]) == 0
     out = capsys.readouterr().out
-    assert out.count(" ok ") == 4
+    assert out.count(" ok ") == 3
     rows = re.findall(r"^  r\d +pp=(\d) dp=\d tp=\d +(\S.*?) +1 of 2 +([\d,]+) +(\d+)$", out, re.MULTILINE)
     assert [row[:2] for row in rows] == [("0", "embedding, block 1")] * 4 + [("1", "block 2, head")] * 4
     assert len({row[3] for row in rows}) == 8
     step = Trace.load(trace)
     sent = 2 * 2 * 5 * 32 * 8 * 8
-    assert re.search(rf"messages +pp +16 +{sent:,} +activations forward", out)
+    assert re.search(rf"messages +pp +16 +{sent:,} +activations, gradients back", out)
     assert step.filter(kind="send").bytes_sent() == sent
     assert re.search(r"all_reduce +tp", out)
     assert re.search(r"all_reduce +dp", out)
@@ -157,12 +164,18 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
     assert " NO  largest difference from the losses of one process" in out
 
 
+def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
+    status, out = here(capsys, f"gpt {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
+    assert status == 1
+    assert " NO  the training ran away" in out
+
+
 @pytest.mark.slow
 def test_the_gpt_of_the_issue_learns_on_eight_processes():
     run = demo("gpt", "--dp", "2", "--pp", "2", "--tp", "2")
     assert (run.returncode, run.stderr) == (0, "")
     assert max(map(len, run.stdout.splitlines())) <= 80
-    assert float(re.search(r"at first.*?, (\S+) at\s+last", run.stdout)[1]) < 3
+    assert float(re.search(r"at first .*, (\S+) at last", run.stdout)[1]) < 3
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("gpt --pp 2 --schedule pipedream", "--schedule: pipedream does not learn what one process does"),
         ("gpt --pp 2 --schedule local", "--schedule: local does not learn what one process does"),
         ("gpt --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
+        ("gpt --prompt=", "--prompt: needs a character at least"),
         ("gpt --cp 2", "there is no option --cp"),
         ("gpt --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("collectives --devices 0", "--devices: needs a whole number from 1 to 16, got 0"),
@@ -269,7 +270,7 @@ def test_a_package_without_sources_has_no_text(tmp_path, monkeypatch):
 
 
 def test_what_is_written_is_one_line_of_what_a_terminal_shows():
-    assert texts.in_one_line(list("a\n\tb\x1b[1m é".encode())) == "a  b?[1m é"
+    assert texts.in_one_line(list("a\n\tb\x1b[1m é\u8c61".encode())) == "a  b?[1m é?"
     assert texts.in_one_line([0xFF, 0x41, 0xC3]) == "?A?"
 
 

@@ -39,6 +39,8 @@ SEQUENCE = 32
 """Tokens in a row of a batch."""
 TEMPERATURE = 0.5
 MOST_WIDTH = 512
+MOST_PROMPT = 40
+"""Characters of the prompt that are shown."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Job:
     steps: int
     seed: int
     backend: str
-    prompt: str
+    prompt: bytes
     trace: Path | None
 
     def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -110,7 +112,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         writable(arguments.trace)
     return Job(
         mesh, model, Adam(arguments.learning_rate), tokens, arguments.rows, arguments.steps, arguments.seed,
-        arguments.backend, arguments.prompt, arguments.trace,
+        arguments.backend, arguments.prompt.encode("utf-8", "surrogateescape"), arguments.trace,
     )
 
 
@@ -148,7 +150,7 @@ def show(arguments: argparse.Namespace) -> int:
         screen.line()
         screen.line(f"The record of that step is in {job.trace}")
     screen.heading("What it writes, a byte after the other, all devices together")
-    screen.line(f"  {in_one_line([*job.prompt.encode()])}|{in_one_line(written)}"[:WIDTH])
+    screen.line(f"  {_shown(job)}|{in_one_line(written)}")
     return 0 if good else 1
 
 
@@ -169,15 +171,18 @@ def train(job: Job, model: Transformer, cluster: VirtualCluster, screen: Screen)
 def write(job: Job, cluster: VirtualCluster) -> list[int]:
     """What comes after the prompt: each byte drawn by its probability, sharpened, and fed back in."""
     step, rng = job.model.predict_step(), np.random.default_rng(job.seed)
-    given = list(job.prompt.encode())
-    context, room = given[-SEQUENCE:], max(WIDTH - 3 - len(job.prompt), 16)
-    written: list[int] = []
-    for _ in range(room):
+    context, written = [*job.prompt][-SEQUENCE:], list[int]()
+    for _ in range(WIDTH - 3 - len(_shown(job))):
         logits: npt.NDArray[Any] = cluster.run(step, np.array([context])).result[0, -1] / TEMPERATURE
         chances = np.exp(logits - logits.max())
         written.append(int(rng.choice(VOCABULARY, p=chances / chances.sum())))
         context = [*context, written[-1]][-SEQUENCE:]
     return written
+
+
+def _shown(job: Job) -> str:
+    """The end of the prompt."""
+    return in_one_line([*job.prompt])[-MOST_PROMPT:]
 
 
 def _count(model: Transformer) -> int:
@@ -215,9 +220,11 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
 
 def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> bool:
     first, last = trained.losses[0], trained.losses[-1]
-    down = bool(last < first) or len(trained.losses) == 1
-    screen.verdict(down, f"loss {short(first)} at first (a guess among 256 has {np.log(256):.4f}), {short(last)} at "
-                         f"last")
+    screen.line(f"  loss {short(first)} at first (a guess among 256 has {np.log(VOCABULARY):.4f}), {short(last)} "
+                f"at last")
+    if not last < first + 1:
+        screen.verdict(False, "the training ran away; a smaller step may hold it: --learning-rate 0.001")
+        return False
     apart = float(np.max(np.abs(np.subtract(trained.losses, alone.losses))))
     same = apart <= TOLERANCE
     screen.verdict(same, f"largest difference from the losses of one process: {apart:.1e}")
@@ -228,7 +235,7 @@ def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> bool:
     steps = len(trained.losses)
     screen.line(f"       {trained.seconds / steps * 1e3:.0f} ms a step, {alone.seconds / steps * 1e3:.0f} ms in one "
                 f"process, by the wall")
-    return down and same and close
+    return same and close
 
 
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
@@ -237,9 +244,9 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
     moved["pp"] = step.filter(kind="send").bytes_sent()
     rows: list[tuple[str, ...]] = []
     for kind, axis, what in (
-        ("messages", "pp", "activations forward, their gradients back"),
-        ("all_reduce", "tp", "sums inside blocks, embedding and loss"),
-        ("all_reduce", "dp", "gradients of the replicas, and the loss"),
+        ("messages", "pp", "activations, gradients back"),
+        ("all_reduce", "tp", "inside blocks, embedding, loss"),
+        ("all_reduce", "dp", "replicas' gradients, the loss"),
     ):
         if job.mesh.shape.get(axis, 1) > 1:
             count = len(step.filter(kind="send")) if axis == "pp" else step.filter(axes=axis).count(kind)
@@ -247,7 +254,7 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
     for name, kind in (("host to devices", "h2d"), ("devices to host", "d2h")):
         found = step.filter(kind=kind)
         nbytes = found.bytes_received() if kind == "h2d" else found.bytes_sent()
-        rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss, and this time parameters"))
+        rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss; this time parameters"))
     screen.table(("kind", "axis", "how many", "bytes", "what"), rows)
     good = all(moved[axis] == expected[axis] for axis in moved) and step.bytes_received() == sum(expected.values())
     word = "is" if good else "is NOT"

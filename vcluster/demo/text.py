@@ -13,6 +13,9 @@ from vcluster.demo.data import DataError
 VOCABULARY = 256
 """Tokens are bytes."""
 
+LAST = "\u0250"
+"""The first character after the Latin ones, all of which are a column wide."""
+
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 
 
@@ -46,7 +49,6 @@ def pieces(tokens: npt.NDArray[np.int64], rows: int, length: int, seed: tuple[in
 
 
 def in_one_line(tokens: list[int]) -> str:
-    """As text that a terminal shows on one line: a space for what ends a line, ? for what is no text."""
+    """As text a column a character: a space for what ends a line, ? for what is no text, or not of these alphabets."""
     text = bytes(tokens).decode("utf-8", "replace")
-    return "".join(c if c.isprintable() and c != "\N{REPLACEMENT CHARACTER}" else " " if c.isspace() else "?"
-                   for c in text)
+    return "".join(" " if c.isspace() else c if c.isprintable() and c < LAST else "?" for c in text)
