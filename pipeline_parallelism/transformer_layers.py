@@ -111,21 +111,15 @@ class HeadLayer:
         return {"norm": np.ones(norm), "norm_bias": np.zeros(bias),
                 "table": TABLE_SPREAD * rng.standard_normal(table)}
 
-    def forward(self, device: Device, x: Array, targets: Array, parameters: Layer) -> tuple[float, _OfHead | None]:
-        """The mean loss of these tokens; 0 and None if there are none."""
-        if not len(targets):
-            return 0.0, None
+    def forward(self, device: Device, x: Array, targets: Array, parameters: Layer) -> tuple[float, _OfHead]:
+        """The mean loss of these tokens."""
         *norm, table = parameters
         y, of_norm = self.norm.forward(device, x, *norm)
         loss, of_loss = self.loss.forward(device, y, table, targets)
         return float(loss), _OfHead(of_norm, of_loss)
 
-    def backward(
-        self, device: Device, saved: _OfHead | None, x: Array, scale: float, parameters: Layer
-    ) -> tuple[Array, Layer]:
+    def backward(self, device: Device, saved: _OfHead, scale: float) -> tuple[Array, Layer]:
         """The gradients of ``scale`` times the loss."""
-        if saved is None:
-            return np.zeros_like(x), tuple(map(np.zeros_like, parameters))
         y_grad, table_grad, _ = self.loss.backward(device, saved.loss, scale)
         x_grad, *norm_grads = self.norm.backward(device, saved.norm, y_grad)
         return x_grad, (*norm_grads, table_grad)

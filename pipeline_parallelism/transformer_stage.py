@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from parallelism.operation import Device
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
@@ -28,7 +30,8 @@ class TransformerStage(TrainedStage):
     """The layers of one stage on one device, during one step; ``work`` has the tokens and the targets.
 
     The operations that it runs record their own products and what they keep.  Their backward is one: that for the input
-    finds the gradients of the parameters too, and that for the weights adds them up.
+    finds the gradients of the parameters too, and that for the weights adds them up.  A microbatch without rows goes
+    through as it is, and nothing is communicated inside the stage.
     """
 
     def __init__(
@@ -44,28 +47,32 @@ class TransformerStage(TrainedStage):
             assert self.work.inputs is not None
             x = self.work.inputs[microbatch]
         kept = _Kept(self.layers, [])
+        if self.work.training:
+            self._kept[microbatch] = kept
+        if not self.work.rows[microbatch]:
+            if self.work.training and isinstance(self.parts[-1], HeadLayer):
+                self.work.found(microbatch, 0.0)
+            return x
         for part, parameters in zip(self.parts, self.layers, strict=True):
             if not isinstance(part, HeadLayer):
                 x, saved = part.forward(self.device, x, parameters)
                 kept.saved.append(saved)
             elif self.work.training:
-                kept.saved.append((x, self._loss(part, microbatch, x, parameters)))
+                kept.saved.append(self._loss(part, microbatch, x, parameters))
             else:
                 x = self.work.outputs[microbatch] = part.logits(self.device, x, parameters)
-        if self.work.training:
-            self._kept[microbatch] = kept
         return x
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The gradient of the input; those of the parameters are kept for `backward_weights`."""
         kept = self._kept[microbatch]
-        for part, parameters, saved in zip(
-            reversed(self.parts), reversed(kept.layers), reversed(kept.saved), strict=True
-        ):
+        if not self.work.rows[microbatch]:
+            kept.gradients = [tuple(map(np.zeros_like, layer)) for layer in reversed(kept.layers)]
+            return np.empty(0) if grad is None else grad
+        for part, saved in zip(reversed(self.parts), reversed(kept.saved), strict=True):
             if isinstance(part, HeadLayer):
                 scale = self.work.rows[microbatch] / self.work.divisor(microbatch)
-                x, of_head = saved
-                grad, gradients = part.backward(self.device, of_head, x, scale, parameters)
+                grad, gradients = part.backward(self.device, saved, scale)
             else:
                 assert grad is not None
                 grad, gradients = part.backward(self.device, saved, grad)
