@@ -39,7 +39,7 @@ SEQUENCE = 32
 """Tokens in a row of a batch."""
 TEMPERATURE = 0.5
 MOST_WIDTH = 512
-MOST_PROMPT = 40
+MOST_PROMPT = 60
 """Characters of the prompt that are shown."""
 
 
