@@ -12,7 +12,10 @@ from parallelism.columns import Columns, Table
 from parallelism.trace import Event, Trace
 from vcluster import report
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH, as Debian's package has it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH, as Debian's package has it"),
+]
 
 
 @pytest.fixture(scope="module")
