@@ -3,9 +3,10 @@
 A case means the same to every system, so that figures compare.  This module is read by the peers' interpreters too,
 which have NumPy but nothing of vcluster.
 
-**The clock.**  A round is two barriers, then the call.  The first barrier absorbs what ranks did since the last call
-(checking 64 MiB takes one longer than another), the second lets them go together.  Each rank notes `time.perf_counter`
-before and after its call; that clock is one for all processes of a machine.  `seconds_of` makes one figure of them.
+**The clock.** A round is two barriers, the call, a barrier, and a look at the answer.  The first barrier absorbs what
+ranks did since the last call (checking 64 MiB takes one longer than another), the second lets them go together.  Each
+rank notes `time.perf_counter` before and after its call; that clock is one for all processes of a machine.
+`seconds_of` makes one figure of them.
 """
 
 from __future__ import annotations
@@ -163,7 +164,8 @@ def timed_rounds(
     trial: Trial, count: int, barrier: Callable[[], object], call: Callable[[], Any],
     prepare: Callable[[], None] | None = None,
 ) -> Times:
-    """``count`` rounds of ``call`` on this rank; each answer is checked, outside the clock.
+    """``count`` rounds of ``call`` on this rank; each answer is checked, outside the clock, when everybody has one:
+    where ranks share cores, who has finished would else take the core from those that have not.
 
     One more goes before them to warm up: two where results are fresh, since the last one lives while the next is made.
     """
@@ -177,6 +179,7 @@ def timed_rounds(
         start = time.perf_counter()
         answer = call()
         end = time.perf_counter()
+        barrier()
         trial.check(answer)
         times.append((start, end))
     return times[warm:]

@@ -45,6 +45,8 @@ COPIES_FACTOR = 1.5
 """A run with arguments and results, by the copies that it needs."""
 STEP_OVERHEAD = 0.10
 """CPU time of a step of a pipeline over the same arithmetic in one process, in parts of it."""
+BLOCK_OVERHEAD = 0.15
+"""CPU time of a block of a Transformer, forward and backward, over the same in one process, in parts of it."""
 IDLE_PART = 0.01
 """Of a core, for an idle cluster of 64."""
 STREAM_RATE, STREAM_FACTOR = 10e9, 40.0

@@ -193,12 +193,12 @@ def pipeline_axes(
     """The mesh axes on which the stages lie and on which the pipeline is replicated; None where there is none.
 
     Stages lie on ``pipeline.axis``, replicas on ``dp``.  A mesh of one axis serves for the stages, whatever
-    its name, unless it is ``dp`` and the pipeline needs one rank only.  Axes that are ``inside`` a stage may have any
-    size.  ``ValueError`` if the mesh does not fit.
+    its name, unless it is ``dp`` or ``inside`` a stage and the pipeline needs one rank only.  Axes that are ``inside``
+    a stage may have any size.  ``ValueError`` if the mesh does not fit.
     """
     stages: str | None = pipeline.axis
     if stages not in mesh.axes:
-        alone = len(mesh.axes) == 1 and not (mesh.axes == ("dp",) and pipeline.ranks == 1)
+        alone = len(mesh.axes) == 1 and not (mesh.axes[0] in ("dp", *inside) and pipeline.ranks == 1)
         stages = mesh.axes[0] if alone else None
     replicas = "dp" if "dp" in mesh.axes and stages != "dp" else None
     extent = 1 if stages is None else mesh.shape[stages]

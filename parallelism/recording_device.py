@@ -84,7 +84,7 @@ class RecordingDevice:
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         self._add("memory", category, nbytes=float(nbytes), stage=stage, microbatch=microbatch)
 
-    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any:
+    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: np.ndarray | None = None) -> Any:
         a, b = np.asarray(a), np.asarray(b)
         k, rows = a.shape[-1] if a.ndim else 0, b.shape[max(b.ndim - 2, 0)] if b.ndim else 0
         if k != rows:
@@ -95,6 +95,9 @@ class RecordingDevice:
         dtype = np.result_type(a, b)
         traffic = dtype.itemsize * count * (m_k_n[0] * k + k * m_k_n[2] + m_k_n[0] * m_k_n[2])
         with self.compute("matmul", flops=2.0 * count * prod(m_k_n), nbytes=float(traffic), dtype=dtype):
+            if out is not None:
+                out[...] = 0
+                return out
             product = np.zeros((*batch, *m, *n), dtype)
             return product if product.ndim else product[()]
 

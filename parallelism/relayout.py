@@ -23,10 +23,11 @@ Array = NDArray[Any]
 Block = tuple[slice, ...]
 
 
-def run_plan(device: Device, plan: ReshardingPlan, x: Any) -> Array:
+def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:
     """This device's shard of the target, from its shard ``x`` of the source: a new array.
 
-    Every device that a step of the plan joins to this one must run it, too.
+    Every device that a step of the plan joins to this one must run it, too.  ``spent``: nobody needs ``x`` afterwards,
+    so that what it becomes may lie in its place.
 
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received.  ``ValueError``, before anything is
     sent, if the device is on another mesh or ``x`` is not the shard that the plan starts from.
@@ -34,7 +35,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any) -> Array:
     array = np.asarray(x)
     if device.mesh != plan.mesh:
         raise ValueError(f"a plan for {plan.mesh!r} does not run on a device of {device.mesh!r}")
-    expected = plan.source.local_shape(plan.shape, plan.mesh, device.rank)
+    expected = plan.held[device.rank]
     if array.shape != expected or array.dtype != plan.dtype:
         raise ValueError(
             f"of {plan.dtype}{list(plan.shape)} as {plan.source!r} rank {device.rank} holds {plan.dtype}"
@@ -42,8 +43,11 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any) -> Array:
         )
     result = array
     for step in plan.steps:
-        result = _MOVES[step.kind](device, step, result)
-    return result.copy() if np.may_share_memory(result, array) else result
+        if spent and step.kind == "all_reduce" and result.dtype.kind == "f" and result.flags.carray:
+            device.all_reduce(result, step.axes, op=device_op(step.before.op, result.dtype), out=result)
+        else:
+            result = _MOVES[step.kind](device, step, result)
+    return result.copy() if not spent and np.may_share_memory(result, array) else result
 
 
 def _slice(device: Device, step: ReshardingStep, x: Array) -> Array:

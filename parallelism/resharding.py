@@ -159,6 +159,11 @@ class ReshardingPlan:
         return tuple(map(sum, zip(*(step.bytes_received for step in self.steps), strict=True))) or (0,) * self.mesh.size
 
     @cached_property
+    def held(self) -> tuple[Shape, ...]:
+        """The local shapes that it starts from, by rank."""
+        return tuple(self.source.local_shape(self.shape, self.mesh, rank) for rank in range(self.mesh.size))
+
+    @cached_property
     def peak_bytes(self) -> tuple[int, ...]:
         """The largest local array on the way, by rank, the first and the last included."""
         first = _local_bytes(self.source, self.shape, self.dtype.itemsize, self.mesh)

@@ -55,6 +55,7 @@ _TOLD_ABOVE = 0.01
 """Of all compute, what may be undeclared without a warning."""
 _NOT_WORTH_TELLING_SECONDS = 2e-3
 """Of each device: what Python itself takes between calls when it first makes them."""
+_MOST_BYTES = 1e300
 _HOST_KINDS = frozenset(("h2d", "d2h"))
 _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
 _WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
@@ -276,7 +277,8 @@ class Trace(Sequence[Event]):
             wanted &= self.columns.isin("name", {category})
         events = self.columns.take(wanted)
         for rank, nbytes in zip(events.values("rank"), events.values("nbytes"), strict=True):
-            held[rank] = now = held.get(rank, 0) + nbytes
+            # forged bytes may add up to more than a float holds
+            held[rank] = now = min(max(held.get(rank, 0) + nbytes, -_MOST_BYTES), _MOST_BYTES)
             peaks[rank] = max(peaks.get(rank, 0), int(now))
         return peaks
 

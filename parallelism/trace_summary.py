@@ -1,4 +1,4 @@
-"""A trace at a glance: time, traffic and work by rank, and the collectives, as text of 80 columns or as HTML.
+"""A trace at a glance: where the time went, traffic and work by rank, the collectives; 80 columns of text, or HTML.
 
 Virtual time and wall time stand on lines of their own and are never added or divided by each other.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from parallelism.columns import operations
+from parallelism.trace_collectives import collectives
+from parallelism.trace_moving import Moving, moving
+from parallelism.trace_split import PARTS, split
 
 if TYPE_CHECKING:
     from parallelism.trace import Trace
@@ -31,13 +32,7 @@ def as_text(trace: Trace) -> str:
     """The summary in lines of at most 80 columns."""
     lines = _headline(trace)
     for table in _tables(trace):
-        shown = [table.columns, *table.rows[:_MOST_ROWS]]
-        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        lines.append("")
-        for row in shown:
-            cells = zip(row, widths, strict=True)
-            line = "  ".join(cell.ljust(n) if i < table.left else cell.rjust(n) for i, (cell, n) in enumerate(cells))
-            lines.append(fit(line, WIDTH).rstrip())
+        lines += ["", *(fit(line, WIDTH) for line in _lines(table))]
         if len(table.rows) > _MOST_ROWS:
             lines.append(f"... and {len(table.rows) - _MOST_ROWS} more")
     return "\n".join(lines)
@@ -66,36 +61,50 @@ def _headline(trace: Trace) -> list[str]:
     traffic = "with the host" if trace.host_traffic else "between devices"
     return [
         fit(f"{devices}{told}, {len(trace)} event{'s' * (len(trace) != 1)}; traffic {traffic}", WIDTH),
-        fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}, bubble {trace.bubble_fraction:.1%} of it, "
-            f"{trace.span_bubble_fraction:.1%} by span", WIDTH),
+        fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
+            f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),
         fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
     ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
 
 
 def _tables(trace: Trace) -> list[_Table]:
+    moved = moving(trace)
+    tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
     held = trace.peaks()
     ranks = []
     for rank, totals in sorted(trace.totals.items()):
-        ranks.append([str(rank), seconds(totals.compute_seconds), seconds(totals.waiting_seconds),
-                      nbytes(totals.bytes_received), nbytes(totals.bytes_sent), quantity(totals.messages),
+        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), quantity(totals.messages),
                       quantity(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
-    columns = ["rank", "compute", "waiting", "received", "sent", "messages", "flops", *(["peak"] if held else [])]
-    tables = [_Table(columns, ranks, 0)]
+    columns = ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])]
+    tables.append(_Table(columns, ranks, 0))
 
-    events = trace.columns
-    events = events.take(events.isin("kind", {"collective"}) & ~events.present("parent"))
-    _, firsts, place = np.unique(events.key("name", "algorithm", "axes"), return_index=True, return_inverse=True)
-    groups = []
-    for i in np.argsort(firsts):
-        alike = events.take(place == i)
-        first = next(alike.take(slice(1)).events())
-        received, sent = (sum(alike.values(field)) for field in ("bytes_received", "bytes_sent"))
-        groups.append([fit(first.name, 18), fit(first.algorithm or "direct", 18),
-                       fit("-" if first.axes is None else ", ".join(first.axes), 12),
-                       str(operations(alike)), nbytes(received), nbytes(sent)])
-    if groups:
-        tables.append(_Table(["collective", "algorithm", "axes", "count", "received", "sent"], groups, 3))
-    return tables
+    rows = collectives(trace, moved)
+    for longest in (18, 10):        # of a word, so that a line has room for it
+        groups = [[fit(row.name, longest), fit(row.algorithm, longest),
+                   fit("-" if row.axes is None else ", ".join(row.axes), longest), quantity(row.operations),
+                   nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)] for row in rows]
+        table = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
+        if not groups or max(map(len, _lines(table))) <= WIDTH:
+            break
+    return [*tables, table] if rows else tables
+
+
+def _split_table(trace: Trace, moved: Moving) -> _Table:
+    """Where the time went, by rank, in all, and as shares of makespan x devices."""
+    by_rank = split(trace, moved)
+    shown = [[str(rank), *map(seconds, parts)] for rank, parts in by_rank.items()]
+    total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
+    whole = trace.makespan_seconds * len(by_rank)
+    shares = ["", *(f"{part / whole:.1%}" for part in total)]
+    return _Table(["rank", *("exposed" if part == "communication" else part for part in PARTS)],
+                  [["all", *map(seconds, total)], shares, *shown], 0)
+
+
+def _lines(table: _Table) -> list[str]:
+    shown = [table.columns, *table.rows[:_MOST_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return ["  ".join(cell.ljust(n) if i < table.left else cell.rjust(n)
+                      for i, (cell, n) in enumerate(zip(row, widths, strict=True))).rstrip() for row in shown]
 
 
 def fit(text: str, width: int) -> str:
@@ -120,6 +129,17 @@ def nbytes(value: float) -> str:
         if unit != "TiB":
             value /= 1024
     return f"{_digits(value)} {unit}"
+
+
+def rate(bytes_per_second: float | None) -> str:
+    """A bandwidth with its unit, in powers of ten as nccl-tests and data sheets give it: ``12.5 GB/s``."""
+    if bytes_per_second is None:
+        return "-"
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"):
+        if bytes_per_second < 999.5 or unit == "TB/s":
+            break
+        bytes_per_second /= 1000
+    return f"{_digits(bytes_per_second)} {unit}"
 
 
 def quantity(value: float) -> str:

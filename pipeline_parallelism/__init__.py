@@ -7,5 +7,6 @@ from pipeline_parallelism.checkpoint import Checkpoint, CheckpointError
 from pipeline_parallelism.mlp import MLP
 from pipeline_parallelism.resident import MixedStepsError
 from pipeline_parallelism.training import Training
+from pipeline_parallelism.transformer import Transformer
 
-__all__ = ["MLP", "SGD", "Adam", "Checkpoint", "CheckpointError", "MixedStepsError", "Training"]
+__all__ = ["MLP", "SGD", "Adam", "Checkpoint", "CheckpointError", "MixedStepsError", "Training", "Transformer"]

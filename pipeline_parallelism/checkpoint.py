@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from parallelism.kernels import SGD, Adam, AdamState, Optimizer
-from pipeline_parallelism.stage import Array, Layer
+from pipeline_parallelism.trained_stage import Array, Layer
 
 FORMAT = b"vcluster checkpoint, version "
 VERSION = b"1"

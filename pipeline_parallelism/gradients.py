@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from parallelism.kernels import Optimizer
 from parallelism.operation import Device, Work
-from pipeline_parallelism.stage import Array, DenseStage, Layer, add_layers
+from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage, add_layers
 
 BUCKET_BYTES = 25 * 2**20
 """How much of a stage's gradients is summed over the replicas in one operation."""
@@ -23,7 +23,7 @@ class Flushed:
     `BUCKET_BYTES` (or one array), while the backwards of the other stages go on.
     """
 
-    def __init__(self, device: Device, axis: str | None, stages: Mapping[int, DenseStage], microbatches: int) -> None:
+    def __init__(self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], microbatches: int) -> None:
         self.device, self.axis, self.stages = device, axis, stages
         self.left = dict.fromkeys(stages, microbatches)
         self.works: dict[int, list[Work]] = {}
@@ -42,7 +42,8 @@ class Flushed:
         if self.axis is None:
             return {number: stage.gradients for number, stage in self.stages.items()}
         return {
-            number: paired([array for work in self.works[number] for array in work.wait()]) for number in self.stages
+            number: grouped([array for work in self.works[number] for array in work.wait()], stage.gradients)
+            for number, stage in self.stages.items()
         }
 
 
@@ -55,7 +56,7 @@ class Stashed:
     """
 
     def __init__(
-        self, device: Device, axis: str | None, stages: Mapping[int, DenseStage], rows: Sequence[int],
+        self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], rows: Sequence[int],
         optimizer: Optimizer, states: Mapping[int, Any],
     ) -> None:
         self.device, self.axis, self.stages, self.rows = device, axis, stages, rows
@@ -68,7 +69,7 @@ class Stashed:
         stage = self.stages[number]
         gradients = stage.gradients
         if self.axis is not None:
-            gradients = paired(self.device.all_reduce(flat(gradients), self.axis))
+            gradients = grouped(self.device.all_reduce(flat(gradients), self.axis), gradients)
         self.sums[number] = add_layers(self.sums[number], gradients) if number in self.sums else gradients
         if self.rows[microbatch]:
             nbytes = 3 * sum(array.nbytes for layer in gradients for array in layer)
@@ -84,7 +85,7 @@ def update_layers(
 ) -> tuple[list[Layer], Any]:
     """One update of these layers, and the optimizer's next state for them."""
     arrays, state = optimizer.update(flat(layers), flat(gradients), state)
-    return paired(arrays), state
+    return grouped(arrays, layers), state
 
 
 def buckets(arrays: Sequence[Array]) -> list[list[Array]]:
@@ -104,8 +105,10 @@ def flat(layers: Sequence[Layer]) -> list[Array]:
     return list(chain.from_iterable(layers))
 
 
-def paired(arrays: Sequence[Array]) -> list[Layer]:
-    return list(zip(arrays[::2], arrays[1::2], strict=True))
+def grouped(arrays: Iterable[Array], like: Sequence[Layer]) -> list[Layer]:
+    """Undoes `flat`: to each layer as many arrays as there are in that of ``like``."""
+    left = iter(arrays)
+    return [tuple(islice(left, len(layer))) for layer in like]
 
 
 def count_bytes(value: Any) -> int:

@@ -11,16 +11,22 @@ import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.checkpoint import Checkpoint
+from pipeline_parallelism.microbatches import Microbatches
+from pipeline_parallelism.model import dealt
 from pipeline_parallelism.reference import reference_step
-from pipeline_parallelism.stage import Array, Layer, layers_forward
+from pipeline_parallelism.stage import DenseStage, layers_forward
 from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
+from pipeline_parallelism.trained_stage import Array, Layer
 from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)
@@ -67,12 +73,19 @@ class MLP:
 
     # ------------------------------------------------------------------------------------------ what it is
 
+    @property
+    def layer_count(self) -> int:
+        """How many layers there are."""
+        return len(self.layer_sizes) - 1
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The mesh axes over which a stage is spread: none."""
+        return ()
+
     def layers_of(self, stage: int) -> range:
         """The layers of a stage: as even as can be, the longer stages first."""
-        layers, stages = len(self.layer_sizes) - 1, self.pipeline.stages
-        each, more = divmod(layers, stages)
-        first = stage * each + min(stage, more)
-        return range(first, first + each + (stage < more))
+        return dealt(self.layer_count, self.pipeline.stages, stage)
 
     def activations_of(self, layers: Iterable[int]) -> list[Activation]:
         """The activation of each of these layers; the model's last layer has none."""
@@ -84,7 +97,7 @@ class MLP:
         Normal, of variance 2 / inputs for relu and gelu (He et al. 2015, arXiv:1502.01852), else 1 / inputs.
         """
         gain = 2 if self.activation in ("relu", "gelu") else 1
-        drawn = []
+        drawn: list[Layer] = []
         for i in layers:
             inputs, outputs = self.layer_sizes[i : i + 2]
             normal = np.random.default_rng((self.seed, i)).standard_normal((inputs, outputs))
@@ -145,6 +158,51 @@ class MLP:
     def reset_step(self) -> ResetStep:
         """Frees what the model has in the devices, so that the next step begins anew: ``cluster.run(step)``."""
         return ResetStep(self)
+
+    # ------------------------------------------------------------------------------ what the steps ask for
+
+    def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
+        """`initial_layers`: a stage is on one rank."""
+        return self.initial_layers(layers)
+
+    def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
+        """Those of the one rank."""
+        return shards[0]
+
+    def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
+        """Those of the one rank."""
+        return shards[0]
+
+    def check_mesh(self, mesh: Mesh, x: Array) -> None:
+        """There are no axes inside a stage."""
+
+    def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> DenseStage:
+        """A stage for one step."""
+        numbers, last = self.layers_of(number), number == self.pipeline.stages - 1
+        local = work.training and self.pipeline.schedule.local
+        return DenseStage(
+            layers,
+            self.activations_of(numbers),
+            work.rows,
+            inputs=work.inputs if number == 0 else None,
+            finish=partial(self._finished, work, last) if last or local else None,
+            head=self.local_head(number) if local and not last else None,
+            alone=local,
+            training=work.training,
+            recompute=[place for place, layer in enumerate(numbers) if layer in work.recompute],
+            accumulate=work.accumulate,
+        )
+
+    def _finished(self, work: Microbatches, last: bool, microbatch: int, y: Array) -> Array | None:
+        """The gradient of an output by the loss of it, where there is one."""
+        if not work.training:
+            work.outputs[microbatch] = y
+            return None
+        assert work.targets is not None
+        loss, grad = self.loss_function(y, work.targets[microbatch], work.divisor(microbatch))
+        if last:
+            work.found(microbatch, loss)
+        return grad
 
     # ------------------------------------------------------------------------------------ in one process
 

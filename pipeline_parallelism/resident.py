@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from parallelism.kernels import Optimizer
+from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelined_operation import PipelinedOperation
-from pipeline_parallelism.stage import Array, DenseStage, Layer, split_rows
-
-if TYPE_CHECKING:
-    from pipeline_parallelism.mlp import MLP
+from pipeline_parallelism.microbatches import Microbatches, split_rows
+from pipeline_parallelism.model import Model
+from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
 
 
 class MixedStepsError(RuntimeError):
@@ -55,48 +54,37 @@ class Resident:
 class Step(PipelinedOperation):
     """What the steps have in common: where stages lie, and the parameters in the devices."""
 
-    def __init__(self, mlp: MLP) -> None:
-        super().__init__(mlp.pipeline)
-        self.mlp = mlp
-        self._key = ("pipeline_parallelism.MLP", mlp)
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.pipeline, model.inside)
+        self.model = model
+        self._key = (f"pipeline_parallelism.{type(model).__name__}", model)
 
     def _resident(self, device: Device, position: int) -> Resident:
         if self._key not in device.state:
-            layers = {stage: self.mlp.initial_layers(self.mlp.layers_of(stage)) for stage in self.stages_on(position)}
-            device.state[self._key] = Resident(layers)
+            device.state[self._key] = Resident({
+                stage: self.model.initial_shards(device.mesh, device.rank, self.model.layers_of(stage))
+                for stage in self.stages_on(position)
+            })
         resident: Resident = device.state[self._key]
         return resident
 
-    def _stages(
-        self, layers: dict[int, list[Layer]], x: Array | None, rows: int,
-        finish: Callable[[int, int, Array], Array | None], *, training: bool, recompute: Collection[int] = (),
-        accumulate: bool = True,
-    ) -> dict[int, DenseStage]:
-        """This device's stages for one step, by number.
-
-        ``finish(stage, microbatch, output)`` is for the stages that have a loss.  ``recompute`` has layers of the
-        model.
-        """
-        stages = {}
-        for stage, held in layers.items():
-            numbers, last = self.mlp.layers_of(stage), stage == self.pipeline.stages - 1
-            local = training and self.pipeline.schedule.local
-            stages[stage] = DenseStage(
-                held,
-                self.mlp.activations_of(numbers),
-                [len(part) for part in self._split(np.arange(rows))],
-                inputs=self._split(x) if stage == 0 and x is not None else None,
-                finish=partial(finish, stage) if last or local else None,
-                head=self.mlp.local_head(stage) if local and not last else None,
-                alone=local,
-                training=training,
-                recompute=[place for place, number in enumerate(numbers) if number in recompute],
-                accumulate=accumulate,
-            )
-        return stages
+    def _stages(self, device: Device, layers: dict[int, list[Layer]], work: Microbatches) -> dict[int, TrainedStage]:
+        """This device's stages for one step, by number."""
+        return {number: self.model.stage(device, number, held, work) for number, held in layers.items()}
 
     def _split(self, x: Array) -> list[Array]:
         return split_rows(x, self.pipeline.microbatches)
+
+    def _rows(self, rows: int) -> list[int]:
+        """How many each microbatch has of so many rows."""
+        return [len(part) for part in self._split(np.arange(rows))]
+
+    def _by_inner_place(self, mesh: Mesh, outputs: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
+        """The outputs by position in the pipeline and replica, each a list in the order of the ranks."""
+        found: dict[tuple[int, int], list[Any]] = {}
+        for place, output in zip(self.places(mesh), outputs, strict=True):
+            found.setdefault(place, []).append(output)
+        return found
 
 
 def common_step(steps: Sequence[int]) -> int:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
-from parallelism.pipeline_execution import Stage
+from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
 
-Array = npt.NDArray[Any]
-Layer = tuple[Array, Array]
-"""Weights ``(inputs, outputs)`` and bias ``(outputs,)``."""
 Saved = tuple[Array | None, Array | None]
 """What the backward of a layer needs: its input, and its sum before the activation; None where it was dropped."""
 Finish = Callable[[int, Array], Array | None]
@@ -23,7 +16,7 @@ Finish = Callable[[int, Array], Array | None]
 
 def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x: Array) -> tuple[Array, list[Layer]]:
     """The output, and for each layer what its backward needs: its input, and its sum before the activation."""
-    saved = []
+    saved: list[Layer] = []
     for (weights, bias), activation in zip(layers, activations, strict=True):
         z = dense(x, weights, bias)
         saved.append((x, z))
@@ -53,11 +46,6 @@ def layers_backward(
     return grad_input, [dense_backward_weights(x, g) for x, g in zip(inputs, gradients, strict=True)]
 
 
-def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> list[Layer]:
-    """The sums, layer by layer."""
-    return [(weights + w, bias + v) for (weights, bias), (w, v) in zip(a, b, strict=True)]
-
-
 @dataclass
 class _Kept:
     """What a microbatch has on a stage between its forward and its last backward."""
@@ -70,8 +58,8 @@ class _Kept:
     """Of each layer's sum, from the backward for the input to that for the weights."""
 
 
-class DenseStage(Stage):
-    """The layers of one stage on one device, during one step; a `pipeline_parallelism.pipeline_execution.Stage`.
+class DenseStage(TrainedStage):
+    """The layers of one stage on one device, during one step; each has weights ``(inputs, outputs)`` and a bias.
 
     ``rows`` has the rows of each microbatch.  The first stage has its data in ``inputs``, by microbatch; the
     last one calls ``finish(microbatch, output)``, which gives the gradient of the output to start back from.
@@ -95,15 +83,11 @@ class DenseStage(Stage):
         recompute: Collection[int] = (),
         accumulate: bool = True,
     ) -> None:
-        self.layers, self.activations, self.rows = layers, activations, rows
+        super().__init__(layers, accumulate=accumulate)
+        self.activations, self.rows = activations, rows
         self.head, self.first = head, inputs is not None or alone
         self.inputs, self.finish, self.training, self._dropped = inputs, finish, training, frozenset(recompute)
-        self.accumulate = accumulate
-        self.gradients: list[Layer] = []
-        """The sums over the microbatches whose backward is done, or, not to ``accumulate``, those of the last one."""
         self._kept: dict[int, _Kept] = {}
-        self._early: dict[int, list[Layer]] = {}
-        self._summed = 0
 
     @property
     def dropped(self) -> Collection[int]:
@@ -159,17 +143,10 @@ class DenseStage(Stage):
     def backward_weights(self, microbatch: int) -> None:
         """The gradients of the layers, added to ``gradients``; nothing is kept of the microbatch."""
         kept = self._kept.pop(microbatch)
-        gradients = [
+        gradients: list[Layer] = [
             dense_backward_weights(_there(x), grad) for (x, _), grad in zip(kept.saved, kept.gradients, strict=True)
         ]
-        if not self.accumulate:
-            self.gradients = gradients
-            return
-        # In the order of the microbatches, whatever the schedule's: every schedule gives the same bits.
-        self._early[microbatch] = gradients
-        while (ready := self._early.pop(self._summed, None)) is not None:
-            self.gradients = add_layers(self.gradients, ready) if self._summed else ready
-            self._summed += 1
+        self.add(microbatch, gradients)
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
         """Flops of the products of an action of this kind (``R``: of recomputing), and bytes that they read and write.
@@ -196,22 +173,14 @@ class DenseStage(Stage):
         arrays = [*(array for pair in kept.saved for array in pair), kept.output_gradient, *kept.gradients]
         return sum({id(array): array.nbytes for array in arrays if array is not None}.values())
 
-    @property
-    def stashed(self) -> int:
-        """Bytes of the weights that are kept for microbatches under way beside the stage's own."""
-        versions = {id(kept.layers): kept.layers for kept in self._kept.values() if kept.layers is not self.layers}
-        return sum(array.nbytes for layers in versions.values() for layer in layers for array in layer)
+    def versions(self) -> Iterable[list[Layer]]:
+        return [kept.layers for kept in self._kept.values()]
 
     @property
     def _data(self) -> Sequence[Array]:
         if self.inputs is None:
             raise ValueError("a stage that is not the first needs the output of the stage before; got no input")
         return self.inputs
-
-
-def split_rows(x: Array, parts: int) -> list[Array]:
-    """The rows in ``parts`` parts as even as can be, the longer ones first; views, some of them perhaps empty."""
-    return np.array_split(x, parts)
 
 
 def _there(array: Array | None) -> Array:

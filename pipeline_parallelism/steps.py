@@ -1,4 +1,4 @@
-"""What else is done with a pipelined perceptron in the devices: it predicts, is fetched, put back and freed.
+"""What else is done with a pipelined model in the devices: it predicts, is fetched, put back and freed.
 
 A step that is broken off, or a device that is replaced, can leave the stages at different steps of the training: each
 counts its own, and the host compares what they tell before it believes a result.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,18 @@ import numpy.typing as npt
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from pipeline_parallelism.checkpoint import Checkpoint, join_states, split_state
+from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.resident import Resident, Step, common_step
-from pipeline_parallelism.stage import Array, split_rows
+from pipeline_parallelism.trained_stage import Array
+
+if TYPE_CHECKING:
+    from pipeline_parallelism.mlp import MLP
 
 
 class PredictStep(Step):
-    """The forwards of the schedule alone; see `MLP.predict_step`.  The result is the last layer's outputs.
+    """The forwards of the schedule alone; see `MLP.predict_step` and `Transformer.predict_step`.
+
+    The result is the last layer's outputs.
 
     **Communication**: ``stages - 1`` messages for each microbatch, as in `TrainStep`.
     """
@@ -31,7 +37,9 @@ class PredictStep(Step):
         places = self.places(mesh)
         if len(args) != 1:
             raise TypeError(f"a prediction takes x alone, got {len(args)} arguments")
-        xs = split_rows(self.mlp.check_inputs(*args), 1 + max(replica for _, replica in places))
+        x = self.model.check_inputs(*args)
+        self.model.check_mesh(mesh, x)
+        xs = split_rows(x, 1 + max(replica for _, replica in places))
         first = self.pipeline.schedule.placement[0]
         return [(xs[d] if i == first else None, len(xs[d])) for i, d in places]
 
@@ -39,19 +47,16 @@ class PredictStep(Step):
         x, rows = inputs
         position, _ = self.places(device.mesh)[device.rank]
         resident = self._resident(device, position)
-        outputs: dict[int, Array] = {}
-
-        def finish(stage: int, microbatch: int, y: Array) -> None:
-            outputs[microbatch] = y
-
-        stages = self._stages(resident.layers, x, rows, finish, training=False)
-        self.run_stages(device, stages, forward_only=True)
-        return resident.step, np.concatenate([outputs[k] for k in sorted(outputs)]) if outputs else None
+        work = Microbatches(self._rows(rows), None if x is None else self._split(x), training=False)
+        self.run_stages(device, self._stages(device, resident.layers, work), forward_only=True)
+        found = [work.outputs[k] for k in sorted(work.outputs)]
+        return resident.step, np.concatenate(found) if found else None
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The outputs of the whole batch, joined over the replicas; `MixedStepsError` as in `TrainStep`."""
         common_step([step for step, _ in outputs])
-        by_replica = {d: y for (_, d), (_, y) in zip(self.places(mesh), outputs, strict=True) if y is not None}
+        by_place = self._by_inner_place(mesh, [y for _, y in outputs])
+        by_replica = {d: self.model.join_outputs(mesh, ys) for (_, d), ys in by_place.items() if ys[0] is not None}
         return np.concatenate([by_replica[d] for d in sorted(by_replica)])
 
 
@@ -83,6 +88,10 @@ class CheckpointStep(Step):
 
 class RestoreStep(Step):
     """Puts a `Checkpoint` into the devices, in the place of what they have; see `MLP.restore_step`."""
+
+    def __init__(self, mlp: MLP) -> None:
+        super().__init__(mlp)
+        self.mlp = mlp
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """To each rank the layers and the optimizer's state of its stages.  ``ValueError`` if the model is another."""

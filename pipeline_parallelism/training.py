@@ -1,10 +1,10 @@
-"""A step of training of a pipelined perceptron: the schedule's actions, the sums over the replicas, the update."""
+"""A step of training of a pipelined model: the schedule's actions, the sums over the replicas, the update."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,10 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipeline_execution import pipeline_axes
 from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
+from pipeline_parallelism.microbatches import Microbatches, split_rows
+from pipeline_parallelism.model import Model
 from pipeline_parallelism.resident import Resident, Step, common_step
-from pipeline_parallelism.stage import Array, Layer, split_rows
-
-if TYPE_CHECKING:
-    from pipeline_parallelism.mlp import MLP
+from pipeline_parallelism.trained_stage import Layer
 
 _RETURNS = ("loss", "parameters", "gradients")
 
@@ -29,9 +28,9 @@ Recompute = str | Iterable[int]
 class Training:
     """What a step of training gives: the loss before it, the parameters after it, and the gradients between.
 
-    ``parameters`` and ``gradients`` have a ``(weights, bias)`` for each layer; they are None if the step was
-    told not to return them.  ``optimizer_state`` is there after a step in one process: devices keep theirs.
-    ``step`` says how many steps there were, this one included.
+    ``parameters`` and ``gradients`` have the arrays of each layer, ``(weights, bias)`` of a dense one; they are None if
+    the step was told not to return them.  ``optimizer_state`` is there after a step in one process: devices keep
+    theirs.  ``step`` says how many steps there were, this one included.
     """
 
     loss: float
@@ -44,7 +43,8 @@ class Training:
 
 
 class TrainStep(Step):
-    """One step of training: the schedule's actions, the sum over the replicas, one update; see `MLP.train_step`.
+    """One step of training: the schedule's actions, the sum over the replicas, one update; see `MLP.train_step` and
+    `Transformer.train_step`.
 
     Where the schedule's weights are stashed there is an update after every microbatch, each with the mean of its own
     rows; ``gradients`` of the result are then the sum of those.  Where they are double-buffered, the step works with
@@ -52,14 +52,15 @@ class TrainStep(Step):
     losses are local, the loss is the last stage's, and there is a message for each forward only.
 
     **Communication**: ``2 * (stages - 1)`` messages for each microbatch, if stages that follow each other lie on
-    different ranks, each of its rows x the layer size at the cut; over ``dp`` one all_reduce of the gradients for each
-    stage (of stashed weights, and microbatch), and one of the loss on the last stage's rank.
+    different ranks, each of its rows x the layer size at the cut (of a Transformer: see there); over ``dp`` one
+    all_reduce of the gradients for each stage (of stashed weights, and microbatch), and one of the loss on the last
+    stage's rank.
     """
 
     def __init__(
-        self, mlp: MLP, optimizer: Optimizer, returns: str | Iterable[str], recompute: Recompute = "none"
+        self, model: Model, optimizer: Optimizer, returns: str | Iterable[str], recompute: Recompute = "none"
     ) -> None:
-        super().__init__(mlp)
+        super().__init__(model)
         if not self.pipeline.schedule.training:
             raise ValueError(f"schedule {self.pipeline.schedule.name!r} has forwards only, and cannot train")
         if not callable(getattr(optimizer, "update", None)):
@@ -69,14 +70,15 @@ class TrainStep(Step):
         for name in self.returns:
             if name not in _RETURNS:
                 raise ValueError(f"returns may name {', '.join(_RETURNS)}; got {name!r}")
-        self.recompute = _recomputed(recompute, len(mlp.layer_sizes) - 1)
+        self.recompute = _recomputed(recompute, model.layer_count)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The replica's inputs to the first stage, its targets to those with a loss, numbers of rows to all."""
         places = self.places(mesh)
         if len(args) != 2:
             raise TypeError(f"a step of training takes x and targets, got {len(args)} arguments")
-        x, targets = self.mlp.check_batch(*args)
+        x, targets = self.model.check_batch(*args)
+        self.model.check_mesh(mesh, x)
         replicas = 1 + max(replica for _, replica in places)
         xs, ys = split_rows(x, replicas), split_rows(targets, replicas)
         schedule = self.pipeline.schedule
@@ -88,21 +90,17 @@ class TrainStep(Step):
 
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         x, targets, rows, batch_rows = inputs
-        _, replicas_axis = pipeline_axes(self.pipeline, device.mesh)
+        _, replicas_axis = pipeline_axes(self.pipeline, device.mesh, self.inside)
         position, replica = self.places(device.mesh)[device.rank]
         resident, weights = self._resident(device, position), self.pipeline.schedule.weights
         # Another rule cannot go on with the state of this one.
         states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
-        divisors = self._divisors(batch_rows, 1 if replicas_axis is None else device.mesh.shape[replicas_axis])
-        expected = [] if targets is None else self._split(targets)
-        losses: dict[int, float] = {}
-
-        def finish(stage: int, microbatch: int, y: Array) -> Array:
-            divisor = max(divisors[microbatch], 1)
-            loss, grad = self.mlp.loss_function(y, expected[microbatch], divisor)
-            if stage == self.pipeline.stages - 1:
-                losses[microbatch] = loss if divisor == batch_rows else loss * divisor / batch_rows
-            return grad
+        replicas = 1 if replicas_axis is None else device.mesh.shape[replicas_axis]
+        work = Microbatches(
+            self._rows(rows), None if x is None else self._split(x), None if targets is None else self._split(targets),
+            self._divisors(batch_rows, replicas), batch_rows, recompute=self.recompute,
+            accumulate=weights != "stashed",
+        )
 
         nbytes = count_bytes(resident.layers)
         held = {
@@ -110,10 +108,9 @@ class TrainStep(Step):
         for category, size in held.items():
             device.hold(category, size)
         layers = {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers
-        stages = self._stages(
-            layers, x, rows, finish, training=True, recompute=self.recompute, accumulate=weights != "stashed")
+        stages = self._stages(device, layers, work)
         if weights == "stashed":
-            stashed = Stashed(device, replicas_axis, stages, divisors, self.optimizer, states)
+            stashed = Stashed(device, replicas_axis, stages, work.divisors, self.optimizer, states)
             self.run_stages(device, stages, stashed.done)
             gradients, updated, states = stashed.sums, {n: s.layers for n, s in stages.items()}, stashed.states
         else:
@@ -130,7 +127,7 @@ class TrainStep(Step):
         grown = count_bytes(states) - held["optimizer"]     # in the first step, when the state comes to be
         device.hold("optimizer", grown)
         held["optimizer"] += grown
-        loss = sum(losses[k] for k in sorted(losses)) if losses else None
+        loss = work.loss
         if replicas_axis and loss is not None:
             loss = float(device.all_reduce(np.float64(loss), replicas_axis))
         self._keep(resident, updated, states)
@@ -164,12 +161,16 @@ class TrainStep(Step):
         `MixedStepsError` if the stages were not at the same step.
         """
         step = common_step([output["step"] for output in outputs])
-        told = [output for output in outputs if "loss" in output]
-        loss = next(output["loss"] for output in told if output["loss"] is not None)
+        told = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
+        loss = next(parts[0]["loss"] for parts in told if parts[0]["loss"] is not None)
         joined: dict[str, list[Layer] | None] = dict.fromkeys(("parameters", "gradients"))
         for name in joined:
             if name in self.returns:
-                by_stage = {stage: layers for output in told for stage, layers in output[name].items()}
+                by_stage = {
+                    stage: self.model.join_layers(
+                        mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
+                    for parts in told for stage in parts[0][name]
+                }
                 joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]]
         return Training(loss, joined["parameters"], joined["gradients"], step=step)
 

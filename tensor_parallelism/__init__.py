@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tensor_parallelism.normalization import LayerNorm, NormalizationSharding, RMSNorm
     from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
     from tensor_parallelism.product import ProductPlan
+    from tensor_parallelism.transformer_block import TransformerBlock
+    from tensor_parallelism.transformer_block_plan import TransformerBlockPlan
+    from tensor_parallelism.transformer_block_policies import TransformerBlockPolicy, TransformerBlockSharding
     from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
 
 _MODULES = {
@@ -48,6 +51,9 @@ _MODULES = {
     "normalization": ("LayerNorm", "NormalizationSharding", "RMSNorm"),
     "policies": ("MatMulSharding", "MatMulShardingPolicy"),
     "product": ("ProductPlan",),
+    "transformer_block": ("TransformerBlock",),
+    "transformer_block_plan": ("TransformerBlockPlan",),
+    "transformer_block_policies": ("TransformerBlockPolicy", "TransformerBlockSharding"),
     "vocabulary_loss": ("VocabularyLoss", "VocabularyLossSharding"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -57,7 +63,8 @@ __all__ = [
     "CrossEntropySharding", "Dropout", "Embedding", "EmbeddingSharding", "FeedForward", "FeedForwardPlan",
     "FeedForwardSharding", "FeedForwardShardingPolicy", "LayerNorm", "LayerPlan", "MatMul", "MatMulSharding",
     "MatMulShardingPolicy", "MixtureOfExperts", "MixtureOfExpertsSharding", "NormalizationSharding", "ProductPlan",
-    "RMSNorm", "Seconds", "VocabularyLoss", "VocabularyLossSharding", "zigzag_order",
+    "RMSNorm", "Seconds", "TransformerBlock", "TransformerBlockPlan", "TransformerBlockPolicy",
+    "TransformerBlockSharding", "VocabularyLoss", "VocabularyLossSharding", "zigzag_order",
 ]
 
 

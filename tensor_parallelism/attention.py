@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
+from parallelism.resharding import ReshardingPlan
 from tensor_parallelism.attention_blocks import ACTIVATIONS, GATHERED
 from tensor_parallelism.attention_plan import AttentionPlan
 from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
@@ -50,6 +52,9 @@ class Attention(ShardedOperation):
     of ``x[:, zigzag_order(sequence, devices)]``.  Otherwise a ring skips what is wholly masked, and its first devices
     wait for its last.
 
+    ``rotary_base``, 10000 in the paper: queries and keys are turned by an angle that grows with their place in the
+    sequence, `parallelism.kernels.rotate`, wherever the row lies and in whatever order; the head_dim is even then.
+
     **Communication**: see `AttentionShardingPolicy`; ``plan(...).bytes_received`` and
     ``plan(...).backward_bytes_received``, by rank.
 
@@ -69,7 +74,7 @@ class Attention(ShardedOperation):
 
     def __init__(
         self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
-        zigzag: bool = False,
+        zigzag: bool = False, rotary_base: float | None = None,
     ) -> None:
         if not isinstance(sharding, AttentionSharding):
             raise TypeError(f"Attention takes an AttentionSharding, got {sharding!r}")
@@ -81,15 +86,19 @@ class Attention(ShardedOperation):
         if zigzag and not (causal and wanted in RINGS):
             raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
                              f"causal={causal}")
+        if rotary_base is not None and not rotary_base > 0:
+            raise ValueError(f"rotary_base must be above 0, got {rotary_base!r}")
         super().__init__(sharding)
         self.policy = wanted
         self.causal = bool(causal)
         self.zigzag = bool(zigzag)
+        self.rotary_base = rotary_base
         self._plans: dict[Any, AttentionPlan] = {}
         """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
-        return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag})"
+        rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
+        return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag}{rotary})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x, Wq, Wk, Wv and Wo, by rank."""
@@ -103,10 +112,17 @@ class Attention(ShardedOperation):
         shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays, strict=True)]
         return list(zip(*shards, strict=True))
 
-    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of the result, from those of x, Wq, Wk, Wv and Wo."""
+    def forward(
+        self, device: Device, *shards: Any, shapes: Sequence[Sequence[int]] | None = None
+    ) -> tuple[Array, Saved]:
+        """This device's shard of the result, from those of x, Wq, Wk, Wv and Wo.
+
+        ``shapes`` are those of the whole arrays, agreed on if not given.
+        """
         arrays = [np.asarray(shard) for shard in shards]
-        shapes = [device.global_shape(x, getattr(self.sharding, name)) for name, x in zip(NAMES, arrays, strict=True)]
+        if shapes is None:
+            layouts = (getattr(self.sharding, name) for name in NAMES)
+            shapes = [device.global_shape(x, layout) for layout, x in zip(layouts, arrays, strict=True)]
         dtype = _dtype(arrays)
         plan = self.plan(shapes, device.mesh, dtype)
         x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
@@ -115,10 +131,12 @@ class Attention(ShardedOperation):
         made = [INTO.run(device, rows, weights) for weights in (wq, wk[:, mine], wv[:, mine])]
         self._drop(device, plan, rows)
         del rows
+        if self.rotary_base is not None:
+            made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
         device.hold(ACTIVATIONS, x.nbytes)
         attend = ulysses_forward if plan.is_ulysses else ring_forward
         kept: RingKept | UlyssesKept = attend(device, plan, made)
-        out = moved(device, plan.out, OUT_OF.run(device, kept.mixed, wo))
+        out = _moved_product(device, plan.out, OUT_OF, kept.mixed, wo)
         return out, Saved(x, (wq, wk, wv, wo), kept, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
@@ -133,28 +151,32 @@ class Attention(ShardedOperation):
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
         grad = moved(device, plan.grad, grad.astype(plan.dtype, copy=False))
-        wo_grad = moved(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient.run(device, kept.mixed, grad))
+        wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
         mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
         if isinstance(kept, UlyssesKept):
             grads = ulysses_backward(device, plan, kept, mixed_grad)
         else:
             grads = ring_backward(device, plan, kept, mixed_grad)
+        if self.rotary_base is not None:
+            q_grad, k_grad = (rotate_backward(one, plan.rows(device.rank), self.rotary_base) for one in grads[:2])
+            grads = q_grad, k_grad, grads[2]
         rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
         weight_grads = []
         terms = []
         for name, weights, made in zip(("wq", "wk", "wv"), (wq, wk[:, mine], wv[:, mine]), grads, strict=True):
-            of_weights = INTO.rhs_gradient.run(device, rows, made)
+            of_weights = INTO.rhs_gradient.run(device, rows, made, shared=bool(plan.weight_grads[name].steps))
             if name != "wq" and of_weights.shape != wk.shape:
                 of_weights = _placed(of_weights, wk.shape, mine)
-            weight_grads.append(moved(device, plan.weight_grads[name], of_weights))
-            terms.append(INTO.lhs_gradient.run(device, made, weights))
+            weight_grads.append(moved(device, plan.weight_grads[name], of_weights, spent=True))
+            first = name == "wq"
+            terms.append(INTO.lhs_gradient.run(device, made, weights, shared=first and bool(plan.x_grad.steps)))
         x_grad = terms[0]
         for term in terms[1:]:
             x_grad += term
         self._drop(device, plan, rows)
         device.hold(ACTIVATIONS, -x.nbytes)
         wq_grad, wk_grad, wv_grad = weight_grads
-        return moved(device, plan.x_grad, x_grad), wq_grad, wk_grad, wv_grad, wo_grad
+        return moved(device, plan.x_grad, x_grad, spent=True), wq_grad, wk_grad, wv_grad, wo_grad
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The whole result, its rows in their own order."""
@@ -171,8 +193,11 @@ class Attention(ShardedOperation):
         if found is None:
             if len(whole) != len(NAMES):
                 raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(whole)} shapes")
-            found = AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, AttentionShapes(*whole),
-                                  np.dtype(dtype), mesh)
+            of = AttentionShapes(*whole)
+            if self.rotary_base is not None and of.head_dim % 2:
+                raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
+                                 f"{of.head_dim}")
+            found = AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, np.dtype(dtype), mesh)
             self._plans[key] = found
         return found
 
@@ -197,6 +222,10 @@ def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
     if found.kind not in "biuf":
         raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
     return found if found.kind == "f" else np.dtype(np.float64)
+
+
+def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a: Array, b: Array) -> Array:
+    return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)), spent=True)
 
 
 def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:

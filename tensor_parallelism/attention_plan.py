@@ -143,16 +143,16 @@ class AttentionPlan:
     @cached_property
     def forward_moves(self) -> tuple[Move, ...]:
         """What is communicated forward, in order."""
-        return (*_moves("x", self.x), *self._inside(), *_moves("y", self.out))
+        return (*moves_of("x", self.x), *self._inside(), *moves_of("y", self.out))
 
     @cached_property
     def backward_moves(self) -> tuple[Move, ...]:
         """What is communicated backward, in order."""
-        weights = {name: tuple(_moves(f"gradient of {name}", plan)) for name, plan in self.weight_grads.items()}
+        weights = {name: tuple(moves_of(f"gradient of {name}", plan)) for name, plan in self.weight_grads.items()}
         return (
-            *_moves("gradient of y", self.grad), *weights["wo"], *self._inside(backward=True),
-            *_moves("x, once more", self.x), *weights["wq"], *weights["wk"], *weights["wv"],
-            *_moves("gradient of x", self.x_grad),
+            *moves_of("gradient of y", self.grad), *weights["wo"], *self._inside(backward=True),
+            *moves_of("x, once more", self.x), *weights["wq"], *weights["wk"], *weights["wv"],
+            *moves_of("gradient of x", self.x_grad),
         )
 
     @property
@@ -199,17 +199,8 @@ class AttentionPlan:
         order = (", causal" if self.causal else "") + (" in zigzag order" if self.zigzag else "")
         lines = [
             f"attention of x{list(shapes.x)}, {shapes.heads} heads of {shapes.head_dim}{shared}{order}, on "
-            f"{self.mesh!r}: {self.policy.value}"
+            f"{self.mesh!r}: {self.policy.value}", *table_of(self.forward_moves, self.backward_moves)
         ]
-        for name, moves in (("forward", self.forward_moves), ("backward", self.backward_moves)):
-            rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",
-                     f"{sum(move.bytes_received)} bytes") for move in moves] or [("nothing moves", "", "", "")]
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            lines.append(f"  {name}")
-            lines += [
-                "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                for row in rows
-            ]
         forward, backward = sum(self.bytes_received), sum(self.backward_bytes_received)
         flops = f"{sum(self.flops)} and {sum(self.backward_flops)} flops while they attend"
         return "\n".join([*lines, f"  in all {forward} bytes forward, {backward} backward; {flops}"])
@@ -283,8 +274,24 @@ class AttentionPlan:
         return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True))) or (0,) * self.mesh.size
 
 
-def _moves(what: str, plan: ReshardingPlan) -> Iterable[Move]:
+def moves_of(what: str, plan: ReshardingPlan) -> Iterable[Move]:
+    """The communications of a plan, under one name."""
     return (Move(what, step.kind, 1, step.axes, step.bytes_received) for step in plan.steps if step.kind != "slice")
+
+
+def table_of(forward: Sequence[Move], backward: Sequence[Move]) -> list[str]:
+    """A line for each, in columns."""
+    lines = []
+    for name, moves in (("forward", forward), ("backward", backward)):
+        rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",
+                 f"{sum(move.bytes_received)} bytes") for move in moves] or [("nothing moves", "", "", "")]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines.append(f"  {name}")
+        lines += [
+            "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+    return lines
 
 
 def _span(kind: str, heads: range) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,17 @@ from numpy.typing import NDArray
 from parallelism.operation import Device
 
 Array = NDArray[Any]
+
+
+class _Orders(NamedTuple):
+    """How a product becomes one of matrices: letters of its dims, and the orders into which dims are brought."""
+
+    batch: str
+    rows: str
+    columns: str
+    lhs: list[int]
+    rhs: list[int]
+    out: list[int]
 
 
 @dataclass(frozen=True)
@@ -75,26 +87,32 @@ class Contraction:
         """Two for each multiply-add."""
         return 2 * prod(extents[letter] for letter in self.letters)
 
-    def run(self, device: Device, a: Array, b: Array) -> Array:
-        """The product of two local arrays, by `Device.matmul`, which counts its flops; a new array."""
-        extents = self.extents(a.shape, b.shape)
-        batch = [letter for letter in self.out if letter in self.lhs and letter in self.rhs]
-        rows = [letter for letter in self.out if letter not in self.rhs]
-        columns = [letter for letter in self.out if letter not in self.lhs]
-        summed = list(self.summed)
-        left = _matrices(a, self.lhs, batch, rows, summed)
-        right = _matrices(b, self.rhs, batch, summed, columns)
-        found = device.matmul(left, right).reshape([extents[letter] for letter in (*batch, *rows, *columns)])
-        order = [*batch, *rows, *columns]
-        return np.ascontiguousarray(found.transpose([order.index(letter) for letter in self.out]))
+    def run(self, device: Device, a: Array, b: Array, *, shared: bool = False) -> Array:
+        """The product of two local arrays, by `Device.matmul`, which counts its flops; a new array.
+
+        ``shared``: it is about to be communicated, so it lies where peers read it without a copy.
+        """
+        extents, orders = self.extents(a.shape, b.shape), self._orders
+        batch = [extents[letter] for letter in orders.batch]
+        m, k, n = (prod(extents[letter] for letter in letters)
+                   for letters in (orders.rows, self.summed, orders.columns))
+        left = a.transpose(orders.lhs).reshape(*batch, m, k)
+        right = b.transpose(orders.rhs).reshape(*batch, k, n)
+        out = device.empty((*batch, m, n), np.result_type(left, right)) if shared else None
+        shape = [extents[letter] for letter in orders.batch + orders.rows + orders.columns]
+        found = device.matmul(left, right, out=out).reshape(shape)
+        return np.ascontiguousarray(found.transpose(orders.out))
+
+    @cached_property
+    def _orders(self) -> _Orders:
+        batch = "".join(letter for letter in self.out if letter in self.lhs and letter in self.rhs)
+        rows = "".join(letter for letter in self.out if letter not in self.rhs)
+        columns = "".join(letter for letter in self.out if letter not in self.lhs)
+        return _Orders(
+            batch, rows, columns, [self.lhs.index(letter) for letter in batch + rows + self.summed],
+            [self.rhs.index(letter) for letter in batch + self.summed + columns],
+            [(batch + rows + columns).index(letter) for letter in self.out],
+        )
 
     def __str__(self) -> str:
         return f"{self.lhs},{self.rhs}->{self.out}"
-
-
-def _matrices(x: Array, letters: str, batch: list[str], rows: list[str], columns: list[str]) -> Array:
-    """``x`` with its dims as (batch..., rows, columns), the letters of each side as one dim."""
-    moved = x.transpose([letters.index(letter) for letter in (*batch, *rows, *columns)])
-    sizes = moved.shape
-    b, r = len(batch), len(batch) + len(rows)
-    return moved.reshape(*sizes[:b], prod(sizes[b:r]), prod(sizes[r:]))

@@ -50,7 +50,7 @@ class Dropout(ShardedOperation):
             raise ValueError(f"the rate of Dropout must be at least 0 and below 1, got {rate!r}")
         super().__init__(sharding)
         self.rate = rate
-        self.seed = _counted("seed", seed)
+        self.seed = counted("seed", seed)
 
     def __repr__(self) -> str:
         return f"Dropout({self.sharding!r}, rate={self.rate}, seed={self.seed})"
@@ -64,15 +64,25 @@ class Dropout(ShardedOperation):
         except ValueError as error:
             raise ValueError(f"x of shape {x.shape} and {self.sharding!r}: {error}") from None
 
-    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of the output, from that of x, and the step."""
+    def forward(
+        self, device: Device, *shards: Any, shape: tuple[int, ...] | None = None,
+        rows: npt.NDArray[np.intp] | None = None,
+    ) -> tuple[Array, Saved]:
+        """This device's shard of the output, from that of x, and the step.
+
+        ``shape``: that of the whole x, agreed on if not given.  ``rows``: the places along dim 1 of what it holds,
+        where the rows are in another order than the layout's.
+        """
         x, step = _arguments(*shards)
         _check_dtype(x)
         if not self.rate:
             return x.copy(), Saved(None)
-        shape = device.global_shape(x, self.sharding)
+        if shape is None:
+            shape = device.global_shape(x, self.sharding)
         with device.compute("dropout", flops=x.size, nbytes=2 * x.nbytes):
-            block = self.sharding.slices(shape, device.mesh, device.rank)
+            block: list[Any] = list(self.sharding.slices(shape, device.mesh, device.rank))
+            if rows is not None:
+                block[1] = rows
             mask = dropout_mask(self.rate, self.seed, step, shape, block)
             y = dropout(x, mask, self.rate)
         device.hold("activations", mask.nbytes)
@@ -99,7 +109,7 @@ class Dropout(ShardedOperation):
 def _arguments(x: Any = None, step: Any = 0, *more: Any) -> tuple[Array, int]:
     if x is None or more:
         raise TypeError(f"Dropout takes x and, if it likes, a step, got {2 + len(more) if more else 'nothing'}")
-    return np.asarray(x), _counted("step", step)
+    return np.asarray(x), counted("step", step)
 
 
 def _check_dtype(x: Array) -> None:
@@ -107,7 +117,8 @@ def _check_dtype(x: Array) -> None:
         raise TypeError(f"Dropout takes floating point numbers, got {x.dtype}")
 
 
-def _counted(name: str, number: Any) -> int:
+def counted(name: str, number: Any) -> int:
+    """A seed or a step; ``ValueError`` for what is none."""
     if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number.__index__() < LARGEST:
         raise ValueError(f"the {name} of Dropout is an integer from 0 to 2**64 - 1, got {number!r}")
     return int(number.__index__())

@@ -27,6 +27,8 @@ class Saved(NamedTuple):
     w2: Array
     before: Array
     """The hidden activations before the activation function."""
+    hidden: Array
+    """And after it."""
     shapes: tuple[Shape, Shape, Shape]
     dtype: np.dtype[Any]
 
@@ -41,6 +43,11 @@ class FeedForward(ShardedOperation):
 
     **Communication**: see `FeedForwardShardingPolicy`; ``plan(...).bytes_received`` and
     ``plan(...).backward_bytes_received``, by rank.
+
+    **Memory**: from the forward to the end of the backward ``activations`` hold, by `Device.hold`, this device's x and
+    its hidden activations before and after the activation function: the 2 s b h + 16 s b h bytes that Korthikanti et
+    al., 2022, arXiv:2205.05198, section 4.1, count for elements of two bytes and a hidden dim of four times the model's
+    (their 19 s b h have a dropout mask, too).
 
     ``ValueError`` when made, for another named policy than the layouts'; and, on the host, before anything is sent, for
     arrays whose shapes do not fit each other, their layouts or the mesh.
@@ -77,29 +84,36 @@ class FeedForward(ShardedOperation):
         arrays = dict(zip(NAMES, map(np.asarray, args), strict=True))
         x, w1, b1, w2, b2 = (array.shape for array in arrays.values())
         self.plan((x, w1, w2), mesh, np.result_type(*arrays.values()))
-        for name, bias, weights, wanted in (("b1", b1, w1, w1[1]), ("b2", b2, w2, w2[1])):
-            if bias != (wanted,):
-                raise ValueError(f"{name} is of shape ({wanted},) beside weights of shape {weights}, got {bias}")
+        check_biases(w1, b1, w2, b2)
         layouts = (getattr(self.sharding, name) for name in NAMES)
         shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays.values(), strict=True)]
         return list(zip(*shards, strict=True))
 
-    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of y, from those of x, W1, b1, W2 and b2."""
+    def forward(
+        self, device: Device, *shards: Any, shapes: tuple[Shape, Shape, Shape] | None = None
+    ) -> tuple[Array, Saved]:
+        """This device's shard of y, from those of x, W1, b1, W2 and b2.
+
+        ``shapes`` are those of the whole x, W1 and W2, agreed on if not given.
+        """
         x, w1, b1, w2, b2 = map(np.asarray, shards)
         sharding = self.sharding
-        shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
-                  device.global_shape(w2, sharding.w2))
+        if shapes is None:
+            shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
+                      device.global_shape(w2, sharding.w2))
         dtype = np.result_type(x, w1, b1, w2, b2)
         plan = self.plan(shapes, device.mesh, dtype)
-        before = run_product(device, plan.hidden, x, w1) + moved(device, plan.b1, b1)
-        out = run_product(device, plan.out, ACTIVATIONS[self.activation].forward(before), w2)
-        out = out + moved(device, plan.b2, b2)
-        return out, Saved(x, w1, w2, before, shapes, dtype)
+        before = run_product(device, plan.hidden, x, w1)
+        before += moved(device, plan.b1, b1)
+        hidden = ACTIVATIONS[self.activation].forward(before)
+        device.hold("activations", x.nbytes + before.nbytes + hidden.nbytes)
+        out = run_product(device, plan.out, hidden, w2)
+        out += moved(device, plan.b2, b2)
+        return out, Saved(x, w1, w2, before, hidden, shapes, dtype)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
         """The gradients of x, W1, b1, W2 and b2 in their layouts, from that of y in its layout."""
-        x, w1, w2, before, shapes, dtype = saved
+        x, w1, w2, before, hidden, shapes, dtype = saved
         plan = self.plan(shapes, device.mesh, dtype)
         activation = ACTIVATIONS[self.activation]
         grad = np.asarray(grad)
@@ -108,12 +122,13 @@ class FeedForward(ShardedOperation):
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
         grad = moved(device, plan.grad, grad)
-        w2_grad = run_product(device, plan.w2_grad, activation.forward(before), grad)
+        w2_grad = run_product(device, plan.w2_grad, hidden, grad)
         b2_grad = moved(device, plan.b2_grad, _sum_of_rows(grad))
         before_grad = activation.backward(before, run_product(device, plan.hidden_grad, grad, w2))
         x_grad = run_product(device, plan.x_grad, before_grad, w1)
         w1_grad = run_product(device, plan.w1_grad, x, before_grad)
         b1_grad = moved(device, plan.b1_grad, _sum_of_rows(before_grad))
+        device.hold("activations", -x.nbytes - before.nbytes - hidden.nbytes)
         return x_grad, w1_grad, b1_grad, w2_grad, b2_grad
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
@@ -148,6 +163,13 @@ class FeedForward(ShardedOperation):
                 layout.slices(shape, mesh, 0)
             except ValueError as error:
                 raise ValueError(f"{name} of shape {shape} and {name}={layout!r}: {error}") from None
+
+
+def check_biases(w1: Shape, b1: Shape, w2: Shape, b2: Shape) -> None:
+    """``ValueError`` for the shape of a bias that does not go with its weights'."""
+    for name, bias, weights in (("b1", b1, w1), ("b2", b2, w2)):
+        if bias != weights[1:]:
+            raise ValueError(f"{name} is of shape {weights[1:]} beside weights of shape {weights}, got {bias}")
 
 
 def _sum_of_rows(x: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from itertools import product
 
@@ -14,6 +15,7 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.choice import cheapest_product
 from tensor_parallelism.contraction import Contraction
 from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
+from tensor_parallelism.layer_plan import Moves
 from tensor_parallelism.product import Axes, ProductPlan, Shape, Task, product_plan
 
 
@@ -39,13 +41,27 @@ class FeedForwardPlan:
 
     @property
     def bytes_received(self) -> tuple[int, ...]:
-        parts = (self.hidden, self.b1, self.out, self.b2)
-        return tuple(map(sum, zip(*(part.bytes_received for part in parts), strict=True)))
+        return _sum(self.forward)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
-        parts = (self.grad, self.hidden_grad, self.w2_grad, self.b2_grad, self.x_grad, self.w1_grad, self.b1_grad)
-        return tuple(map(sum, zip(*(part.bytes_received for part in parts), strict=True)))
+        return _sum(self.backward)
+
+    @cached_property
+    def forward(self) -> Moves:
+        """What is moved forward, in order, each with a name."""
+        return (*_parts("x", "w1", "h", self.hidden), ("b1", self.b1), *_parts("h", "w2", "y", self.out),
+                ("b2", self.b2))
+
+    @cached_property
+    def backward(self) -> Moves:
+        """What is moved backward, in order."""
+        of = "gradient of {}".format
+        return (
+            (of("y"), self.grad), *_parts("h", of("y"), of("w2"), self.w2_grad), (of("b2"), self.b2_grad),
+            *_parts(of("y"), "w2", of("h"), self.hidden_grad), *_parts(of("h"), "w1", of("x"), self.x_grad),
+            *_parts("x", of("h"), of("w1"), self.w1_grad), (of("b1"), self.b1_grad),
+        )
 
     def __str__(self) -> str:
         named = [
@@ -62,6 +78,14 @@ class FeedForwardPlan:
         return f"<pre>{escape(str(self))}</pre>"
 
 
+def _parts(lhs: str, rhs: str, out: str, plan: ProductPlan) -> Moves:
+    return (lhs, plan.lhs), (rhs, plan.rhs), (out, plan.out)
+
+
+def _sum(moves: Moves) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*(move.bytes_received for _, move in moves), strict=True)))
+
+
 def feed_forward_plan(
     sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy, x: Shape, w1: Shape, w2: Shape,
     dtype: np.dtype[np.generic], mesh: Mesh,
@@ -72,21 +96,22 @@ def feed_forward_plan(
     hidden_shape, out_shape = (*x[:-1], w1[1]), (*x[:-1], w2[1])
     given = {name: getattr(sharding, name).over(len(shape)) for name, shape in
              (("x", x), ("w1", w1), ("w2", w2), ("out", out_shape), ("b1", (1,)), ("b2", (1,)))}
-    chosen = None if policy is FeedForwardShardingPolicy.GENERAL else sharding.split()
+    chosen = None
+    if policy is not FeedForwardShardingPolicy.GENERAL:
+        said = sharding.split()
+        chosen = {lead[1:][-1:]: said["sequence"], lead[:1]: said["batch"], "f": said["hidden"]}
 
     def planned(task: Task) -> ProductPlan:
-        if chosen is None:
-            return cheapest_product(task)
-        return product_plan(task, {lead[:1]: chosen["batch"], "f": chosen["hidden"]})
+        return cheapest_product(task) if chosen is None else product_plan(task, chosen)
 
     def forward(hidden: TensorSharding) -> tuple[ProductPlan, ProductPlan]:
         return (planned(Task(first, given["x"], given["w1"], hidden, x, w1, dtype, mesh)),
                 planned(Task(second, hidden, given["w2"], given["out"], hidden_shape, w2, dtype, mesh)))
 
     if chosen is not None:
-        hidden = TensorSharding(chosen["batch"], *[None] * (len(lead) - 1), chosen["hidden"])
-        ways = [forward(hidden)]
-        grad = TensorSharding(chosen["batch"], *[None] * len(lead))
+        rows = [chosen.get(letter) for letter in lead]
+        ways = [forward(TensorSharding(*rows, chosen["f"]))]
+        grad = TensorSharding(*rows, None)
     else:
         ways = [forward(layout) for layout in _hidden_layouts(given)]
         grad = given["out"]

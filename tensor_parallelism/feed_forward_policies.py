@@ -12,7 +12,7 @@ from tensor_parallelism.product import Axes
 class FeedForwardShardingPolicy(Enum):
     """How x[b, s, m], W1[m, f], b1[f], W2[f, n], b2[n] and y[b, s, n] are sharded, and what that asks for.
 
-    T, X and Y are mesh axes, or several, of so many devices, D those over which the batch lies besides (or none,
+    C, T, X and Y are mesh axes, or several, of so many devices, D those over which the batch lies besides (or none,
     D = 1); the mesh has no others.  |x| are the bytes of x.  Bytes are received, summed over the devices, for extents
     that divide.
     """
@@ -37,6 +37,13 @@ class FeedForwardShardingPolicy(Enum):
     arXiv:2205.05198, section 4.2.2.
     """
 
+    ROWS = "rows"
+    """x[bD, sC, m] W1[m, fT] b1[fT] W2[fT, n] b2[n] -> y[bD, sC, n]: each row stays on its devices.
+
+    MEGATRON for the rows that the devices of T have in common; T = 1 where the weights are whole.  Forward 2 (T-1) |y|
+    bytes, backward 2 (T-1) |x| and over D and C 2 (D C - 1) (|W1| + |b1| + |W2| + T |b2|).
+    """
+
     GSPMD_2D = "gspmd_2d"
     """x[bX, s, mY] W1[mX, fY] b1[fY] W2[fY, nX] b2[nY] -> y[bX, s, nY].
 
@@ -57,7 +64,7 @@ class FeedForwardSharding:
     """The layouts of y = act(x W1 + b1) W2 + b2: of ``x``, ``w1``, ``b1``, ``w2``, ``b2`` and ``out`` (y).
 
     x and y are [batch, sequence, model], or have fewer or more leading dims; the weights are [model, hidden] and
-    [hidden, model].  `unsharded`, `megatron`, `sequence` and `gspmd_2d` make those of the named policies.
+    [hidden, model].  `unsharded`, `megatron`, `sequence`, `rows` and `gspmd_2d` make those of the named policies.
 
     >>> FeedForwardSharding.megatron("tp").w1, FeedForwardSharding.sequence("tp", batch="dp").policy.name
     (TensorSharding(None, 'tp'), 'SEQUENCE')
@@ -99,6 +106,12 @@ class FeedForwardSharding:
         return cls(x, like.w1, like.b1, like.w2, like.b2, x)
 
     @classmethod
+    def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> FeedForwardSharding:
+        """Of `FeedForwardShardingPolicy.ROWS`, the sequence over ``rows``, the hidden dim over ``axes``."""
+        x, like = TensorSharding(batch, rows, None), cls.megatron(axes)
+        return cls(x, like.w1, like.b1, like.w2, like.b2, x)
+
+    @classmethod
     def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> FeedForwardSharding:
         """Of `FeedForwardShardingPolicy.GSPMD_2D`, the batch over ``x``, the hidden dim over ``y``."""
         layout = TensorSharding(x, None, y)
@@ -111,12 +124,15 @@ class FeedForwardSharding:
         ndim = max(3, len(self.x.dims))
         batch, *between, sequence, model = (dim.axes for dim in _wide(self.x, ndim).dims)
         hidden = self.b1.over(1).dims[0].axes
-        if any(between) or not hidden or set(batch) & set(hidden):
+        shared = {*batch} & {*hidden} or ({*sequence} & {*hidden} and sequence != hidden)
+        if any(between) or shared or not (hidden or batch or sequence):
             policy, made = FeedForwardShardingPolicy.UNSHARDED, FeedForwardSharding.unsharded()
         elif model:
             policy, made = FeedForwardShardingPolicy.GSPMD_2D, FeedForwardSharding.gspmd_2d(batch, hidden)
-        elif sequence:
+        elif sequence and sequence == hidden:
             policy, made = FeedForwardShardingPolicy.SEQUENCE, FeedForwardSharding.sequence(hidden, batch)
+        elif sequence or not hidden:
+            policy, made = FeedForwardShardingPolicy.ROWS, FeedForwardSharding.rows(sequence, hidden, batch)
         else:
             policy, made = FeedForwardShardingPolicy.MEGATRON, FeedForwardSharding.megatron(hidden, batch)
         own = self._as_of(ndim)
@@ -131,8 +147,10 @@ class FeedForwardSharding:
             return None
 
     def split(self) -> dict[str, Axes]:
-        """Over what the batch (``batch``) and the hidden dim lie during the local products, of a named policy."""
-        return {"batch": self.x.dims[0].axes if self.x.dims else (), "hidden": self.b1.over(1).dims[0].axes}
+        """Over what ``batch``, ``sequence`` and ``hidden`` dim lie during the local products, of a named policy."""
+        batch, *_, sequence, _ = (dim.axes for dim in _wide(self.x, max(3, len(self.x.dims))).dims)
+        hidden = self.b1.over(1).dims[0].axes
+        return {"batch": batch, "sequence": () if sequence == hidden else sequence, "hidden": hidden}
 
 
 def _wide(layout: TensorSharding, ndim: int) -> TensorSharding:

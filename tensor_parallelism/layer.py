@@ -77,11 +77,14 @@ class Layer(ShardedOperation):
             raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
         return list(map(np.asarray, args))
 
-    def _arrived(self, device: Device, *shards: Any) -> tuple[list[Array], list[Shape], LayerPlan]:
+    def _arrived(
+        self, device: Device, *shards: Any, shapes: list[Shape] | None = None
+    ) -> tuple[list[Array], list[Shape], LayerPlan]:
         """On a device: the shards as arrays, the shapes of the whole inputs, and the plan for them."""
         arrays = self._named(*shards)
-        layouts = (getattr(self.sharding, name) for name in self.NAMES)
-        shapes = [device.global_shape(x, layout) for x, layout in zip(arrays, layouts, strict=True)]
+        if shapes is None:
+            layouts = (getattr(self.sharding, name) for name in self.NAMES)
+            shapes = [device.global_shape(x, layout) for x, layout in zip(arrays, layouts, strict=True)]
         return arrays, shapes, self.plan(shapes, device.mesh, _dtype(arrays))
 
 

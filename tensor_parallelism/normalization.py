@@ -51,11 +51,10 @@ class NormalizationSharding:
 
 
 class Saved(NamedTuple):
-    """What the backward needs: this device's x, weight where x lies, what x is centred on (or None) and scaled by."""
+    """What the backward needs: this device's x, centred and scaled, the weight where x lies, and the scale."""
 
-    x: Array
+    hat: Array
     weight: Array
-    mean: Array | None
     scale: Array
     shapes: list[Shape]
     dtype: np.dtype[Any]
@@ -76,9 +75,11 @@ class _Normalization(Layer):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sharding!r}, epsilon={self.epsilon})"
 
-    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of y, from those of the inputs."""
-        arrays, shapes, plan = self._arrived(device, *shards)
+    def forward(
+        self, device: Device, *shards: Any, shapes: list[Shape] | None = None
+    ) -> tuple[Array, Saved]:
+        """This device's shard of y, from those of the inputs; ``shapes``, of the whole, are agreed on if not given."""
+        arrays, shapes, plan = self._arrived(device, *shards, shapes=shapes)
         dtype, features = plan["squares"].dtype, shapes[0][-1]
         x = arrays[0].astype(dtype, copy=False)
         weight = moved(device, plan["weight"], arrays[1])
@@ -88,37 +89,34 @@ class _Normalization(Layer):
             centred = x if mean is None else x - mean
             squares = feature_products(centred, centred)
         scale = normalization_scale(moved(device, plan["squares"], squares), features, self.epsilon)
-        y: Array = centred * scale
-        y *= weight
+        hat = np.multiply(centred, scale, out=None if mean is None else centred)
+        y: Array = hat * weight
         if bias is not None:
             y += bias
-        saved = Saved(x, weight, mean, scale, shapes, dtype)
+        saved = Saved(hat, weight, scale, shapes, dtype)
         self._hold(device, saved, 1)
         return y, saved
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
         """The gradients of the inputs in their layouts, from that of y in its layout."""
-        x, weight, mean, scale, shapes, dtype = saved
+        hat, weight, scale, shapes, dtype = saved
         plan = self.plan(shapes, device.mesh, dtype)
         grad = check_gradient(device, grad, self.sharding.out, shapes[0]).astype(dtype, copy=False)
-        with device.compute("normalization backward", flops=12 * x.size, nbytes=3 * x.nbytes):
-            hat = x * scale if mean is None else x - mean
-            if mean is not None:
-                hat *= scale
-            sums = normalization_backward_sums(grad, hat, weight)
+        with device.compute("normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes):
+            products = grad * hat
+            sums = normalization_backward_sums(grad, products, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
         x_grad = normalization_backward(grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED)
-        rows = prod(x.shape[:-1]), x.shape[-1]
-        terms = [np.einsum("ti,ti->i", grad.reshape(rows), hat.reshape(rows))]
-        if self.CENTRED:
-            terms.append(grad.reshape(rows).sum(axis=0, dtype=dtype))
+        rows = prod(hat.shape[:-1]), hat.shape[-1]
+        of_parameters = (products, grad)[: 1 + self.CENTRED]
+        terms = [term.reshape(rows).sum(axis=0, dtype=dtype) for term in of_parameters]
         grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=True)]
         self._hold(device, saved, -1)
         return x_grad, *grads
 
     def _hold(self, device: Device, saved: Saved, sign: int) -> None:
-        device.hold("activations", sign * saved.x.nbytes)
-        device.hold("statistics", sign * (saved.scale.nbytes * (1 + self.CENTRED)))
+        device.hold("activations", sign * saved.hat.nbytes)
+        device.hold("statistics", sign * saved.scale.nbytes)
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, *parameters = shapes.values()
@@ -160,8 +158,8 @@ class LayerNorm(_Normalization):
     besides what moves the parameters from and to their layout, if that is another than the model dim's of x.
     ``print(operation.plan([x.shape, weight.shape, bias.shape], mesh))``.
 
-    **Memory**: until the backward ``activations`` hold x, as Korthikanti et al., 2022, arXiv:2205.05198, section 4.1,
-    count it, and ``statistics``, which they neglect, two numbers for each token.
+    **Memory**: until the backward ``activations`` hold x, centred and scaled, in place of the x that Korthikanti et
+    al., 2022, arXiv:2205.05198, section 4.1, count, and ``statistics``, which they neglect, a number for each token.
 
     ``ValueError``, on the host, for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
@@ -173,8 +171,7 @@ class LayerNorm(_Normalization):
 class RMSNorm(_Normalization):
     """``RMSNorm(sharding)`` of x and weight: each row of the last dim with mean square 1, times weight.
 
-    As `LayerNorm` without mean and bias: half the all_reduces forward, half the bytes of the one backward, one number
-    in ``statistics`` for each token.
+    As `LayerNorm` without mean and bias: half the all_reduces forward, half the bytes of the one backward.
     """
 
     NAMES = ("x", "weight")

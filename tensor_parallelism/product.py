@@ -181,11 +181,16 @@ def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[A
 
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received, by the collectives ``plan.kinds``.
     """
-    made = plan.task.contraction.run(device, moved(device, plan.lhs, a), moved(device, plan.rhs, b))
-    return moved(device, plan.out, made)
+    made = plan.task.contraction.run(
+        device, moved(device, plan.lhs, a), moved(device, plan.rhs, b), shared=bool(plan.out.communications)
+    )
+    return moved(device, plan.out, made, spent=True)
 
 
-def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any]) -> NDArray[Any]:
-    """``x`` in the layout that the plan ends in; itself where nothing is to be done."""
+def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
+    """``x`` in the layout that the plan ends in; itself where nothing is to be done.
+
+    ``spent``: nobody needs ``x`` afterwards, it may be overwritten.
+    """
     x = x.astype(plan.dtype, copy=False)
-    return run_plan(device, plan, x) if plan.steps else x
+    return run_plan(device, plan, x, spent=spent) if plan.steps else x

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 from vcluster.forkserver import THREAD_VARIABLES
@@ -16,7 +17,52 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A few examples by default, many for `pytest -m slow` (cluster/test_many_examples.py).  A crowded machine is slow, not
 # wrong; and what CI finds, it finds again.
-EXAMPLES = int(os.environ.get("VCLUSTER_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("VCLUSTER_EXAMPLES", "25"))
 settings.register_profile("here", deadline=None, max_examples=EXAMPLES)
 settings.register_profile("ci", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+SAMPLED = {
+    "test_a_block_of_python_runs_and_prints_what_stands_below_it": 2,
+    "test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause": 2,
+    "test_a_failure_releases_the_others": 2,
+    "test_a_script_needs_no_main_guard": 2,
+    "test_a_killed_device_does_not_change_the_numbers": 2,
+    "test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward": 2,
+    "test_a_mixture_on_a_mesh_is_that_of_one_process_forward_and_backward": 2,
+    "test_a_sharded_block_is_that_of_one_process_forward_and_backward": 3,
+    "test_a_run_that_takes_longer_than_the_deadline_is_broken_off": 2,
+    "test_any_layouts_do": 2,
+    "test_any_number_of_messages_to_the_host_lie_there_after_the_run": 2,
+    "test_attention_is_that_of_one_process": 3,
+    "test_attention_is_that_of_one_process_forward_and_backward": 3,
+    "test_collectives_bytes_flops_and_memory_are_those_of_the_plan": 2,
+    "test_every_algorithm_gives_numpys_answer_and_moves_what_its_closed_form_says": 2,
+    "test_every_collective_equals_numpy_on_the_gathered_input": 2,
+    "test_every_mesh_and_schedule_trains_as_one_process_does": 3,
+    "test_every_mesh_trains_as_one_process_does": 2,
+    "test_every_rank_has_the_same_bits_after_an_all_reduce": 2,
+    "test_every_repetition_gives_what_numpy_gives": 2,
+    "test_kill_9_of_the_host_leaves_no_process": 2,
+    "test_large_collectives_equal_numpy_wherever_the_arrays_lie": 2,
+    "test_no_way_receives_less_than_the_bound_by_which_ways_are_left_out": 3,
+    "test_random_layouts": 2,
+    "test_replicas_add_up_to_the_batch": 2,
+    "test_the_death_of_a_process_is_told_and_it_is_replaced": 2,
+    "test_the_end_of_the_host_leaves_no_process": 2,
+    "test_training_equals_the_full_batch_for_every_number_of_microbatches": 2,
+    "test_twenty_clusters_leave_nothing_behind": 2,
+    "test_uneven_sizes_are_counted_as_the_messages_that_moved": 2,
+}
+"""Of the parameters of these sweeps one in so many is for every day; the others are slow, so that `.ci/run` has all."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    seen = dict.fromkeys(SAMPLED, 0)
+    for item in items:
+        name = getattr(item, "originalname", None)
+        if name in SAMPLED and item.get_closest_marker("slow") is None:
+            if seen[name] % SAMPLED[name]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1

@@ -1,14 +1,19 @@
-"""``python -m vcluster``: what there is."""
+"""``python -m vcluster``: what there is, and recorded traces looked at."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vcluster.demo.command_line import Parser, WrongWords, nearest, serve, whole, writable
+
+if TYPE_CHECKING:
+    from parallelism.trace import Trace
 
 PROGRAM = "python -m vcluster"
 
@@ -16,6 +21,8 @@ LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
+  {PROGRAM} report T.json     a recorded trace: summary, timeline, page
+  {PROGRAM} compare A B       of two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   described clusters; one of them or a file
   {PROGRAM} calibrate FILE    this machine, measured, as such a file
@@ -31,7 +38,7 @@ In Python:
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints what there is, or the version; the exit status."""
+    """Prints what there is, or what was asked for; the exit status."""
     if not words or words[0] in ("-h", "--help"):
         print(LIST, end="")
         return 0
@@ -57,12 +64,93 @@ def main(words: Sequence[str]) -> int:
         except ValueError as error:
             raise WrongWords(str(error)) from None
         return 0
+    if words[0] in _COMMANDS:
+        import numpy as np
+
+        try:
+            with np.errstate(all="ignore"):     # times in a forged file may add up to more than a float holds
+                return _COMMANDS[words[0]](words[1:])
+        except WrongWords as error:
+            error.command = words[0]
+            raise
     if words[0] == "calibrate":
         return _calibrate(words[1:])
     if words[0] == "demo":
         raise WrongWords(f"the demos are {PROGRAM}.demo, with a dot")
-    there = ("--version", "--help", "demo", "doctor", "hardware", "calibrate")
-    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], there)}")
+    right = ("--version", "--help", "demo", "doctor", "hardware", "calibrate", *_COMMANDS)
+    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], right)}")
+
+
+def report(words: Sequence[str]) -> int:
+    """A recorded trace as a summary and a timeline, and as a page where that is asked for."""
+    parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
+    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="what Trace.save or a demo has written")
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write it as one page that needs nothing else")
+    arguments = _parsed(parser, words)
+    if arguments is None:
+        return 0
+    trace = _loaded(arguments.trace)
+    if arguments.html is not None:
+        _spared(arguments.html, arguments.trace)
+    from vcluster.report import html, timeline
+
+    print(trace.summary())
+    print()
+    print(timeline(trace))
+    if arguments.html is not None:
+        try:
+            html(trace, arguments.html)
+        except OSError as error:
+            raise WrongWords(f"--html: {arguments.html} cannot be written: {error.strerror or error}") from None
+        print(f"\nThe page is {arguments.html}")
+    return 0
+
+
+def compare(words: Sequence[str]) -> int:
+    """Two recorded traces: what got slower from the first to the second, and why."""
+    parser = Parser(prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.")
+    parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
+    parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
+    arguments = _parsed(parser, words)
+    if arguments is None:
+        return 0
+    a, b = _loaded(arguments.a), _loaded(arguments.b)
+    from vcluster.report import compare as compared
+
+    print(compared(a, b))
+    return 0
+
+
+_COMMANDS = {"report": report, "compare": compare}
+
+
+def _parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
+    try:
+        return parser.parse(words)
+    except SystemExit:      # --help has said all
+        return None
+
+
+def _loaded(path: Path) -> Trace:
+    from parallelism.trace import Trace
+
+    try:
+        return Trace.load(path)
+    except OSError as error:
+        raise WrongWords(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, MemoryError) as error:
+        raise WrongWords(str(error) or f"{path} needs more memory than there is") from None
+
+
+def _spared(page: Path, trace: Path) -> None:
+    """Refuses a page that cannot be written, or would be written over its own trace."""
+    try:
+        writable(page)
+        same = page.exists() and page.samefile(trace)
+    except WrongWords as error:
+        raise WrongWords(f"--html: {error}") from None
+    if same:
+        raise WrongWords(f"--html: {page} is the trace itself")
 
 
 def _calibrate(words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,18 +140,17 @@ class VirtualDevice:
             microbatch=microbatch,
         )
 
-    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Any:
-        """``a @ b``, its flops (2 m n k) and memory traffic counted."""
+    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
+        """``a @ b``, in ``out`` if given, its flops (2 m n k) and memory traffic counted."""
         a, b = np.asarray(a), np.asarray(b)
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        count = int(np.prod(batch, dtype=np.int64))
+        count = prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) if a.ndim > 2 or b.ndim > 2 else 1
         k = a.shape[-1] if a.ndim else 0
         m = a.shape[-2] if a.ndim > 1 else 1
         n = b.shape[-1] if b.ndim > 1 else 1
         dtype = np.result_type(a, b)
         traffic = dtype.itemsize * count * (m * k + k * n + m * n)
         with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic), dtype=dtype):
-            return a @ b
+            return np.matmul(a, b, out=out)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """An uninitialised array in shared memory, which peers read and write without a copy."""

@@ -23,6 +23,9 @@ from vcluster.places import call_site
 if TYPE_CHECKING:
     from vcluster.device import VirtualDevice
 
+SHAPES = "shapes"
+"""What agreeing on the shape of the whole is called."""
+
 
 def reshard(
     device: VirtualDevice, x: Any, source: TensorSharding, target: TensorSharding, shape: Sequence[int] | None,
@@ -55,8 +58,7 @@ def global_shape(device: VirtualDevice, x: NDArray[Any], sharding: TensorShardin
     shape = _agreed(device, x, sharding)
     for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
         del dropped[line]
-    if not device.collectives.unwaited:     # of what is under way there may be messages among these
-        recorder.forget_since(before)
+    recorder.forget(SHAPES, before)         # there may be messages among these, of what is under way
     return shape
 
 
@@ -66,5 +68,5 @@ def _agreed(device: VirtualDevice, x: NDArray[Any], source: TensorSharding) -> t
     axes = source.over(x.ndim).axes
     if not axes:
         return x.shape
-    shapes = device.collectives.run("all_scatter", np.array(x.shape, np.int64), axes, name="shapes")
+    shapes = device.collectives.run("all_scatter", np.array(x.shape, np.int64), axes, name=SHAPES)
     return source.global_shape(dict(zip(device.group(axes), [s.tolist() for s in shapes], strict=True)), device.mesh)

@@ -170,9 +170,17 @@ class Recorder:
         """How many events there are so far."""
         return len(self._entries) // ENTRIES
 
-    def forget_since(self, count: int) -> None:
-        """Leave out all events but the first so many."""
-        del self._entries[count * ENTRIES :]
+    def forget(self, name: str, count: int) -> None:
+        """Leave out the collectives of this name after the first so many events, and what is inside them."""
+        kept: list[Any] = []
+        forgotten = set()
+        for at in range(count * ENTRIES, len(self._entries), ENTRIES):
+            row = row_of(self._entries[at])
+            if row[:2] == ["collective", name] or row[_PARENT] in forgotten:
+                forgotten.add(at // ENTRIES)
+            else:
+                kept += self._entries[at : at + ENTRIES]
+        self._entries[count * ENTRIES :] = kept
 
     @contextmanager
     def as_one(self, name: str, location: str) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.plan import Plan
 from benchmarks.results import Results
 from benchmarks.suites import (
+    block,
     checks,
     collectives,
     idle,
@@ -41,6 +42,7 @@ SUITES = {
     "checks": Suite("what supervision, checks and tracing cost an operation", checks.measure, checks.report),
     "limits": Suite("how soon a mistake is told, and what is left behind", limits.measure, limits.report),
     "step": Suite("CPU time of a pipelined training step, beside one process", step.measure, step.report),
+    "block": Suite("CPU time of a Transformer block by policy, beside one process", block.measure, block.report),
     "products": Suite("products of sharded matrices, beside JAX", products.measure, products.report),
     "idle": Suite("devices that wait or have nothing to do, and waking them", idle.measure, idle.report),
     "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),

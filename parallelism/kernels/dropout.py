@@ -42,22 +42,25 @@ def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def dropout_mask(
-    rate: float, seed: int, step: int, shape: Sequence[int], block: Sequence[slice] | None = None
+    rate: float, seed: int, step: int, shape: Sequence[int], block: Sequence[slice | npt.NDArray[np.intp]] | None = None
 ) -> npt.NDArray[np.bool_]:
     """Which elements of a block of a tensor of ``shape`` stay (None: of all of it); each does with 1 - ``rate``.
+
+    ``block`` has for each dim the slice, or the places, that are in it.
 
     The element at row-major place i of the whole tensor stays if the upper 53 bits of ``splitmix64(key, i)`` are at
     least ``rate * 2**53``, with ``key`` number ``step`` of the sequence that starts from ``seed``.
     """
     pieces = [slice(0, n) for n in shape] if block is None else block
+    places = [np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece for piece in pieces]
     # the state of place i, key + (i + 1) gamma, as a sum over dims: products along each dim, additions only inside
     state, stride = splitmix64(seed, [step]) + _GAMMA, 1
     for dim in reversed(range(len(shape))):
-        along = np.arange(pieces[dim].start, pieces[dim].stop, dtype=np.uint64) * np.uint64(stride) * _GAMMA
+        along = places[dim].astype(np.uint64) * np.uint64(stride) * _GAMMA
         state = state + along.reshape(-1, *[1] * (len(shape) - 1 - dim))
         stride *= max(1, shape[dim])
     mask: npt.NDArray[np.bool_] = _mixed(state) >= np.uint64(int(rate * 2**53) << 11)
-    return mask.reshape([piece.stop - piece.start for piece in pieces])
+    return mask.reshape([len(place) for place in places])
 
 
 def dropout(x: Array, mask: npt.NDArray[np.bool_], rate: float) -> Array:

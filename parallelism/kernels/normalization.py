@@ -40,10 +40,12 @@ def normalization_scale(square_sums: Array, features: int, epsilon: float) -> Ar
     return scale.astype(square_sums.dtype, copy=False)
 
 
-def normalization_backward_sums(grad: Array, hat: Array, weight: Array) -> Array:
-    """The sums over features that the gradient of x needs, of ``g`` and of ``g * hat``: shape (2, ..., 1)."""
-    g = grad * weight
-    return np.stack([feature_sums(g), feature_products(g, hat)])
+def normalization_backward_sums(grad: Array, products: Array, weight: Array) -> Array:
+    """The sums over features that the gradient of x needs, of ``g`` and of ``g * hat``: shape (2, ..., 1).
+
+    ``products`` are ``grad * hat``, whose sum over all rows is the gradient of the weight.
+    """
+    return np.stack([grad @ weight, products @ weight])[..., None]
 
 
 def normalization_backward(

@@ -66,7 +66,7 @@ def figures(folder: Path, *words: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the suites without peers write in one go."""
-    suites = ("run", "collectives", "messages", "step", "tracing")
+    suites = ("run", "collectives", "messages", "step", "block", "tracing")
     return figures(tmp_path_factory.mktemp("figures"), *suites)
 
 
@@ -89,11 +89,13 @@ def test_startup(tmp_path):
     assert memory["amount"]["minimum"] > 1 << 20
 
 
+@pytest.mark.slow
 def test_run(document):
     large = {(what, 2, nbytes) for what in ("arguments", "results", "both", "copy") for nbytes in (8, 4096)}
     assert cells(of(document, "run")) == {("empty", 2, 0)} | large
 
 
+@pytest.mark.slow
 def test_collectives(document):
     measurements = of(document, "collectives")
     expected = {(operation, 2, nbytes) for operation in COLLECTIVES - {"barrier"} for nbytes in (8, 4096)}
@@ -103,6 +105,7 @@ def test_collectives(document):
     assert all(m["from_first_start"]["median"] >= m["seconds"]["median"] for m in measurements)
 
 
+@pytest.mark.slow
 def test_messages(document):
     measurements = of(document, "messages")
     expected = {("round_trip", 2, 8), ("round_trip", 2, 4096), ("stream", 2, 4096)}
@@ -110,10 +113,18 @@ def test_messages(document):
     assert cells(measurements, "queue") == expected
 
 
+@pytest.mark.slow
 def test_step(document):
     measurements = of(document, "step")
     for system in ("vcluster", "one process"):
         assert {(what, devices) for what, devices, _ in cells(measurements, system)} == {("wide", 2), ("narrow", 2)}
+
+
+def test_block(document):
+    for system in ("vcluster", "one process"):
+        found = cells(of(document, "block"), system)
+        assert {(policy, devices) for policy, devices, _ in found} == {
+            (policy, 2) for policy in ("megatron", "sequence", "ring", "ulysses", "megatron_ring")}
 
 
 @pytest.mark.slow
@@ -125,6 +136,7 @@ def test_idle(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_tracing(document):
     steps = {"record", "merge", "save", "load", "count"}
     each = {(what, 2, 8) for what in ("traced", "untraced")}

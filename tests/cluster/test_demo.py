@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pty
 import re
@@ -16,7 +17,7 @@ from parallelism.communication import COLLECTIVES
 from parallelism.trace import Trace
 from tensor_parallelism import matmul as operators
 from vcluster.demo import __main__ as command
-from vcluster.demo import attention, collectives, ffn, mlp, moe
+from vcluster.demo import attention, collectives, ffn, gpt, mlp, moe
 from vcluster.demo.command_line import serve
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,8 @@ def difference(out: str) -> float:
 
 def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     trace = tmp_path / "step.json"
-    run = demo("mlp", "--pp", "4", "--trace", str(trace))
+    page = tmp_path / "step.html"
+    run = demo("mlp", "--pp", "4", "--trace", str(trace), "--html", str(page))
     assert run.returncode == 0
     assert run.stderr == ""
     lines = run.stdout.splitlines()
@@ -68,7 +70,8 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     recorded = Trace.load(trace)
     assert recorded.size == 4
     assert recorded.count("2F0") == recorded.count("0B7") == 1
-    assert f"The record of that step is in {trace}" in run.stdout
+    assert f"The record of that step is in {trace}\n\nThe page of that step is {page}\n" in run.stdout
+    assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -112,12 +115,80 @@ def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch
     assert " NO  largest difference" in out
 
 
+PROMPT = "of_a_line_this_long_there_is_not_much_that_is_left_to_be_written"
+SMALL_GPT = f"--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt {PROMPT}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--pp 2 --tp 2 --schedule zbv", pytest.param("--tp 2", marks=pytest.mark.slow),
+        pytest.param("--dp 2 --pp 2 --schedule gpipe", marks=pytest.mark.slow),
+        pytest.param("--dp 3 --pp 2 --tp 2 --blocks 3", marks=pytest.mark.slow),
+    ],
+)
+def test_a_gpt_learns_what_it_learns_in_one_process_by_the_closed_forms_bytes(capsys, words):
+    status, out = here(capsys, f"gpt {words} {SMALL_GPT} --backend thread")
+    assert status == 0
+    assert out.count(" ok ") == 3
+    assert float(re.search(r"largest difference from the losses of one process: (\S+)", out)[1]) < 1e-9
+
+
+def test_the_gpt_demo_on_eight_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path):
+    trace = tmp_path / "step.json"
+    words = f"gpt --dp 2 --pp 2 --tp 2 {SMALL_GPT} --trace"
+    assert serve(command.PROGRAM, command.main, [*words.split(), str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" ok ") == 3
+    rows = re.findall(r"^  r\d +pp=(\d) dp=\d tp=\d +(\S.*?) +1 of 2 +([\d,]+) +(\d+)$", out, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("0", "embedding, block 1")] * 4 + [("1", "block 2, head")] * 4
+    assert len({row[3] for row in rows}) == 8
+    step = Trace.load(trace)
+    sent = 2 * 2 * 5 * 32 * 8 * 8
+    assert re.search(rf"messages +pp +16 +{sent:,} +activations, gradients back", out)
+    assert step.filter(kind="send").bytes_sent() == sent
+    assert re.search(r"all_reduce +tp", out)
+    assert re.search(r"all_reduce +dp", out)
+    assert out.splitlines()[-1].startswith(f"  {PROMPT[-60:]}|")
+    assert max(len(line) for line in out.splitlines() if str(trace) not in line) <= 80
+
+
+def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch):
+    honest, train = gpt.expected_bytes, gpt.train
+    monkeypatch.setattr(gpt, "expected_bytes", lambda job: {**honest(job), "tp": 1})
+    status, out = here(capsys, f"gpt {SMALL_GPT} --backend thread")
+    assert (status, out.count(" NO ")) == (1, 1)
+    assert "each axis is NOT at its closed form" in out
+    monkeypatch.setattr(gpt, "expected_bytes", honest)
+    other = lambda job, model, *rest: train(job, dataclasses.replace(model, seed=model.pipeline.microbatches), *rest)
+    monkeypatch.setattr(gpt, "train", other)
+    status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --backend thread")
+    assert status == 1
+    assert " NO  largest difference from the losses of one process" in out
+
+
+def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
+    status, out = here(capsys, f"gpt {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
+    assert status == 1
+    assert " NO  the training ran away" in out
+
+
+@pytest.mark.slow
+def test_the_gpt_of_the_issue_learns_on_eight_processes():
+    run = demo("gpt", "--dp", "2", "--pp", "2", "--tp", "2", "--steps", "30")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert max(map(len, run.stdout.splitlines())) <= 80
+    assert float(re.search(r"at first .*, (\S+) at last", run.stdout)[1]) < 4
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("mlp", "--pp", "0"), ("mlp", "--pp", "5"), ("mlp", "--schedule", "1f1c"), ("mlp", "--data", "missing.npz"),
-        ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"), ("matmul", "--tp", "x"),
-        ("ffn", "--shape", "1,2"), ("reshard", "[x", "[x]"), ("reshard", "[x]"),
+        ("mlp", "--data", "README.md"), ("mlp", "--trace", "/nonexistent/trace.json"),
+        ("mlp", "--html", "/nonexistent/page.html"), ("mlp", "--trace", "no-such", "--html", "no-such"),
+        ("matmul", "--tp", "x"),
+        ("gpt", "--pp", "9"), ("ffn", "--shape", "1,2"), ("reshard", "[x", "[x]"), ("reshard", "[x]"),
     ],
 )
 def test_wrong_words_end_with_status_2_and_one_line(capsys, words):

@@ -20,6 +20,9 @@ LAYOUTS = {
     "sequence": FeedForwardSharding.sequence("x"),
     "megatron of a batch": FeedForwardSharding.megatron("y", "x"),
     "sequence of a batch": FeedForwardSharding.sequence("y", "x"),
+    "rows": FeedForwardSharding.rows("x"),
+    "rows of a batch": FeedForwardSharding.rows("x", (), "y"),
+    "rows, and megatron": FeedForwardSharding.rows("x", "y"),
     "gspmd_2d": FeedForwardSharding.gspmd_2d("x", "y"),
     "megatron over two axes": FeedForwardSharding.megatron(("y", "x")),
     "a pipeline of reductions": FeedForwardSharding(
@@ -30,7 +33,7 @@ LAYOUTS = {
         T(None, "y", None, partial="x"),
     ),
 }
-ONE_AXIS = ("unsharded", "megatron", "sequence")
+ONE_AXIS = ("unsharded", "megatron", "sequence", "rows")
 MESHES = [Mesh(x=1, y=1), Mesh(x=2), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=4), Mesh(x=3, y=2)]
 CASES = [
     pytest.param(mesh, name, id=f"{mesh!r}-{name}", marks=[pytest.mark.slow] * (mesh.size == 8 and i % 2))
@@ -142,9 +145,12 @@ EXTENTS = {"batch": 6, "sequence": 12, "model": 18, "hidden": 24, "outputs": 30}
 _B, _S, _M, _H, _N = EXTENTS.values()
 IN, OUT, W1, W2, B1, B2 = (BYTES * n for n in (_B * _S * _M, _B * _S * _N, _M * _H, _H * _N, _H, _N))
 OVER_BATCH = 2 * (X - 1) * (W1 + B1 + W2 + Y * B2)
+OVER_ROWS = 2 * (X * Y - 1) * (W1 + B1 + W2 + B2)
 FORMULAS = {
     "megatron of a batch": (2 * (Y - 1) * OUT, 2 * (Y - 1) * IN + OVER_BATCH),
     "sequence of a batch": ((Y - 1) * (IN + OUT), (Y - 1) * (OUT + IN + IN) + OVER_BATCH),
+    "rows of a batch": (0, OVER_ROWS),
+    "rows, and megatron": (2 * (Y - 1) * OUT, 2 * (Y - 1) * IN + OVER_BATCH),
     "gspmd_2d": (
         (Y - 1) * IN + (X - 1) * (W1 + W2) + (Y - 1) * OUT,
         (Y - 1) * (OUT + IN + IN) + 2 * (X - 1) * (W1 + W2) + 2 * (X - 1) * (B1 + B2),
@@ -155,6 +161,8 @@ COLLECTIVES = {
     "unsharded": [],
     "megatron of a batch": [("all_reduce", ("y",))],
     "sequence of a batch": [("all_gather", ("y",)), ("reduce_scatter", ("y",))],
+    "rows of a batch": [],
+    "rows, and megatron": [("all_reduce", ("y",))],
     "gspmd_2d": [("all_gather", ("y",)), ("all_gather", ("x",)), ("all_gather", ("x",)), ("reduce_scatter", ("y",))],
 }
 

@@ -10,7 +10,9 @@ import pytest
 
 from parallelism import Mesh, TensorSharding
 from parallelism.recorder import record
-from tensor_parallelism import MatMul, MatMulSharding, MatMulShardingPolicy, Seconds
+from parallelism.resharding import plan_resharding
+from tensor_parallelism import Contraction, MatMul, MatMulSharding, MatMulShardingPolicy, Seconds
+from tensor_parallelism.product import moved
 from vcluster import DeviceFailedError, Sharded
 
 T, P = TensorSharding, MatMulShardingPolicy
@@ -70,6 +72,27 @@ def check(cluster, mesh, seed):
     for rank in range(mesh.size):
         assert run.trace.bytes_received(rank) == sum(plan.bytes_received[rank] for plan in plans)
         assert run.trace.flops(rank) == sum(plan.flops[rank] for plan in plans)
+
+
+def add_up(device, a, b, plan):
+    """The sum of everybody's products, twice; whether it left the product alone, and whether it took its place."""
+    found = Contraction.matmul(2, 2).run(device, a, b, shared=True)
+    before = found.copy()
+    kept = moved(device, plan, found)
+    unchanged = np.array_equal(found, before)
+    spent = moved(device, plan, found, spent=True)
+    return kept, spent, unchanged, np.shares_memory(kept, found), np.shares_memory(spent, found)
+
+
+@pytest.mark.parametrize("rows", [2, 700])
+def test_a_product_is_summed_where_it_lies_only_if_nobody_needs_it(cluster_of, rows):
+    a, b = integers(1, (rows, 5)), integers(2, (5, 300))
+    cluster = cluster_of(Mesh(x=3))
+    plan = plan_resharding(T(None, None, partial="x"), WHOLE, (rows, 300), np.float64, cluster.mesh)
+    for kept, spent, *said in cluster.run(add_up, a, b, plan):
+        np.testing.assert_array_equal(kept, 3 * (a @ b))
+        np.testing.assert_array_equal(spent, 3 * (a @ b))
+        assert said == [True, False, True]
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.slow) for i in range(12, 24))])

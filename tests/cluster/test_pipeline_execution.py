@@ -151,15 +151,25 @@ def test_live_activations_are_as_many_as_the_schedule_counts(cluster_of, name):
             assert peak == each * live
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("zero_bubble_v", 2), ("dual_pipe_v", 2), ("zero_bubble_h2", 1)])
-def test_processes_give_the_same_bits(cluster_of, name, chunks):
-    mlp, (x, targets) = mlp_of(name, 2, 3, chunks), batch()
-    cluster, reference = cluster_of(Mesh(pp=2), "process"), None
-    for _ in range(2):
-        run = cluster.run(mlp.train_step(Adam(0.01)), x, targets)
-        reference = mlp.reference_step(x, targets, Adam(0.01), previous=reference, microbatches=3)
-    assert_same(run.result.parameters, reference.parameters, rtol=0)
-    assert [ran(run.trace, rank) for rank in range(2)] == [list(map(str, w)) for w in mlp.pipeline.schedule.works]
+USUAL = ("zero_bubble_v", "dual_pipe_v", "zero_bubble_h2")
+
+
+@pytest.mark.parametrize(
+    "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in FLUSHED if name not in USUAL)]
+)
+def test_processes_give_the_same_bits(cluster_of, name):
+    """With fewer microbatches than stages, and with more."""
+    ranks, chunks = 3, 2 if name in V_SHAPED | CHUNKED else 1
+    cluster, (x, targets) = cluster_of(Mesh(pp=ranks), "process"), batch()
+    for microbatches in (2, 7):
+        mlp, reference = mlp_of(name, ranks, microbatches, chunks), None
+        cluster.run(lambda device: device.state.clear())
+        for _ in range(2):
+            run = cluster.run(mlp.train_step(Adam(0.01)), x, targets)
+            reference = mlp.reference_step(x, targets, Adam(0.01), previous=reference, microbatches=microbatches)
+        assert_same(run.result.parameters, reference.parameters, rtol=0)
+        works = mlp.pipeline.schedule.works
+        assert [ran(run.trace, rank) for rank in range(ranks)] == [list(map(str, w)) for w in works]
 
 
 def test_messages_that_a_schedule_lists_are_sent_where_it_says(cluster_of):

@@ -186,6 +186,33 @@ def test_what_does_not_fit_is_a_value_error_on_the_devices(cluster_of, kernel, w
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
+def test_agreeing_on_a_shape_is_in_no_record_while_a_message_is_under_way_too(backend, transport):
+    def kernel(device):
+        other = 1 - device.rank
+        coming = device.irecv(other)
+        shape = device.global_shape(np.ones((3 - device.rank, 3)), T("x", None))
+        device.send(np.ones(4), other)
+        return shape, coming.wait().tolist()
+
+    with VirtualCluster(Mesh(x=2), backend=backend, transport=transport) as cluster:
+        run = cluster.run(kernel)
+    assert run.outputs == [((5, 3), [1.0] * 4)] * 2
+    recorded = run.trace.filter(kind={"collective", "send", "recv"})
+    assert sorted(event.kind for event in recorded) == ["recv"] * 2 + ["send"] * 2
+    assert run.trace.bytes_received() == 2 * 4 * 8
+
+
+def test_what_was_computed_before_agreeing_on_a_shape_stays_in_the_record():
+    def kernel(device):
+        with device.compute("sum", flops=7):
+            np.arange(1e6).sum()
+            device.global_shape(np.ones(2), T("x"))
+
+    with VirtualCluster(Mesh(x=2), backend="thread") as cluster:
+        assert cluster.run(kernel).trace.flops() == 2 * 7
+
+
 def test_stages_reshard_their_own_tensors(cluster_of):
     def kernel(device):
         if device.index["pp"] == 1:

@@ -108,8 +108,8 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
-        "startup", "run", "collectives", "messages", "checks", "limits", "step", "products", "idle", "tracing",
-        "peers",
+        "startup", "run", "collectives", "messages", "checks", "limits", "step", "block", "products", "idle",
+        "tracing", "peers",
     ]
     assert max(map(len, lines)) <= 80
 
@@ -187,7 +187,7 @@ def test_cases_that_make_no_sense_are_refused():
     assert Case("barrier", 0).nbytes == 0
 
 
-def test_each_round_is_spoiled_then_two_barriers_then_the_call_and_the_first_is_not_counted():
+def test_each_round_is_spoiled_then_the_call_stands_between_barriers_and_the_first_is_not_counted():
     trial = Trial(Case("broadcast", 12), 0, 2)
     log: list[str] = []
 
@@ -197,7 +197,7 @@ def test_each_round_is_spoiled_then_two_barriers_then_the_call_and_the_first_is_
         return trial.out
 
     times = timed_rounds(trial, 3, lambda: log.append("barrier"), call)
-    assert log == ["barrier", "barrier", "spoiled"] * 4
+    assert log == ["barrier", "barrier", "spoiled", "barrier"] * 4
     assert len(times) == 3
     moments = list(itertools.chain.from_iterable(times))
     assert moments == sorted(moments)
@@ -369,6 +369,8 @@ def pretended_results() -> Results:
             results.note("idle", "vcluster", what, [0.123, 0.456], "of a core", devices=devices)
         for system, what in itertools.product(("vcluster", "one process"), ("wide", "narrow")):
             results.add("step", system, what, [0.1234, 0.5678], devices=devices, nbytes=MIB)
+        for system, what in itertools.product(("vcluster", "one process"), ("megatron", "megatron_ring")):
+            results.add("block", system, what, [0.1234, 0.5678], devices=devices, nbytes=MIB)
     for what in PRODUCTS:
         for system, operation in (("vcluster", what), ("jax", what), ("vcluster", f"{what}, whole run")):
             results.add("products", system, operation, [12.345, 23.456], devices=8, nbytes=64 * MIB)
@@ -465,6 +467,9 @@ def test_other_reports_say_whether_a_figure_is_what_it_may_be_at_most():
     for system, seconds in (("vcluster", 1.2), ("one process", 1.0)):
         results.add("step", system, "wide", [seconds], devices=4, nbytes=8)
     assert said("step", results)["512 wide, 512 rows"] == ["10%", "NO"]
+    for system, seconds in (("vcluster", 1.1), ("one process", 1.0)):
+        results.add("block", system, "ring", [seconds], devices=4, nbytes=8)
+    assert said("block", results)["ring"] == ["15%", "yes"]
     results.note("idle", "vcluster", "idle", [0.002], "of a core", devices=64)
     results.add("idle", "vcluster", "wake", [61e-6], devices=2)
     rows = said("idle", results)

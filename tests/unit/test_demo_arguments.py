@@ -8,12 +8,15 @@ import shlex
 import numpy as np
 import pytest
 
+import parallelism.mesh
 from parallelism.mesh import Mesh
 from parallelism.schedules import SCHEDULES
 from vcluster import __main__ as top
 from vcluster.demo import __main__ as command
-from vcluster.demo import attention, collectives, ffn, matmul, mlp, moe, reshard
+from vcluster.demo import attention, collectives, ffn, gpt, matmul, mlp, moe, pipelines, reshard
+from vcluster.demo import text as texts
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
+from vcluster.demo.data import DataError
 
 
 def words(text: str) -> list[str]:
@@ -69,7 +72,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     ("text", "reason"),
     [
         ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
-        ("--pp 4", "name the demo first: mlp, collectives, matmul, ffn, attention, moe, reshard; got '--pp'"),
+        ("--pp 4", "name the demo first: mlp, gpt, collectives, matmul, ffn, attention, moe, reshard; got '--pp'"),
         ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
         ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
@@ -97,6 +100,18 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --data /nonexistent/file.npz", "--data: /nonexistent/file.npz does not exist"),
         ("mlp --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("mlp extra", "nothing is expected here: 'extra'"),
+        ("gpt --pp 5", "5 stages: with --blocks 2 there are 4 layers, embedding and head included; for more of them: "),
+        ("gpt --heads 5", "--heads 5: each takes an even share of --width, 48"),
+        ("gpt --width 1024", "--width: a demo takes widths up to 512, got 1024"),
+        ("gpt --microbatches 17", "--microbatches 17: a batch has 16 rows; --rows says how many"),
+        ("gpt --dp 3 --rows 2 --microbatches 1", "--dp 3: a batch has 2 rows; --rows says how many"),
+        ("gpt --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
+        ("gpt --pp 2 --schedule pipedream", "--schedule: pipedream does not learn what one process does"),
+        ("gpt --pp 2 --schedule local", "--schedule: local does not learn what one process does"),
+        ("gpt --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
+        ("gpt --prompt=", "--prompt: needs a character at least"),
+        ("gpt --cp 2", "there is no option --cp"),
+        ("gpt --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("collectives --devices 0", "--devices: needs a whole number from 1 to 16, got 0"),
         ("collectives --collective all_reduse", "there is no 'all_reduse'; did you mean all_reduce?"),
         ("collectives --algorithm rings", "all_reduce over 4 has no 'rings'; did you mean ring?"),
@@ -190,7 +205,8 @@ def test_the_list_has_a_line_for_each_demo(capsys):
 
 def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
-        (command.mlp_parser(), mlp.prepare), (command.collectives_parser(), collectives.prepare),
+        (command.mlp_parser(), mlp.prepare), (command.gpt_parser(), gpt.prepare),
+        (command.collectives_parser(), collectives.prepare),
         (command.matmul_parser(), matmul.prepare), (command.ffn_parser(), ffn.prepare),
         (command.attention_parser(), attention.prepare),
         (command.reshard_parser(), reshard.prepare),
@@ -224,11 +240,38 @@ def test_every_schedule_that_trains_is_a_job(name):
 def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
     a = [(np.zeros((2, 3)), np.zeros(3)), (np.zeros((3, 1)), np.zeros(1))]
     b = [(x.copy(), y.copy()) for x, y in a]
-    assert mlp.largest_difference(a, b) == 0
+    assert pipelines.largest_difference(a, b) == 0
     b[1][0][2, 0] = -0.5
-    assert mlp.largest_difference(a, b) == 0.5
+    assert pipelines.largest_difference(a, b) == 0.5
     b[0][1][1] = np.nan
-    assert mlp.largest_difference(a, b) == np.inf
+    assert pipelines.largest_difference(a, b) == np.inf
+
+
+def test_the_gpt_learns_from_text_of_the_package_cut_where_the_seed_says():
+    job = gpt.prepare(command.gpt_parser().parse(words("--pp 2 --tp 2 --dp 2 --rows 6 --seed 3")))
+    assert job.mesh == Mesh(pp=2, dp=2, tp=2)
+    told = texts.docstrings()
+    assert (parallelism.mesh.__doc__ or "").strip() in told
+    tokens, targets = job.batch(1)
+    assert tokens.shape == targets.shape == (6, gpt.SEQUENCE)
+    np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
+    for row in tokens:
+        assert bytes(row.tolist()) in told.encode()
+    np.testing.assert_array_equal(job.batch(1)[0], tokens)
+    assert not np.array_equal(job.batch(2)[0], tokens)
+
+
+def test_a_package_without_sources_has_no_text(tmp_path, monkeypatch):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match="the sources of bare, whose docstrings are the text, are not installed"):
+        texts.docstrings("bare")
+
+
+def test_what_is_written_is_one_line_of_what_a_terminal_shows():
+    assert texts.in_one_line(list("a\n\tb\x1b[1m é\u8c61".encode())) == "a  b?[1m é?"
+    assert texts.in_one_line([0xFF, 0x41, 0xC3]) == "?A?"
 
 
 def test_the_nearest_word_or_all_of_them():

@@ -166,6 +166,7 @@ def test_stages_lie_on_pp_and_replicas_on_dp(mesh, stages, axes):
 
 def test_axes_inside_a_stage_may_have_any_size():
     assert pipeline_axes(Pipeline(3, 2), Mesh(pp=3, dp=2, tp=2), inside=["tp"]) == ("pp", "dp")
+    assert pipeline_axes(Pipeline(1, 2), Mesh(tp=2), inside=["tp"]) == (None, None)
 
 
 @pytest.mark.parametrize(

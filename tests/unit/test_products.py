@@ -129,12 +129,17 @@ def test_the_named_layouts_of_a_feed_forward_have_their_policies():
         F.UNSHARDED: [FeedForwardSharding.unsharded()],
         F.MEGATRON: [FeedForwardSharding.megatron("x"), FeedForwardSharding.megatron(("x", "y"), "z")],
         F.SEQUENCE: [FeedForwardSharding.sequence("x"), FeedForwardSharding.sequence("x", ("y", "z"))],
+        F.ROWS: [FeedForwardSharding.rows("x"), FeedForwardSharding.rows("x", ("y", "z")),
+                 FeedForwardSharding.rows((), batch="x"), FeedForwardSharding.rows("x", "y", "z")],
         F.GSPMD_2D: [FeedForwardSharding.gspmd_2d("x", "y"), FeedForwardSharding.gspmd_2d(("x", "z"), "y")],
     }
     for policy, shardings in made.items():
         assert [sharding.policy for sharding in shardings] == [policy] * len(shardings)
     rows = FeedForwardSharding(WHOLE, T(None, "x"), T("x"), T("x", None), T(None), WHOLE)
     assert rows.policy is F.MEGATRON                    # without a sequence
+    assert FeedForwardSharding(T("y", None), *(T(...),) * 4, T("y", None)).policy is F.ROWS
+    for shared in (FeedForwardSharding.rows(("x", "y"), "x"), FeedForwardSharding.rows("x", "y", "y")):
+        assert shared.policy is F.GENERAL
     mixed = FeedForwardSharding(WHOLE, T(None, "x"), T("y"), T("x", None), T(None), WHOLE)
     assert mixed.policy is F.GENERAL
 

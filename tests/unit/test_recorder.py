@@ -109,5 +109,7 @@ def test_products_of_any_dims_are_counted_as_on_a_device():
     outputs, trace = record(program, Mesh(x=1))
     assert outputs[0] == [np.matmul(np.ones(a), np.ones(b)).shape for a, b in shapes]
     assert trace.flops() == 2 * (24 + 120 + 12 + 6 + 3)
+    out = np.ones((2, 4))
+    assert record(lambda device: device.matmul(np.ones((2, 3)), np.ones((3, 4)), out=out) is out, Mesh(x=1)).outputs[0]
     with pytest.raises(ValueError, match=r"got \(2, 3\), \(4, 5\)"):
         record(lambda device: device.matmul(np.ones((2, 3)), np.ones((4, 5))), Mesh(x=1))

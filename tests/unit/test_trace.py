@@ -149,17 +149,25 @@ def test_summary_tells_ranks_and_collectives_and_keeps_the_two_times_apart():
                    Event(1, "compute", "work", 0.0, 0.25, wall_start_seconds=1.0, wall_duration_seconds=0.5)])
     assert trace.summary() == """\
 4 devices, 17 events; traffic between devices
-virtual time  makespan 250 ms, bubble 75.0% of it, 0.0% by span
+virtual time  makespan 250 ms; bubble 75.0% (all but compute), 0.0% by span
 wall time     1.50 s on this machine, whose cores the devices share
 
-rank  compute  waiting  received   sent  messages  flops   peak
-   0      0 s      0 s      32 B  132 B         3     10    0 B
-   1   250 ms      0 s      32 B   32 B         2     20    0 B
-   2      0 s      0 s      24 B   24 B         1      0  3 MiB
-   3      0 s      0 s     124 B   24 B         1      0    0 B
+rank  forward  backward  recompute   other  exposed  bubble    idle
+ all      0 s       0 s        0 s  250 ms      0 s     0 s  750 ms
+         0.0%      0.0%       0.0%   25.0%     0.0%    0.0%   75.0%
+   0      0 s       0 s        0 s     0 s      0 s     0 s  250 ms
+   1      0 s       0 s        0 s  250 ms      0 s     0 s     0 s
+   2      0 s       0 s        0 s     0 s      0 s     0 s  250 ms
+   3      0 s       0 s        0 s     0 s      0 s     0 s  250 ms
 
-collective  algorithm  axes  count  received   sent
-all_gather  direct     tp        3     112 B  112 B"""
+rank  received   sent  messages  flops  peak memory
+   0      32 B  132 B         3     10          0 B
+   1      32 B   32 B         2     20          0 B
+   2      24 B   24 B         1      0        3 MiB
+   3     124 B   24 B         1      0          0 B
+
+collective  algorithm  axes  count  bytes  time  bus
+all_gather  direct     tp        3  112 B   0 s    -"""
 
 
 def test_summary_fits_80_columns_and_says_hostile_names_harmlessly():
@@ -172,7 +180,7 @@ def test_summary_fits_80_columns_and_says_hostile_names_harmlessly():
     text = trace.summary()
     assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text and "... and 36 more" in text
     html = trace._repr_html_()
-    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<table>") == 2
+    assert "<script>" not in html and "&lt;script&gt;" in html and html.count("<table>") == 3
 
 
 def test_by_rank_keeps_the_order_of_record():

@@ -200,27 +200,6 @@ def test_nothing_is_written_beside_the_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
-def test_chrome_has_a_process_for_each_device_and_an_arrow_for_each_message(tmp_path):
-    trace = Trace([
-        Event(0, "compute", "</script>", 0.0, 2e-6, flops=3.0, wall_duration_seconds=1.0),
-        Event(0, "send", "send", 2e-6, peer=1, tag=0, sequence=0, bytes_sent=8),
-        Event(0, "send", "lost", 2e-6, peer=1, tag=0, sequence=1),
-        Event(1, "recv", "recv", 0.0, 2e-6, peer=0, tag=0, sequence=0, bytes_received=8),
-        Event(1, "collective", "all_reduce", 2e-6, 4e-6, work=5),
-        Event(1, "send", "inner", 2e-6, peer=0, parent=4), Event(1, "memory", "weights", 2e-6, nbytes=8),
-    ])
-    trace.to_chrome(tmp_path / "c.json")
-    records = json.loads((tmp_path / "c.json").read_text())["traceEvents"]
-    named = [r for r in records if r["ph"] == "M" and r["name"] == "process_name"]
-    assert [(r["pid"], r["args"]["name"]) for r in named] == [(0, "rank 0"), (1, "rank 1")]
-    slices = [(r["pid"], r["tid"], r["name"], r["ts"], r["dur"]) for r in records if r["ph"] == "X"]
-    assert slices == [(0, 0, "</script>", 0, 2), (0, 1, "send", 2, 0), (0, 1, "lost", 2, 0), (1, 1, "recv", 0, 2)]
-    assert next(r["args"] for r in records if r["ph"] == "X") == {"flops": 3.0, "wall_duration_seconds": 1.0}
-    arrows = [(r["ph"], r["pid"], r["ts"], r["id"]) for r in records if r["ph"] in "sf"]
-    assert arrows == [("s", 0, 2, 0), ("f", 1, 2, 0)]
-    assert [(r["ph"], r["ts"], r["id"]) for r in records if r["ph"] in "be"] == [("b", 2, "1.5"), ("e", 6, "1.5")]
-
-
 @within_a_test
 @given(traces)
 def test_chrome_takes_every_trace(tmp_path, trace):

@@ -14,6 +14,7 @@ PROGRAM = "python -m vcluster.demo"
 
 DEMOS = {
     "mlp": "train a perceptron on handwritten digits, as a pipeline",
+    "gpt": "train a small GPT on pipeline stages, shards and replicas at once",
     "collectives": "one collective, step by step: who sends what to whom",
     "matmul": "a sharded matrix product: who holds what, what moves",
     "ffn": "a sharded feed-forward block, forward and backward",
@@ -80,8 +81,52 @@ examples:
     )
     parser.add_argument("--data", type=Path, metavar="FILE.npz", help="train on your arrays x and y (the digits)")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="the same as a page to look at")
     _add_hardware(parser)
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the weights and of the split (0)")
+    _add_backend(parser)
+    return parser
+
+
+def gpt_parser() -> Parser:
+    """The words of the gpt demo."""
+    parser = Parser(
+        prog=f"{PROGRAM} gpt",
+        description=(
+            "Trains a small GPT on the docstrings of this package, byte by byte: stages of a\n"
+            "pipeline over pp, heads, hidden dims and vocabulary over tp, replicas over dp.\n"
+            "Then trains the same in one process, says whether losses and parameters are\n"
+            "equal, what moved over which axis, and lets the devices write a line."
+        ),
+        epilog=f"""examples:
+  {PROGRAM} gpt --dp 2 --pp 2 --tp 2
+      eight processes, all three ways at once
+  {PROGRAM} gpt --tp 4
+      one stage, a head on each device
+  {PROGRAM} gpt --pp 4 --schedule zero_bubble_h1
+      four stages: the embedding, two blocks, the head
+  {PROGRAM} gpt --pp 2 --tp 2 --blocks 4 --steps 300
+      twice as deep, for longer: it spells better
+  {PROGRAM} gpt --prompt "A rank " --seed 3
+      one process, another text to go on from""",
+    )
+    add_mesh(
+        parser, pp="stages of the pipeline (default 1)", dp="replicas of the pipeline", tp="shards of every stage"
+    )
+    parser.add_argument("--schedule", default="1f1b", metavar="NAME", help="order of the work (1f1b)")
+    parser.add_argument(
+        "--chunks", type=whole(), metavar="N", help="stages on each device (1, or 2 where the schedule has several)"
+    )
+    parser.add_argument("--microbatches", type=whole(), default=4, metavar="N", help="pieces a batch is cut into (4)")
+    parser.add_argument("--steps", type=whole(), default=100, metavar="N", help="steps of the optimizer (100)")
+    parser.add_argument("--rows", type=whole(1, 1024), default=16, metavar="N", help="of a batch, 32 bytes each (16)")
+    parser.add_argument("--blocks", type=whole(1, 64), default=2, metavar="N", help="between embedding and head (2)")
+    parser.add_argument("--width", type=whole(), default=48, metavar="N", help="of what goes from block to block (48)")
+    parser.add_argument("--heads", type=whole(), default=4, metavar="N", help="of attention (4)")
+    parser.add_argument("--learning-rate", type=positive, default=0.005, metavar="X", help="of Adam (0.005)")
+    parser.add_argument("--prompt", default="A device ", metavar="TEXT", help="what it goes on from (A device )")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of weights, batches and writing (0)")
     _add_backend(parser)
     return parser
 
@@ -305,6 +350,11 @@ def main(words: Sequence[str]) -> int:
             from vcluster.demo import mlp
 
             return mlp.show(arguments)
+        if name == "gpt":
+            arguments = gpt_parser().parse(rest)
+            from vcluster.demo import gpt
+
+            return gpt.show(arguments)
         if name == "collectives":
             arguments = collectives_parser().parse(rest)
             from vcluster.demo import collectives

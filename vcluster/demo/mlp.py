@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +17,22 @@ from parallelism.kernels import SGD
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
-from parallelism.schedules import ALIASES, CHUNKED, V_SHAPED, spelt
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
 from vcluster.demo.command_line import WrongWords, mesh_of, writable
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
+from vcluster.demo.pipelines import (
+    largest_difference,
+    layers_on,
+    listed,
+    pipeline_of,
+    short,
+    show_holders,
+    stages_of,
+)
 from vcluster.demo.screen import Screen
+from vcluster.report import html
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
@@ -51,6 +58,7 @@ class Job:
     steps: int
     backend: str
     trace: Path | None
+    html: Path | None
     hardware: Hardware | None
 
     @property
@@ -77,7 +85,7 @@ class Trained:
 def prepare(arguments: argparse.Namespace) -> Job:
     """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
     mesh = mesh_of(arguments, "pp")
-    stages, chunks = _stages(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
+    stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
     layers = len(hidden) + 1
     if stages > layers and chunks > 1:
@@ -88,12 +96,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}")
     if max(hidden) > 4096:
         raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(hidden)}")
-    try:
-        pipeline = Pipeline(stages=stages, microbatches=1, schedule=arguments.schedule, chunks=chunks)
-    except ValueError as error:
-        raise WrongWords(f"--schedule: {error}") from None
-    if not pipeline.schedule.training:
-        raise WrongWords(f"--schedule: {pipeline.schedule.name} has forwards only, and cannot train")
+    pipeline_of(stages, 1, arguments.schedule, chunks)
     try:
         data = digits(arguments.seed) if arguments.data is None else load_npz(arguments.data, arguments.seed)
     except DataError as error:
@@ -102,8 +105,11 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--microbatches {arguments.microbatches}: there are {len(data.x)} rows to train on")
     if mesh.shape.get("dp", 1) > len(data.x):
         raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
-    if arguments.trace is not None:
-        writable(arguments.trace)
+    for file in (arguments.trace, arguments.html):
+        if file is not None:
+            writable(file)
+    if arguments.html is not None and arguments.html == arguments.trace:
+        raise WrongWords(f"--html and --trace are both {arguments.html}")
     hardware = hardware_of(arguments.hardware, mesh.size)
     pipeline = Pipeline(stages, arguments.microbatches, arguments.schedule, chunks)
     mlp = MLP(
@@ -115,19 +121,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
     rate = usual if arguments.learning_rate is None else arguments.learning_rate
     return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace,
-               hardware)
-
-
-def _stages(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
-    """How many stages there are, and how many on each device."""
-    name = ALIASES.get(spelt(schedule))
-    if chunks is None:
-        chunks = 2 if name in V_SHAPED | CHUNKED else 1
-    if name in V_SHAPED and chunks != 2:
-        raise WrongWords(f"--chunks {chunks}: {name} puts 2 stages on each device")
-    if name is not None and name not in V_SHAPED | CHUNKED and chunks != 1:
-        raise WrongWords(f"--chunks {chunks}: {name} puts one stage on each device")
-    return ranks * chunks, chunks
+               arguments.html, hardware)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -167,6 +161,13 @@ def show(arguments: argparse.Namespace) -> int:
             raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
         screen.line()
         screen.line(f"The record of that step is in {job.trace}")
+    if job.html is not None:
+        try:
+            html(trained.step, job.html)
+        except OSError as error:
+            raise WrongWords(f"--html: {job.html} cannot be written: {error.strerror or error}") from None
+        screen.line()
+        screen.line(f"The page of that step is {job.html}")
     return 0 if good else 1
 
 
@@ -182,7 +183,7 @@ def train(job: Job, cluster: VirtualCluster, screen: Screen) -> Trained:
             run = cluster.run(step if number < job.steps else last, job.data.x, job.data.targets)
             seconds = time.perf_counter() - before
             losses.append(run.result.loss)
-            update(number, f"loss {_short(losses[-1])}")
+            update(number, f"loss {short(losses[-1])}")
     total = time.perf_counter() - started
     outputs = cluster.run(job.mlp.predict_step(), job.data.x_test).result
     return Trained(losses, run.result.parameters, outputs, run.trace, seconds, total)
@@ -203,48 +204,25 @@ def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
     return losses, previous.parameters
 
 
-def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
-    """The largest absolute difference between two models' parameters; NaN counts as infinite."""
-    pairs = [pair for p, q in zip(a, b, strict=True) for pair in zip(p, q, strict=True)]
-    largest = float(np.max([np.max(np.abs(x - y), initial=0.0) for x, y in pairs]))
-    return math.inf if math.isnan(largest) else largest
-
-
 def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
-    pids = cluster.run(lambda device: os.getpid()).outputs
-    sizes = job.mlp.layer_sizes
-    rows: list[Sequence[object]] = []
-    for rank, index in enumerate(job.mesh):
-        place_on_axis = index["pp"] if "pp" in job.mesh.axes else 0
-        layers = [
-            layer for stage, holder in enumerate(job.mlp.pipeline.schedule.placement) if holder == place_on_axis
-            for layer in job.mlp.layers_of(stage)
-        ]
+    sizes, cells = job.mlp.layer_sizes, []
+    for index in job.mesh:
+        layers = layers_on(job.mlp.pipeline, job.mlp, index["pp"] if "pp" in job.mesh.axes else 0)
         count = sum((sizes[i] + 1) * sizes[i + 1] for i in layers)
         shapes = ", ".join(f"{sizes[i]} x {sizes[i + 1]}" for i in layers)
-        shapes = shapes if len(shapes) <= 30 else f"{len(layers)} layers"
-        name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {_listed(layers)}"
-        place = " ".join(f"{axis}={i}" for axis, i in index.items())
-        rows.append((f"r{rank}", place, name, shapes, f"{count:,}", pids[rank]))
-    shown = rows if len(rows) <= 16 else [*rows[:12], ("...", "", "", "", "", ""), *rows[-2:]]
-    screen.table(("device", "place", "layers", "weights", "parameters", "pid"), shown)
-
-
-def _listed(layers: list[int]) -> str:
-    if layers[-1] - layers[0] == len(layers) - 1:
-        return f"{layers[0]}-{layers[-1]}"
-    return ", ".join(map(str, layers)) if len(layers) <= 3 else f"{layers[0]}, {layers[1]}, ... {layers[-1]}"
+        cells.append((listed(layers), shapes if len(shapes) <= 30 else f"{len(layers)} layers", f"{count:,}"))
+    show_holders(screen, job.mesh, cluster, ("layers", "weights", "parameters"), cells)
 
 
 def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_order: Any) -> bool:
     first, last = trained.losses[0], trained.losses[-1]
-    screen.line(f"  loss {_short(first)} at first, {_short(last)} before the last step")
+    screen.line(f"  loss {short(first)} at first, {short(last)} before the last step")
     if job.data.classes:
         right = trained.outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
         screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows it never saw")
     else:
         error = float(np.mean((trained.outputs - job.data.targets_test) ** 2))
-        screen.line(f"  test error {_short(error)}, as a share of the variance of y")
+        screen.line(f"  test error {short(error)}, as a share of the variance of y")
     if not last < 10 * first + 1:
         rate = job.optimizer.lr / 10
         screen.verdict(False, f"the training ran away; a smaller step may hold it: --learning-rate {rate:g}")
@@ -256,10 +234,6 @@ def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_o
     if largest_difference(trained.parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
         screen.line("       and none at all, bit for bit, where that adds up in the pipeline's order")
     return good
-
-
-def _short(number: float) -> str:
-    return f"{number:.4f}" if abs(number) < 1e4 else f"{number:.3e}"
 
 
 def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:

@@ -1,5 +1,8 @@
 """What people look at: a recorded or predicted `parallelism.trace.Trace`, drawn."""
 
+from parallelism.trace_chrome import holistic
+from vcluster.report.comparison import Change, Comparison, compare
+from vcluster.report.page import html
 from vcluster.report.terminal import coloured_timeline, timeline
 
-__all__ = ["coloured_timeline", "timeline"]
+__all__ = ["Change", "Comparison", "coloured_timeline", "compare", "holistic", "html", "timeline"]

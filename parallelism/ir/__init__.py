@@ -1,0 +1,39 @@
+"""Programs: a model in plain NumPy as a value that can be read, checked, differentiated, priced and run.
+
+`record` makes a `Function` of a NumPy function, `parse` of a text; `gradient` makes the function of its gradients, and
+`interpret` runs any of them in this process.
+"""
+
+# what fills the table of operators
+from parallelism.ir import (  # noqa: F401
+    collectives,
+    contractions,
+    elementwise,
+    indexing,
+    losses,
+    normalizations,
+    numpy_calls,
+    numpy_shapes,
+    randomness,
+    reductions,
+    shapes,
+)
+from parallelism.ir.builder import Builder
+from parallelism.ir.errors import IRError, ParseError, RecordError, VerifyError
+from parallelism.ir.extents import Expression, ceil_div, largest, symbol, symbols
+from parallelism.ir.function import Function, Op, Value, verify
+from parallelism.ir.gradients import gradient
+from parallelism.ir.interpreter import Interpreted, interpret
+from parallelism.ir.memory import freed_after, live_bytes, peak_bytes
+from parallelism.ir.parsing import parse
+from parallelism.ir.recording import record
+from parallelism.ir.rules import Rule
+from parallelism.ir.table import OPERATORS, Operator, operator
+from parallelism.ir.tracing import apply
+from parallelism.ir.types import TensorType
+
+__all__ = [
+    "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",
+    "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div", "freed_after", "gradient",
+    "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "symbol", "symbols", "verify",
+]

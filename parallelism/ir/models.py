@@ -1,0 +1,118 @@
+"""Models in plain NumPy, to be recorded: a perceptron, a convolutional net, a GPT.
+
+Each is a dict of parameter types, by name, and a function ``(parameters, *batch) -> loss``.  Extents may be symbols.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.extents import Extent
+from parallelism.ir.function import Function
+from parallelism.ir.recording import record
+from parallelism.ir.tracing import apply
+from parallelism.ir.types import TensorType
+
+Parameters = dict[str, Any]
+
+
+def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Function:
+    """A perceptron of these layer sizes with relu between, trained for the squared error: inputs x and targets."""
+    types = {}
+    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+        types[f"w{i}"] = TensorType(dtype, (inputs, outputs))
+        types[f"b{i}"] = TensorType(dtype, (outputs,))
+    layers = len(sizes) - 1
+
+    def loss(p: Parameters, x: Any, targets: Any) -> Any:
+        for i in range(layers):
+            x = x @ p[f"w{i}"] + p[f"b{i}"]
+            if i < layers - 1:
+                x = np.maximum(x, 0)
+        return np.mean((x - targets) ** 2)
+
+    return record(loss, types, TensorType(dtype, (batch, sizes[0])), TensorType(dtype, (batch, sizes[-1])), name="mlp")
+
+
+def convolution(x: Any, weight: Any) -> Any:
+    """``(batch, rows, columns, channels)`` by ``(kernel rows, kernel columns, channels, features)``, not padded."""
+    patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[:2], axis=(1, 2))
+    return np.einsum("nhwcij,ijco->nhwo", patches, weight)
+
+
+def convolutional(
+    image: tuple[Extent, Extent, Extent], channels: tuple[int, ...], classes: int, batch: Extent,
+    dtype: Any = np.float64,
+) -> Function:
+    """Convolutions of 3x3 with relu, the mean over the image, a classifier: inputs images and their classes."""
+    types = {
+        f"w{i}": TensorType(dtype, (3, 3, before, after))
+        for i, (before, after) in enumerate(zip((image[2], *channels), channels, strict=False))
+    }
+    types["head"] = TensorType(dtype, (channels[-1], classes))
+
+    def loss(p: Parameters, x: Any, targets: Any) -> Any:
+        for i in range(len(channels)):
+            x = np.maximum(convolution(x, p[f"w{i}"]), 0)
+        logits = np.mean(x, axis=(1, 2)) @ p["head"]
+        return apply("softmax_cross_entropy", logits, targets, rows=logits.shape[0])
+
+    return record(loss, types, TensorType(dtype, (batch, *image)), TensorType(np.int64, (batch,)), name="convolutional")
+
+
+def gpt(
+    vocabulary: Extent, width: Extent, heads: int, layers: int, sequence: Extent, batch: Extent,
+    dtype: Any = np.float64,
+) -> Function:
+    """A decoder with causal attention and tied embeddings: inputs tokens and the tokens that follow them.
+
+    Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019, section 2.3: norms before each block
+    and at the end; the mask is made of counted places, so the sequence may be a symbol.
+    """
+    types = {
+        "tokens": TensorType(dtype, (vocabulary, width)), "positions": TensorType(dtype, (sequence, width)),
+        "norm": TensorType(dtype, (width,)), "norm_bias": TensorType(dtype, (width,)),
+    }
+    for i in range(layers):
+        types |= {
+            f"{i}.norm1": TensorType(dtype, (width,)), f"{i}.norm1_bias": TensorType(dtype, (width,)),
+            f"{i}.qkv": TensorType(dtype, (width, 3 * width)), f"{i}.out": TensorType(dtype, (width, width)),
+            f"{i}.norm2": TensorType(dtype, (width,)), f"{i}.norm2_bias": TensorType(dtype, (width,)),
+            f"{i}.up": TensorType(dtype, (width, 4 * width)), f"{i}.down": TensorType(dtype, (4 * width, width)),
+        }
+
+    def attention(x: Any, qkv: Any, out: Any) -> Any:
+        rows, length, features = x.shape
+        each = features // heads
+        q, k, v = (part.reshape(rows, length, heads, each) for part in np.split(x @ qkv, 3, axis=-1))
+        scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each)
+        places = [apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64)) for d in (0, 1)]
+        weights = apply("softmax", np.where(places[1] <= places[0], scores, -np.inf), axis=3)
+        return np.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, length, features) @ out
+
+    def norm(x: Any, weight: Any, bias: Any) -> Any:
+        return apply("layer_norm", x, weight, bias, epsilon=1e-5)
+
+    def loss(p: Parameters, tokens: Any, targets: Any) -> Any:
+        x = p["tokens"][tokens] + p["positions"]
+        for i in range(layers):
+            x = x + attention(norm(x, p[f"{i}.norm1"], p[f"{i}.norm1_bias"]), p[f"{i}.qkv"], p[f"{i}.out"])
+            hidden = norm(x, p[f"{i}.norm2"], p[f"{i}.norm2_bias"]) @ p[f"{i}.up"]
+            x = x + apply("gelu", hidden) @ p[f"{i}.down"]
+        logits = np.einsum("bsd,vd->bsv", norm(x, p["norm"], p["norm_bias"]), p["tokens"])
+        rows = targets.size
+        return apply("softmax_cross_entropy", logits.reshape(rows, logits.shape[2]), targets.reshape(rows), rows=rows)
+
+    places = TensorType(np.int64, (batch, sequence))
+    return record(loss, types, places, places, name="gpt")
+
+
+def root(extent: Extent) -> Any:
+    """Its square root; of an extent that is not known yet, a value of the program."""
+    if isinstance(extent, int):
+        return sqrt(extent)
+    return np.sqrt(apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64)))

@@ -1,0 +1,191 @@
+"""A program from its text: ``parse(str(function)) == function``.
+
+    function   = "func" @name "(" [%value ":" type, ...] ")" "->" "(" [type, ...] ")"
+                 "{" op... "return" [%value, ...] "}"
+    op         = [%value, ... "="] "kind" "(" [%value, ...] ")" ["{" [name "=" attribute, ...] "}"]
+                 ":" "(" [type, ...] ")" "->" type | "(" [type, ...] ")"
+    attribute  = string | number | extent | "true" | "false" | dtype | "[" [attribute, ...] "]"
+    type       = "tensor<" { extent "x" } dtype ">"          an extent in parentheses, or digits, or capitals
+
+``//`` begins a comment.  Nothing is evaluated; what cannot be read is a `ParseError` with line and column, and so is
+what can be read but is no program: a value that is not there or made twice, an operator that is not in the table, types
+that are not those that it makes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from parallelism.ir.errors import IRError
+from parallelism.ir.function import Function, Op, Value
+from parallelism.ir.lexing import Reader, Token
+from parallelism.ir.table import meaning, operator
+from parallelism.ir.types import DTYPES, TensorType
+
+T = TypeVar("T")
+
+
+def parse(text: str) -> Function:
+    """The function that ``text`` writes; `ParseError`, with its place, if it writes none."""
+    if not isinstance(text, str):
+        raise TypeError(f"a program is read from text, got {type(text).__name__}")
+    return _Parser(text).function()
+
+
+class _Parser(Reader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.known: dict[str, Value] = {}
+
+    def function(self) -> Function:
+        self.expect("func")
+        name = self.expect_kind("function", "the name of the function, as @main").text[1:]
+        self.expect("(")
+        inputs = self.listed(self.input, ")")
+        self.expect("->")
+        self.expect("(")
+        types = self.listed(self.placed_type, ")")
+        self.expect("{")
+        ops = []
+        while self.next.text != "return":
+            if self.next.kind not in ("value", "string"):
+                self.wrong("an op, or return")
+            ops.append(self.op())
+        place = self.take().place
+        outputs = [] if self.next.text == "}" else self.listed(self.used, "}", keep=True)
+        self.expect("}")
+        if self.next.kind != "end":
+            self.wrong("the end")
+        if [v.type for v, _ in outputs] != [t for t, _ in types]:
+            told = [", ".join(map(str, found)) or "nothing" for found in
+                    ([t for t, _ in types], [v.type for v, _ in outputs])]
+            self.fail(f"the function is to return {told[0]}, and this returns {told[1]}", place)
+        try:
+            return Function(name, tuple(inputs), tuple(ops), tuple(v for v, _ in outputs))
+        except IRError as error:
+            self.fail(str(error), place)
+
+    def input(self) -> Value:
+        token = self.expect_kind("value", "an input, as %x: tensor<8xf32>")
+        self.expect(":")
+        return self.define(token, self.type())
+
+    def op(self) -> Op:
+        results: list[Token] = []
+        if self.next.kind == "value":
+            results = self.listed(lambda: self.expect_kind("value", "a value, as %0"), "=")
+        start = self.expect_kind("string", "an operator, as \"matmul\"")
+        kind = self.string(start)
+        try:
+            operator(kind)
+        except ValueError as error:
+            self.fail(str(error), start.place)
+        self.expect("(")
+        inputs = self.listed(self.used, ")")
+        attributes: dict[str, Any] = {}
+        if self.has("{"):
+            self.listed(lambda: self.attribute(attributes), "}")
+        self.expect(":")
+        place = self.expect("(").place
+        types = self.listed(self.placed_type, ")")
+        if len(types) != len(inputs):
+            self.fail(f"{len(inputs)} inputs and {len(types)} types of inputs", place)
+        for (value, _), (type, at) in zip(inputs, types, strict=True):
+            if value.type != type:
+                self.fail(f"%{value.name} is a {value.type}, not a {type}", at)
+        self.expect("->")
+        place = self.next.place
+        made = self.listed(self.placed_type, ")") if self.has("(") else [self.placed_type()]
+        frozen = tuple(sorted(attributes.items()))
+        try:
+            found = meaning(kind, tuple(value.type for value, _ in inputs), frozen).outputs
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), start.place)
+        if tuple(type for type, _ in made) != found:
+            self.fail(f"{kind} makes {', '.join(map(str, found)) or 'nothing'} of this", place)
+        if len(results) != len(found):
+            self.fail(f"{kind} makes {len(found)} values, and {len(results)} are named", start.place)
+        outputs = [self.define(token, type) for token, type in zip(results, found, strict=True)]
+        return Op(kind, tuple(value for value, _ in inputs), frozen, tuple(outputs))
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def listed(self, item: Callable[[], T], end: str, *, keep: bool = False) -> list[T]:
+        """Items between commas up to ``end``, which is taken unless it is to be kept."""
+        found: list[T] = []
+        if self.next.text == end and self.next.kind != "string":
+            self.take()
+            return found
+        while True:
+            found.append(item())
+            if not self.has(","):
+                break
+        if self.next.text != end:
+            self.wrong(f"',' or {end!r}")
+        if not keep:
+            self.take()
+        return found
+
+    def placed_type(self) -> tuple[TensorType, int]:
+        place = self.next.place
+        return self.type(), place
+
+    def used(self) -> tuple[Value, int]:
+        token = self.expect_kind("value", "a value, as %0")
+        value = self.known.get(token.text[1:])
+        if value is None:
+            self.fail(f"{token.text[:60]} is not there", token.place)
+        return value, token.place
+
+    def define(self, token: Token, type: TensorType) -> Value:
+        name = token.text[1:]
+        if name in self.known:
+            self.fail(f"{token.text[:60]} is there already, and every value is made once", token.place)
+        self.known[name] = Value(name, type)
+        return self.known[name]
+
+    def string(self, token: Token) -> str:
+        try:
+            found: str = json.loads(token.text)
+        except ValueError as error:
+            self.fail(f"this string cannot be read: {error}", token.place)
+        return found
+
+    # -- attributes ----------------------------------------------------------------------------------------------------
+
+    def attribute(self, attributes: dict[str, Any]) -> None:
+        token = self.expect_kind("name", "the name of an attribute")
+        if token.text in attributes:
+            self.fail(f"attribute {token.text[:60]} is there already", token.place)
+        self.expect("=")
+        attributes[token.text] = self.attribute_value()
+
+    def attribute_value(self) -> Any:
+        token = self.next
+        if token.kind == "string":
+            return self.string(self.take())
+        if token.text in ("true", "false"):
+            return self.take().text == "true"
+        if token.text in DTYPES:
+            return DTYPES[self.take().text]
+        if token.text == "[":
+            self.take()
+            self.deeper()
+            found = tuple(self.listed(self.attribute_value, "]"))
+            self.depth -= 1
+            return found
+        if token.text == "-":
+            ahead = self._token(token.place + 1)
+            if ahead.kind == "float" or ahead.text == "inf":
+                self.take()
+                return -self.float()
+        if token.kind == "float" or token.text == "inf":
+            return self.float()
+        if token.kind in ("integer", "name") or token.text in ("-", "("):
+            return self.whole_extent()
+        return self.wrong("the value of an attribute")
+
+    def float(self) -> Any:
+        return float(self.take().text)

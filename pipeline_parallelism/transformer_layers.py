@@ -1,0 +1,134 @@
+"""The layers of a small GPT, each one operation of `tensor_parallelism`: embedding, block, head.
+
+A layer knows the shapes, the layouts and the first values of its parameters, by name.  `forward` gives its output and
+what `backward` needs; `backward` gives the gradients of its input and of the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from parallelism.operation import Device
+from parallelism.sharding import TensorSharding
+from pipeline_parallelism.trained_stage import Array, Layer
+from tensor_parallelism.embedding import Embedding, EmbeddingSharding
+from tensor_parallelism.normalization import LayerNorm
+from tensor_parallelism.transformer_block import TransformerBlock
+from tensor_parallelism.transformer_block_policies import TransformerBlockSharding
+from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
+
+if TYPE_CHECKING:
+    from pipeline_parallelism.transformer import Transformer
+
+Axes = str | tuple[str, ...]
+TABLE_SPREAD = 0.02
+"""Of the head at first, so that the first loss is that of a guess: log(vocabulary)."""
+
+
+class EmbeddingLayer:
+    """tokens (rows, sequence) to x (rows, sequence, width)."""
+
+    def __init__(self, model: Transformer, axes: Axes) -> None:
+        sharding = EmbeddingSharding.vocabulary(axes, sequence=model.rows_over(axes))
+        self.operation = Embedding(sharding)
+        self.shapes = {"table": (model.vocabulary, model.width)}
+        self.layouts: Mapping[str, TensorSharding] = {"table": sharding.table}
+
+    def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Normal, of variance 1 / width."""
+        vocabulary, width = self.shapes["table"]
+        return {"table": rng.standard_normal((vocabulary, width)) / math.sqrt(width)}
+
+    def forward(self, device: Device, tokens: Array, parameters: Layer) -> tuple[Array, Any]:
+        return self.operation.forward(device, tokens, *parameters)
+
+    def backward(self, device: Device, saved: Any, grad: Array) -> tuple[None, Layer]:
+        _, table = self.operation.backward(device, saved, grad)
+        return None, (table,)
+
+
+class BlockLayer:
+    """A causal block with rotary positions, x to x."""
+
+    def __init__(self, model: Transformer, axes: Axes) -> None:
+        make = TransformerBlockSharding.sequence if model.rows_over(axes) else TransformerBlockSharding.megatron
+        sharding = make(axes)
+        self.operation = TransformerBlock(
+            sharding, causal=True, rotary_base=model.rotary_base, activation=model.activation)
+        self.shapes = self.operation.shapes(
+            (1, 1, model.width), model.heads, kv_heads=model.kv_heads, head_dim=model.head_dim, hidden=model.hidden)
+        del self.shapes["x"]
+        self.layouts = {name: getattr(sharding, name) for name in self.shapes}
+        self.depth = model.blocks
+
+    def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Normal, of variance 1 / inputs, and of what is added to x 1 / (2 blocks) of that; biases 0, norms 1.
+
+        Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019, section 2.3.
+        """
+        found = {}
+        for name, shape in self.shapes.items():
+            if len(shape) == 1:
+                found[name] = np.full(shape, float(name in ("norm1", "norm2")))
+                continue
+            inputs = math.prod(shape[:2]) if name == "wo" else shape[0]
+            added = 2 * self.depth if name in ("wo", "w2") else 1
+            found[name] = rng.standard_normal(shape) / math.sqrt(inputs * added)
+        return found
+
+    def forward(self, device: Device, x: Array, parameters: Layer) -> tuple[Array, Any]:
+        return self.operation.forward(device, x, *parameters)
+
+    def backward(self, device: Device, saved: Any, grad: Array) -> tuple[Array, Layer]:
+        x_grad, *gradients = self.operation.backward(device, saved, grad)
+        return x_grad, tuple(gradients)
+
+
+class _OfHead(NamedTuple):
+    norm: Any
+    loss: Any
+
+
+class HeadLayer:
+    """A norm, and the loss of the logits ``x @ table.T``."""
+
+    def __init__(self, model: Transformer, axes: Axes) -> None:
+        sharding = VocabularyLossSharding.vocabulary(axes, sequence=model.rows_over(axes))
+        self.norm, self.loss = LayerNorm(sharding.x), VocabularyLoss(sharding)
+        width = (model.width,)
+        self.shapes = {"norm": width, "norm_bias": width, "table": (model.vocabulary, model.width)}
+        whole = TensorSharding(None)
+        self.layouts = {"norm": whole, "norm_bias": whole, "table": sharding.table}
+        self.rows = model.rows_over(axes)
+
+    def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
+        """The table normal, of spread `TABLE_SPREAD`; the norm 1, its bias 0."""
+        norm, bias, table = self.shapes.values()
+        return {"norm": np.ones(norm), "norm_bias": np.zeros(bias),
+                "table": TABLE_SPREAD * rng.standard_normal(table)}
+
+    def forward(self, device: Device, x: Array, targets: Array, parameters: Layer) -> tuple[float, _OfHead]:
+        """The mean loss of these tokens."""
+        *norm, table = parameters
+        y, of_norm = self.norm.forward(device, x, *norm)
+        loss, of_loss = self.loss.forward(device, y, table, targets)
+        return float(loss), _OfHead(of_norm, of_loss)
+
+    def backward(self, device: Device, saved: _OfHead, scale: float) -> tuple[Array, Layer]:
+        """The gradients of ``scale`` times the loss."""
+        y_grad, table_grad, _ = self.loss.backward(device, saved.loss, scale)
+        x_grad, *norm_grads = self.norm.backward(device, saved.norm, y_grad)
+        return x_grad, (*norm_grads, table_grad)
+
+    def logits(self, device: Device, x: Array, parameters: Layer) -> Array:
+        """This device's part of the logits, by vocabulary.  **Communication**: an all_gather of rows that are split."""
+        *norm, table = parameters
+        y, _ = self.norm.forward(device, x, *norm)
+        if self.rows:
+            y = device.all_gather(y, self.rows, dim=1)
+        found: Array = device.matmul(y, table.T)
+        return found

@@ -1,0 +1,172 @@
+"""Every operator of the IR at work on a few shapes, with arrays to put in: what the tests of the table go through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.table import meaning
+
+F64, I64, BOOL = np.dtype(np.float64), np.dtype(np.int64), np.dtype(bool)
+
+
+@dataclass(frozen=True)
+class Ints:
+    """An input of integers from 0 on, below ``bound``."""
+
+    shape: tuple[int, ...]
+    bound: int
+
+
+@dataclass(frozen=True)
+class Bools:
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    kind: str
+    inputs: tuple[Any, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    low: float = -2.0
+    high: float = 2.0
+
+    @property
+    def types(self):
+        return tuple(
+            TensorType(I64, x.shape) if isinstance(x, Ints) else TensorType(BOOL, x.shape) if isinstance(x, Bools)
+            else TensorType(F64, x) for x in self.inputs
+        )
+
+    def arrays(self, seed=0):
+        rng = np.random.default_rng(seed)
+        made = [
+            rng.integers(0, x.bound, x.shape) if isinstance(x, Ints) else rng.random(x.shape) < 0.5
+            if isinstance(x, Bools) else rng.uniform(self.low, self.high, x) for x in self.inputs
+        ]
+        return [np.asarray(x) for x in made]
+
+    def op(self):
+        inputs = tuple(Value(f"x{i}", type) for i, type in enumerate(self.types))
+        op = Op(self.kind, inputs, self.attributes, ())
+        outputs = meaning(self.kind, op.types, op.attributes).outputs
+        return Op(self.kind, inputs, self.attributes, tuple(Value(f"y{i}", type) for i, type in enumerate(outputs)))
+
+    def function(self):
+        op = self.op()
+        return Function("example", op.inputs, (op,), op.outputs)
+
+    def __str__(self):
+        return f"{self.kind}-{'-'.join(str(getattr(x, 'shape', x)) for x in self.inputs)}".replace(" ", "")
+
+
+PAIRS = (((3, 2), (3, 2)), ((5, 1, 2), (3, 1)), ((), (4,)), ((0, 3), (1,)))
+ONES = ((5, 3), (), (0, 2))
+EXAMPLES: list[Example] = []
+
+
+def example(kind, *inputs, low=-2.0, high=2.0, **attributes):
+    EXAMPLES.append(Example(kind, inputs, attributes, low, high))
+
+
+for _kind in ("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", "equal", "not_equal", "less",
+              "less_equal", "greater", "greater_equal"):
+    for _pair in PAIRS:
+        example(_kind, *_pair)
+for _kind in ("divide", "power", "arctan2", "floor_divide", "remainder"):
+    for _pair in PAIRS:
+        example(_kind, *_pair, low=0.5)
+for _kind in ("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
+              "isfinite", "isnan", "relu", "gelu", "sigmoid"):
+    for _shape in ONES:
+        example(_kind, _shape)
+for _kind in ("sqrt", "reciprocal", "log", "log1p"):
+    for _shape in ONES:
+        example(_kind, _shape, low=0.5)
+for _kind in ("logical_and", "logical_or", "logical_xor"):
+    example(_kind, Bools((3, 2)), Bools((2,)))
+for _kind in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    example(_kind, Ints((3, 2), 9), Ints((2,), 9))
+example("logical_not", Bools((3, 2)))
+example("invert", Ints((3, 2), 9))
+example("where", Bools((3, 1)), (3, 2), (2,))
+example("where", Bools((3, 2)), (), (3, 2))
+example("convert", (3, 2), dtype=F64)
+example("convert", Ints((3, 2), 5), dtype=np.dtype(np.float32))
+
+example("einsum", (3, 4), (4, 5), equation="ij,jk->ik")
+example("einsum", (2, 3, 4), (4, 3), (2,), equation="abc,cb,a->ca")
+example("einsum", (3, 4), equation="ij->j")
+example("einsum", (3, 4), (2,), equation="ij,k->ki")
+example("einsum", (3, 1), (1, 2), equation="ij,jk->ik")
+example("einsum", (3, 0), (0, 2), equation="ij,jk->ik")
+example("matmul", (3, 4), (4, 5))
+example("matmul", (2, 1, 3, 4), (5, 4, 1))
+example("matmul", (1, 3), (2, 3, 4))
+
+for _kind in ("sum", "prod", "max", "min"):
+    example(_kind, (3, 4, 2), axes=(0, 2), keepdims=False)
+    example(_kind, (3, 1), axes=(1,), keepdims=True)
+    example(_kind, (5,), axes=(), keepdims=False)
+example("sum", (0, 3), axes=(0,), keepdims=False)
+for _kind in ("any", "all"):
+    example(_kind, Bools((3, 4)), axes=(1,), keepdims=False)
+for _kind in ("argmax", "argmin"):
+    example(_kind, (3, 4), axis=1)
+for _kind in ("cumsum", "flip"):
+    example(_kind, (3, 4), axis=1)
+    example(_kind, (3,), axis=0)
+
+for _before, _after in (((6, 4), (2, 3, 4)), ((2, 3, 5), (6, 5)), ((6, 4), (8, 3)), ((4, 6), (2, 12)), ((1, 3), (3,)),
+                        ((5,), (5, 1)), ((), (1, 1)), ((0, 3), (3, 0, 2)), ((2, 3, 4), (4, 3, 2)), ((12, 5), (3, 20))):
+    example("reshape", _before, shape=_after)
+example("transpose", (2, 3, 4), permutation=(2, 0, 1))
+example("broadcast_to", (3, 1), shape=(2, 3, 4))
+example("broadcast_to", (), shape=(3,))
+example("concatenate", (2, 3), (2, 1), (2, 4), axis=1)
+example("concatenate", (3,), axis=0)
+example("split", (5, 3), axis=0, sizes=(2, 0, 3))
+example("split", (5, 3), axis=1, sizes=(3,))
+example("slice", (3, 7), axis=1, begin=1, end=6, step=2)
+example("slice", (3, 7), axis=0, begin=2, end=2, step=1)
+example("place", (3, 2), axis=1, begin=1, step=3, extent=6)
+example("place", (3, 2), axis=0, begin=0, step=1, extent=3)
+example("windows", (2, 7, 3), axis=1, size=3, step=2)
+example("windows", (5,), axis=0, size=5, step=1)
+example("windows", (2, 8), axis=1, size=2, step=4)
+example("windows_sum", (2, 2, 2), axis=1, step=4, extent=8)
+example("windows_sum", (2, 3, 4, 3), axis=1, step=2, extent=7)
+example("constant", value=2.5, shape=(3, 2), dtype=F64)
+example("constant", value=(1, 2, 3, 4, 5, 6), shape=(3, 2), dtype=I64)
+example("constant", value=(), shape=(0, 2), dtype=F64)
+example("iota", dim=1, shape=(3, 4), starts=(0, 10), dtype=I64)
+
+example("take", (5, 3), Ints((2, 4), 5), axis=0)
+example("take", (2, 5, 3), Ints((), 5), axis=1)
+example("take_gradient", (2, 4, 3), Ints((2, 4), 5), axis=0, extent=5)
+example("take_gradient", (2, 4, 3), Ints((4,), 5), axis=1, extent=5)
+example("take_gradient", (4,), Ints((4,), 5), axis=0, extent=5)
+example("take_gradient", (0, 3), Ints((0,), 5), axis=0, extent=5)
+example("take_along", (3, 5), Ints((3, 2), 5), axis=1)
+example("take_along_gradient", (3, 2), Ints((3, 2), 5), axis=1, extent=5)
+example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
+
+for _kind in ("softmax", "log_softmax"):
+    example(_kind, (3, 4), axis=1)
+    example(_kind, (2, 1, 3), axis=0)
+example("layer_norm", (3, 2, 4), (4,), (4,), epsilon=1e-5)
+example("rms_norm", (3, 4), (4,), epsilon=1e-5)
+example("mean_squared_error", (3, 2), (3, 2), rows=5)
+example("softmax_cross_entropy", (3, 4), Ints((3,), 4), rows=5)
+example("dropout_mask", Ints((), 9), rate=0.5, seed=3, whole=(9, 5), starts=(2, 0), shape=(4, 5))
+example("uniform", Ints((), 9), seed=3, whole=(9, 5), starts=(2, 1), shape=(4, 3), dtype=F64)
+
+ALONE = {"axes": ("tp",), "group": 1}
+example("all_reduce", (3, 2), **ALONE, op="sum")
+example("all_gather", (3, 2), **ALONE, dim=1, extent=2)
+example("reduce_scatter", (3, 2), **ALONE, dim=0, extent=3, op="sum")
+example("all_to_all", (3, 2, 4), **ALONE, split_dim=0, split_extent=3, concat_dim=1, concat_extent=2)
+example("permute", (3, 2), **ALONE, pairs=((0, 0),))

@@ -1,0 +1,334 @@
+"""Every entry of the table of operators: its kernel, its types, its dim rule and its derivative say the same."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from ir_examples import EXAMPLES, Bools, Example, Ints
+from numpy.testing import assert_allclose, assert_array_equal
+
+from parallelism import Mesh, ir
+from parallelism.ir.interpreter import run
+from parallelism.ir.table import OPERATORS, meaning, of_a_part
+from parallelism.partial import combine
+from parallelism.recorder import record
+
+MESSAGES = {"send", "recv"}
+KINDS = list(dict.fromkeys(example.kind for example in EXAMPLES))
+by_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def examples(kind):
+    return [example for example in EXAMPLES if example.kind == kind]
+
+
+def test_every_operator_has_an_example():
+    assert {example.kind for example in EXAMPLES} == OPERATORS.keys() - MESSAGES
+
+
+@by_kind
+def test_the_kernel_makes_what_the_types_say(kind):
+    for example in examples(kind):
+        op = example.op()
+        outputs = run(op, example.arrays())
+        assert [(y.dtype, y.shape) for y in outputs] == [(v.type.dtype, v.type.shape) for v in op.outputs]
+        assert all(y.flags.c_contiguous for y in outputs)
+
+
+# -- the dim rule, by tiles --------------------------------------------------------------------------------------------
+
+
+def tile(rule, dims, array, letter, begin, end):
+    """The part of an array that belongs to a part of one letter."""
+    key = [slice(None)] * array.ndim
+    for d, dim in enumerate(dims):
+        if letter in dim:
+            inner = array.shape[d] // rule.extents[letter]
+            key[d] = slice(begin * inner, end * inner)
+    return array[tuple(key)]
+
+
+def local(rule, dims, letter, begin, end):
+    shape, starts = [], []
+    for dim, extent in zip(dims, rule.shape(dims), strict=True):
+        inner = extent // rule.extents[letter] if letter in dim else None
+        shape.append(extent if inner is None else inner * (end - begin))
+        starts.append(0 if inner is None else inner * begin)
+    return shape, starts
+
+
+def splittable(rule):
+    """Letters that may be split where they stand: outermost in all their dims."""
+    tensors = (*rule.inputs, *rule.outputs)
+    return [
+        letter for letter in rule.letters
+        if letter not in rule.whole and rule.extents[letter] >= 2
+        and all(dim[0] == letter for dims in tensors for dim in dims if letter in dim)
+    ]
+
+
+def check_tiles(example, seed=0):
+    op, arrays = example.op(), example.arrays(seed)
+    rule, whole = op.rule, run(op, arrays)
+    for letter in splittable(rule):
+        extent = rule.extents[letter]
+        parts = []
+        for begin, end in ((0, (extent + 1) // 2), ((extent + 1) // 2, extent)):
+            inputs = [tile(rule, dims, x, letter, begin, end) for dims, x in zip(rule.inputs, arrays, strict=True)]
+            shape, starts = local(rule, rule.outputs[0], letter, begin, end)
+            part = Example(example.kind, tuple(
+                Ints(x.shape, 1) if x.dtype.kind == "i" else Bools(x.shape) if x.dtype.kind == "b" else x.shape
+                for x in inputs
+            ), dict(of_a_part(op.attributes, shape, starts)))
+            parts.append(run(part.op(), inputs))
+        for number, (dims, expected) in enumerate(zip(rule.outputs, whole, strict=True)):
+            pieces = [part[number] for part in parts]
+            at = [d for d, dim in enumerate(dims) if letter in dim]
+            if at:
+                found = np.concatenate(pieces, axis=at[0])
+            else:
+                assert letter in rule.reduced
+                found = combine(rule.op, pieces)
+            assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@by_kind
+def test_the_dim_rule_holds_for_tiles(kind):
+    for example in examples(kind):
+        check_tiles(example)
+
+
+def test_every_operator_can_be_split_somewhere():
+    whole = {example.kind for example in EXAMPLES} - {e.kind for e in EXAMPLES if splittable(e.op().rule)}
+    assert whole == set()
+
+
+@pytest.mark.parametrize(("kind", "types", "attributes", "expected"), [
+    ("matmul", ["8x16xf32", "16x32xf32"], {}, "mk,kn->mn"),
+    ("matmul", ["5x1x8x16xf32", "3x16x32xf32"], {}, "a1mk,bkn->abmn"),
+    ("einsum", ["4x5xf64", "5xf64"], {"equation": "ij,j->i"}, "ij,j->i"),
+    ("add", ["4x5xf64", "4x1xf64"], {}, "ab,a1->ab"),
+    ("sum", ["4x5xf64"], {"axes": (1,), "keepdims": True}, "ab->a1"),
+    ("softmax", ["4x5xf64"], {"axis": 1}, "az!->az!"),
+    ("reshape", ["6x4xf64"], {"shape": (2, 3, 4)}, "(ab)c->abc"),
+    ("reshape", ["6x4xf64"], {"shape": (8, 3)}, "a!b!->c!d!"),
+    ("take", ["9x4xf32", "2x3xi64"], {"axis": 0}, "z!a,bc->bca"),
+    ("take_gradient", ["2x3x4xf32", "2x3xi64"], {"axis": 0, "extent": 9}, "bca,bc->z!a"),
+    ("softmax_cross_entropy", ["6x9xf32", "6xi64"], {"rows": 12}, "nz!,n->"),
+])
+def test_rules_as_they_are_written(kind, types, attributes, expected):
+    function = ir.record(lambda *x: ir.apply(kind, *x, **attributes), *map(tensor, types))
+    rule = function.ops[-1].rule
+    assert str(rule) == expected
+
+
+def tensor(text):
+    *extents, dtype = text.split("x")
+    return ir.TensorType(dtype, [int(n) for n in extents])
+
+
+# -- derivatives, by central differences -------------------------------------------------------------------------------
+
+
+def numeric(op, arrays, number, seeds, step=1e-6):
+    """The gradient of sum(seed * output) for one input, element by element."""
+    found = np.zeros(arrays[number].shape)
+    for place in np.ndindex(found.shape):
+        sides = []
+        for sign in (1, -1):
+            moved = [x.copy() for x in arrays]
+            moved[number][place] += sign * step
+            sides.append(sum(float((s * y).sum()) for s, y in zip(seeds, run(op, moved), strict=True)))
+        found[place] = (sides[0] - sides[1]) / (2 * step)
+    return found
+
+
+def check_gradient(example, seed=1):
+    function, arrays = example.function(), example.arrays(seed)
+    op = function.ops[0]
+    grad = ir.gradient(function)
+    rng = np.random.default_rng(seed + 100)
+    alone = len(op.outputs) == 1 and not op.outputs[0].type.shape
+    seeds = [np.ones(())] if alone else [rng.uniform(-1, 1, v.type.shape) for v in op.outputs]
+    found = ir.interpret(grad, [*arrays, *([] if alone else seeds)]).outputs
+    floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
+    assert len(found) == len(floats)
+    for number, gradient in zip(floats, found, strict=True):
+        assert_allclose(gradient, numeric(op, arrays, number, seeds), rtol=1e-6, atol=1e-7)
+
+
+def is_differentiable(example):
+    op = example.op()
+    return any(t.dtype.kind == "f" for t in op.types) and all(v.type.dtype == np.float64 for v in op.outputs)
+
+
+SMOOTH = [example for example in EXAMPLES if is_differentiable(example)]
+
+
+def test_what_makes_floats_of_floats_has_a_derivative():
+    assert all(OPERATORS[example.kind].derivative for example in SMOOTH)
+    assert len({example.kind for example in SMOOTH}) >= 50
+
+
+@pytest.mark.parametrize("kind", list(dict.fromkeys(example.kind for example in SMOOTH)))
+def test_the_derivative_is_that_of_central_differences(kind):
+    for example in SMOOTH:
+        if example.kind == kind:
+            check_gradient(example)
+
+
+@pytest.mark.slow
+@by_kind
+def test_tiles_and_derivatives_on_many_inputs(kind):
+    for example, seed in product(examples(kind), range(20)):
+        check_tiles(example, seed)
+        if is_differentiable(example):
+            check_gradient(example, seed)
+
+
+def test_the_gradient_of_a_product_with_zeros_in_it():
+    function = Example("prod", ((3, 4),), {"axes": (1,), "keepdims": False}).function()
+    x = np.array([[2.0, 3, 5, 7], [2, 0, 5, 7], [0, 3, 0, 7]])
+    found, = ir.interpret(ir.gradient(function), [x, np.ones(3)]).outputs
+    assert_array_equal(found, [[105, 70, 42, 30], [0, 70, 0, 0], [0, 0, 0, 0]])
+
+
+def test_a_gradient_goes_to_what_a_negative_index_means():
+    function = Example("take", ((4, 2), Ints((3,), 4)), {"axis": 0}).function()
+    found, = ir.interpret(ir.gradient(function), [np.zeros((4, 2)), np.array([-1, 1, 3]), np.ones((3, 2))]).outputs
+    assert_array_equal(found, [[0, 0], [1, 1], [0, 0], [2, 2]])
+
+
+def test_equal_ones_share_the_gradient_of_the_largest():
+    function = Example("max", ((2, 3),), {"axes": (1,), "keepdims": False}).function()
+    found, = ir.interpret(ir.gradient(function), [np.array([[1.0, 4, 4], [2, 1, 0]]), np.array([6.0, 5])]).outputs
+    assert_array_equal(found, [[0, 3, 3], [5, 0, 0]])
+    function = Example("maximum", ((2,), (2,))).function()
+    a, b = ir.interpret(ir.gradient(function), [np.array([1.0, 2]), np.array([1.0, 3]), np.array([4.0, 6])]).outputs
+    assert_array_equal(a, [2, 0])
+    assert_array_equal(b, [2, 6])
+
+
+@pytest.mark.parametrize(("kind", "types", "attributes", "message"), [
+    ("mean_squared_error", ["3x2xf64", "3x2xf64"], {"rows": 0}, "the whole batch has at least one row, got rows=0"),
+    ("max", ["3x0xf64"], {"axes": (1,), "keepdims": False}, "of nothing none is the largest"),
+    ("argmin", ["0xf64"], {"axis": 0}, "of nothing none is the largest"),
+    ("all_gather", ["3xf64"], {"axes": ("a",), "group": 1, "dim": 0, "extent": 4}, "in a group of one a dim stays"),
+    ("all_reduce", ["3xf64"], {"axes": ("a",), "group": 0, "op": "sum"}, "a group has at least one device, got 0"),
+    ("all_reduce", ["3xf64"], {"axes": ("a",), "group": 2, "op": "mean"}, "got op='mean'"),
+    ("permute", ["3xf64"], {"axes": ("a",), "group": 2, "pairs": ((0, 1), (0, 0))}, "each source and each target once"),
+    ("dropout_mask", ["i64"], {"seed": -1, "rate": 0.5, "whole": (3,), "starts": (0,), "shape": (3,)}, "a seed is at"),
+    ("uniform", ["i64"], {"seed": 0, "whole": (3,), "starts": (1,), "shape": (3,), "dtype": np.dtype("f8")},
+     r"a part of shape \(3\) from \(1\) on is not inside \(3\)"),
+    ("windows", ["5xf64"], {"axis": 0, "size": 6, "step": 1}, "windows of 6, one every 1, do not fit into a dim of 5"),
+    ("concatenate", ["5xf64", "5x1xf64"], {"axis": 0}, "it joins arrays with as many dims"),
+    ("split", ["5xf64"], {"axis": 0, "sizes": (2, 2)}, r"is not made of pieces of \(2, 2\)"),
+    ("take", ["5xf64", "2xf64"], {"axis": 0}, "indices are integers, not float64"),
+    ("where", ["5xf64", "5xf64", "5xf64"], {}, r"its condition is of bools \(i1\), not float64"),
+    ("softmax", ["5xi64"], {"axis": 0}, "it takes floating-point numbers"),
+    ("gelu", ["5xi64"], {}, "it takes floating-point numbers, not int64"),
+    ("invert", ["5xf64"], {}, "invert: ufunc 'invert' did not contain a loop|not supported|No loop"),
+])
+def test_what_an_operator_does_not_take_is_refused(kind, types, attributes, message):
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        meaning(kind, tuple(map(tensor, types)), tuple(attributes.items()))
+    assert str(caught.value).startswith(f"{kind}: ")
+
+
+# -- costs and messages ------------------------------------------------------------------------------------------------
+
+
+def op_of(kind, *types, **attributes):
+    inputs = tuple(ir.Value(f"x{i}", tensor(type)) for i, type in enumerate(types))
+    return ir.Op(kind, inputs, attributes, ())
+
+
+def test_flops_follow_from_the_rule():
+    assert op_of("matmul", "8x16xf32", "16x32xf32").flops == 2 * 8 * 16 * 32
+    assert op_of("einsum", "4x5xf64", "4x5xf64", equation="ij,ij->ij").flops == 20
+    assert op_of("einsum", "4x5xf64", "5x6xf64", "6xf64", equation="ij,jk,k->i").flops == 3 * 4 * 5 * 6
+    assert op_of("add", "4x5xf64", "5xf64").flops == 20
+    assert op_of("sum", "4x5xf64", axes=(0,), keepdims=False).flops == 20
+    assert op_of("transpose", "4x5xf64", permutation=(1, 0)).flops == 0
+
+
+@pytest.mark.parametrize(("kind", "attributes", "shape", "received"), [
+    ("all_reduce", {"op": "sum"}, (8, 6), 2 * 3 * 8 * 6 * 8 // 4),
+    ("all_gather", {"dim": 1, "extent": 23}, (8, 23), 8 * (23 - 6) * 8),
+    ("reduce_scatter", {"dim": 0, "extent": 2, "op": "sum"}, (2, 6), 3 * 2 * 6 * 8),
+    ("all_to_all", {"split_dim": 0, "split_extent": 2, "concat_dim": 1, "concat_extent": 24}, (2, 24), 2 * 18 * 8),
+    ("permute", {"pairs": ((0, 1), (1, 0))}, (8, 6), 8 * 6 * 8),
+])
+def test_collectives_have_types_and_bytes_and_run_alone_only(kind, attributes, shape, received):
+    x = ir.TensorType("f64", (8, 6))
+    function = ir.record(lambda x: ir.apply(kind, x, axes=["tp"], group=4, **attributes), x)
+    op, = function.ops
+    assert op.outputs[0].type.shape == shape
+    assert op.bytes_received == received
+    assert ir.parse(str(function)) == function
+    with pytest.raises(ValueError, match=f"{kind} takes 4 devices"):
+        ir.interpret(function, [np.zeros((8, 6))])
+
+
+AT_WORK = {
+    "all_reduce": (lambda d, x: d.all_reduce(x), lambda s: {"op": "sum"}),
+    "all_gather": (lambda d, x: d.all_gather(x, dim=1), lambda s: {"dim": 1, "extent": s[1]}),
+    "reduce_scatter": (lambda d, x: d.reduce_scatter(x, dim=0), lambda s: {"dim": 0, "extent": s[0], "op": "sum"}),
+    "all_to_all": (lambda d, x: d.all_to_all(x, split_dim=0, concat_dim=1),
+                   lambda s: {"split_dim": 0, "split_extent": s[0], "concat_dim": 1, "concat_extent": s[1]}),
+    "permute": (lambda d, x: d.shift(x), lambda s: {"pairs": tuple((i, (i + 1) % 3) for i in range(3))}),
+}
+
+
+@pytest.mark.parametrize("kind", AT_WORK)
+@pytest.mark.parametrize("shape", [(6, 4), (5, 1), (1, 2), (0, 3)])
+def test_a_device_receives_as_many_bytes_as_the_program_says(kind, shape):
+    call, attributes = AT_WORK[kind]
+    recording = record(call, Mesh(tp=3), np.zeros(shape))
+    made = recording.outputs[0].shape
+    given = {"axes": ("tp",), "group": 3, **attributes(made)}
+    function = ir.record(lambda x: ir.apply(kind, x, **given), ir.TensorType("f64", shape))
+    assert function.outputs[0].type.shape == made
+    assert function.ops[0].bytes_received == recording.trace.bytes_received(rank=0)
+
+
+def test_how_many_devices_may_stay_a_symbol():
+    B, tp = ir.symbols("B tp")
+    function = ir.record(lambda x: ir.apply("all_gather", x, axes=["tp"], group=tp, dim=0, extent=B),
+                         ir.TensorType("f64", (B // tp, 3)))
+    assert str(function.inputs[0].type) == "tensor<(B/tp)x3xf64>"
+    assert str(function.ops[0].bytes_received) == "24*B-24*B/tp"
+    assert function.specialize(B=12, tp=4).ops[0].bytes_received == 9 * 3 * 8
+    assert ir.parse(str(function)) == function
+
+
+def test_messages_have_types_and_bytes_and_need_another_device():
+    def talk(x):
+        ir.apply("send", x, destination=1, tag=7)
+        return ir.apply("recv", source=1, tag=7, shape=(3,), dtype=np.dtype(np.float32)) + x
+
+    function = ir.record(talk, ir.TensorType("f32", (3,)))
+    assert [op.kind for op in function.ops] == ["send", "recv", "add"]
+    assert [op.bytes_received for op in function.ops] == [0, 12, 0]
+    assert [op.kind for op in ir.gradient(function).ops] == ["send"]        # its peer still waits for it
+    assert ir.parse(str(function)) == function
+    with pytest.raises(ValueError, match="send takes another device"):
+        ir.interpret(function, [np.zeros(3, np.float32)])
+
+
+def test_an_operator_in_ten_lines(monkeypatch):
+    """The whole of what it takes."""
+    from parallelism.ir import rules
+    from parallelism.ir.table import Operator
+
+    monkeypatch.setitem(OPERATORS, "softplus", Operator(
+        "softplus", lambda x: rules.elementwise([x.shape]), lambda x: x.dtype, lambda x: np.logaddexp(0, x),
+        lambda g, y, x: [g * ir.apply("sigmoid", x)], flops=4,
+    ))
+    example = Example("softplus", ((3, 2),))
+    check_tiles(example)
+    check_gradient(example)
+    assert ir.parse(str(example.function())) == example.function()
+    assert example.op().flops == 24

@@ -1,0 +1,217 @@
+"""NumPy functions as programs: run, they make what NumPy makes of the same function; or they are refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from parallelism import ir
+
+T = ir.TensorType
+RNG = np.random.default_rng(7)
+X = RNG.uniform(0.5, 2, (4, 6))
+Y = RNG.uniform(0.5, 2, (4, 1))
+V = RNG.uniform(0.5, 2, 6)
+N = RNG.integers(0, 4, (2, 3))
+Z = RNG.uniform(-1, 1, (2, 5, 4, 3))
+# whole numbers, so that sums of products are exact in whatever order
+I, J = RNG.integers(-9, 9, (4, 6)) * 1.0, RNG.integers(-9, 9, 6) * 1.0
+
+CALLS = {
+    # operators and ufuncs
+    "arithmetic": (lambda x, y: (x + y) * 2 - x / 3 + -x, X, Y),
+    "scalars on the left": (lambda x: 1 - 2 / x + 3 * x, X),
+    "powers": (lambda x: (x ** 2, x ** 0.5, x ** -1, x ** 3, x ** 1.5, 2 ** x), X),
+    "integers": (lambda n: (n // 2, n % 3, n + 1.5, n * True, -n, n / 2, n ** 2), N),
+    "comparisons": (lambda x, y: (x < y, x >= y, x == y, (x > 1) & (y > 1), ~(x > 1)), X, Y),
+    "float32": (lambda x: x * 2.5 + 1 + np.float32(3), X.astype("f4")),
+    "float32 with float64": (lambda x: (x * np.float64(2.5), np.float64(2.5) * x, np.float32(2.5) - x), X.astype("f4")),
+    "uint8": (lambda n: n + 200, N.astype("u1")),
+    "functions": (lambda x: (np.exp(x), np.log(x), np.sqrt(x), np.tanh(x), np.abs(x), np.sin(x), np.log1p(x)), X),
+    "two at a time": (lambda x, y: (np.maximum(x, y), np.minimum(x, 1), np.logaddexp(x, y), np.arctan2(x, y)), X, Y),
+    "an array beside": (lambda x: x + np.arange(6.0), X),
+    "an array in front": (lambda x: np.arange(6.0) * x, X),
+    "reduce": (lambda x: (np.add.reduce(x), np.maximum.reduce(x, axis=1)), X),
+    "dtype": (lambda n: (np.add(n, n, dtype=np.float64), n.astype(np.float32), n.astype(np.int64)), N),
+    # reductions
+    "sums": (lambda x: (x.sum(), x.sum(0), x.sum(axis=-1, keepdims=True), np.sum(x, (0, 1)), x.sum(dtype="f4")), X),
+    "others": (lambda x: (x.max(), x.min(1), np.prod(x, axis=0), np.amax(x, 0, keepdims=True)), X),
+    "of integers": (lambda n: (n.sum(), n.astype(np.int32).sum(), (n > 1).sum(), np.mean(n)), N),
+    "means": (lambda x: (x.mean(), np.mean(x, axis=0), x.mean(axis=(0, 1), keepdims=True)), X),
+    "spread": (lambda x: (np.var(x, axis=1), x.std(axis=0)), X),
+    "which": (lambda x: (x.argmax(), np.argmax(x, axis=1), np.argmin(x, 0)), X),
+    "truth": (lambda x: (np.any(x > 1), (x > 1).all(axis=0)), X),
+    "running": (lambda x: (np.cumsum(x), x.cumsum(axis=1)), X),
+    # products
+    "matmul": (lambda x, v: (x @ x.T, x @ v, v @ x.T, v @ v, np.matmul(x[None], x.T)), I, J),
+    "dot": (lambda x, v: (np.dot(x, v), np.dot(v, 2.0), x.dot(x.T), np.outer(v, v)), I, J),
+    "einsum": (lambda x, v: (np.einsum("ij,j->i", x, v), np.einsum("ij,kj", x, x), np.einsum("...i,...i->...", x, x)),
+               I, J),
+    # shapes
+    "reshape": (lambda x: (x.reshape(2, 12), x.reshape((-1, 3)), np.reshape(x, -1), x.ravel(), x[0].reshape(())
+                           if x.shape == (1,) else x), X),
+    "transpose": (lambda z: (z.T, z.transpose(1, 0, 3, 2), np.swapaxes(z, 0, 2), np.moveaxis(z, 0, -1),
+                             np.moveaxis(z, (0, 1), (2, 0)), np.matrix_transpose(z)), Z),
+    "ones": (lambda x: (np.expand_dims(x, 1), np.expand_dims(x, (0, -1)), np.squeeze(x[:, None]), x[..., None]), X),
+    "broadcast": (lambda y: np.broadcast_to(y, (3, 4, 6)), Y),
+    "joined": (lambda x, y: (np.concatenate([x, y], axis=1), np.stack([x, x * 2], 1), np.concatenate([x, x], None)),
+               X, Y),
+    "cut": (lambda x: (*np.split(x, 2), *np.split(x, [1, 4], axis=1)), X),
+    "turned": (lambda x: (np.flip(x, 0), np.flip(x), x[::-1], np.roll(x, 2, axis=1), np.roll(x, -1, 0)), X),
+    "padded": (lambda x: (np.pad(x, 1), np.pad(x, ((0, 2), (3, 0)))), X),
+    "windows": (lambda z: np.lib.stride_tricks.sliding_window_view(z, (3, 2), axis=(1, 2)), Z),
+    "triangles": (lambda x: (np.tril(x), np.tril(x, -1), np.triu(x, 1)), X),
+    "sizes": (lambda x: x * len(x) + x.shape[1] + x.ndim + x.size + np.size(x) + np.shape(x)[0], X),
+    # elements
+    "indexing": (lambda z: (z[0], z[-1, 2], z[:, 1:3], z[..., ::2], z[1, :, None, -2:], z[:, 4:1]), Z),
+    "by integers": (lambda x, n: (x[n], x[:, n], np.take(x, n, axis=1), np.take(x, n), x[[0, 2]]), X, N),
+    "along": (lambda x: np.take_along_axis(x, np.argmax(x, axis=1)[:, None], 1), X),
+    "where": (lambda x: (np.where(x > 1, x, 0), np.where(x > 1, 1.5, x), np.clip(x, 0.8, 1.2), np.clip(x, None, 1)), X),
+    "like": (lambda x: (np.zeros_like(x), np.ones_like(x, dtype=np.int64), +x), X),
+    "a loop": (lambda x: sum(row * i for i, row in enumerate(x)), X),
+    "nothing of the input": (lambda x: np.arange(3.0), X),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_recorded_function_makes_what_numpy_makes(name):
+    call, *arrays = CALLS[name]
+    function = ir.record(call, *(T(x.dtype, x.shape) for x in arrays), name="call")
+    assert ir.parse(str(function)) == function
+    expected = call(*arrays)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    found = ir.interpret(function, arrays).outputs
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == np.asarray(b).dtype
+        assert_array_equal(a, b)
+
+
+def test_arguments_and_results_may_be_nested():
+    layer = {"w": T("f64", (3, 2)), "b": T("f64", (2,))}
+
+    def model(params, x, *rest, scale=2):
+        first, (second,) = params
+        return {"out": (x @ first["w"] + first["b"]) * scale, "more": [second, rest[0]]}
+
+    function = ir.record(model, [layer, (T("f64", (4,)),)], T("f64", (5, 3)), 7.0)
+    assert [v.name for v in function.inputs] == ["params.0.w", "params.0.b", "params.1.0", "x"]
+    assert [v.type.shape for v in function.outputs] == [(5, 2), (4,), ()]
+    assert function.name == "model"
+
+
+def test_symbols_go_through_numpy():
+    B, D, H = ir.symbols("B D H")
+
+    def heads(x, w):
+        batch, features = x.shape
+        split = (x @ w).reshape(batch, H, features // H)
+        return split.transpose(1, 0, 2), split.mean(), x[1:], x[:, -1], np.split(x, 2, axis=1)[1], x.reshape(-1)
+
+    function = ir.record(heads, T("f64", (B, D)), T("f64", (D, D)))
+    assert [str(v.type) for v in function.outputs] == [
+        "tensor<HxBx(D/H)xf64>", "tensor<f64>", "tensor<(B-1)xDxf64>", "tensor<Bxf64>", "tensor<Bx(D/2)xf64>",
+        "tensor<(B*D)xf64>",
+    ]
+    x, w = RNG.random((5, 6)), RNG.random((6, 6))
+    numbers = function.specialize(H=3)
+    found = ir.interpret(numbers, [x, w]).outputs
+    split = (x @ w).reshape(5, 3, 2)
+    for a, b in zip(found, (split.transpose(1, 0, 2), split.mean(), x[1:], x[:, -1], x[:, 3:], x.ravel()), strict=True):
+        assert_array_equal(a, b)
+
+
+def test_constants_are_kept_once_and_large_arrays_are_inputs():
+    function = ir.record(lambda x: (x + 1) * (x + 1) + True + np.ones(10_000)[0], T("f64", (3,)))
+    constants = [op.attributes for op in function.ops if op.kind == "constant"]
+    assert sorted(str(dict(c)["dtype"]) for c in constants) == ["float64"]
+    assert ir.record(lambda x: x + np.ones(10_000), T("f64", ())).ops[0]["value"] == 1.0
+    with pytest.raises(ir.RecordError, match="hand it over as an input; a program holds arrays of up to 4096 elements"):
+        ir.record(lambda x: x + np.arange(5000.0), T("f64", ()))
+
+
+def test_operators_run_at_once_outside_of_a_recording():
+    assert_array_equal(ir.apply("softmax", np.zeros((2, 4)), axis=1), np.full((2, 4), 0.25))
+    assert_array_equal(ir.apply("iota", dim=0, shape=[3], starts=[2], dtype=np.dtype(int)), [2, 3, 4])
+
+
+# -- what cannot be recorded -------------------------------------------------------------------------------------------
+
+
+def in_place(x):
+    x += 1
+    return x
+
+
+def decides(x):
+    return x if x.sum() > 0 else -x
+
+
+REFUSED = {
+    "svd": (lambda x: np.linalg.svd(x), "numpy.linalg.svd cannot be recorded"),
+    "sort": (lambda x: np.sort(x), "numpy.sort cannot be recorded"),
+    "method": (lambda x: x.sort(), "the array's sort cannot be recorded"),
+    "ufunc": (lambda x: np.hypot(x, x), "numpy.hypot cannot be recorded"),
+    "accumulate": (lambda x: np.add.accumulate(x), "numpy.add.accumulate cannot be recorded"),
+    "out": (lambda x: np.exp(x, out=np.zeros((4, 6))), r"numpy.exp into an array that is there already \(out="),
+    "where=": (lambda x: np.exp(x, where=x > 0), "numpy.exp with where= cannot"),
+    "initial=": (lambda x: np.sum(x, initial=3), "numpy.sum cannot be recorded: .*unexpected keyword .*'initial'"),
+    "in place": (in_place, r"changing an array in place \(\+= and its like\); write x = x \+ y"),
+    "writing": (lambda x: x.__setitem__(0, 1), r"writing into an array \(x\[...\] = y\)"),
+    "if": (decides, r"a decision by the numbers of an array \(if, while, and, or, not\)"),
+    "float": (lambda x: float(x.sum()), r"float\(\) of an array"),
+    "math": (lambda x: math.exp(x.sum()), r"float\(\) of an array"),
+    "int": (lambda x: int(x.sum()), r"int\(\) of an array"),
+    "range": (lambda x: list(range(x.astype(int)[0, 0])), "an array as an index or a count"),
+    "item": (lambda x: x.sum().item(), r"item\(\) of an array"),
+    "asarray": (lambda x: np.asarray(x), "making an array of a recorded one"),
+    "array": (lambda x: np.array([x, x]), "making an array of a recorded one"),
+    "an index of a plain array": (lambda x: np.arange(3.0)[x.argmax()], "an array as an index or a count"),
+    "mask": (lambda x: x[x > 1], "indexing by bools cannot be recorded: the shape of the result depends"),
+    "two arrays": (lambda x: x[[0, 1], [1, 2]], "indexing by several arrays at once cannot .*: say it with take_"),
+    "where of one": (lambda x: np.where(x > 1), "numpy.where with a condition only"),
+    "shapes": (lambda x: x @ x, r"the operator matmul cannot be recorded: matmul: dim k of mk,kn->mn is 6 in input 0, "
+               r"of shape \(4, 6\), and 4 in input 1"),
+    "axis": (lambda x: x.sum(axis=2), "numpy.sum cannot be recorded: axis 2 is none of 2 dims"),
+    "reshape": (lambda x: x.reshape(5, 5), r"shape \(4, 6\) has 24 elements, \(5, 5\) has 25"),
+    "complex": (lambda x: x * 1j, "numpy.multiply cannot be recorded|an array of complex128 as a constant"),
+    "objects": (lambda x: x + "a", "cannot be recorded"),
+    "nothing": (lambda x: None, "a recorded function returns arrays, .*, not None"),
+    "nan": (lambda x: x + float("nan"), "attribute value cannot be nan"),
+    "overflow": (lambda x: x.astype(np.uint8) + 300, "300 out of bounds for uint8"),
+    "dtype": (lambda x: ~x, "numpy.invert cannot be recorded: .*not supported for the input types"),
+    "diagonal": (lambda x: np.einsum("ii->i", x[:4, :4]), "a letter stands twice in ii"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_recorded_is_refused(name):
+    call, message = REFUSED[name]
+    with pytest.raises(ir.RecordError, match=message):
+        ir.record(call, T("f64", (4, 6)))
+
+
+def test_the_error_names_the_line():
+    with pytest.raises(ir.RecordError) as caught:
+        ir.record(decides, T("f64", (4, 6)))
+    place, code = str(caught.value).splitlines()[-1].rsplit(": ", 1)
+    assert place.strip() == f"{__file__}:{decides.__code__.co_firstlineno + 1}"
+    assert code == "return x if x.sum() > 0 else -x"
+
+
+def test_a_symbol_where_a_number_is_needed_says_so():
+    B = ir.symbol("B")
+    with pytest.raises(ir.RecordError, match=r"len\(\) of an array of shape \(B,\)"):
+        ir.record(lambda x: len(x), T("f64", (B,)))
+    with pytest.raises(TypeError, match="B is no number before its symbols are"):
+        ir.record(lambda x: np.zeros(x.shape), T("f64", (B,)))
+
+
+def test_arrays_of_two_recordings_do_not_mix():
+    kept = []
+    ir.record(lambda x: kept.append(x) or x, T("f64", ()))
+    with pytest.raises(ir.RecordError, match="an array of another recording"):
+        ir.record(lambda x: x + kept[0], T("f64", ()))

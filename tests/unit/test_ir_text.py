@@ -1,0 +1,353 @@
+"""Programs as text: what is printed is read back as it was; what is no program is refused, with its place."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ir_examples import EXAMPLES
+
+from parallelism import ir
+from parallelism.ir.types import DTYPES
+
+T = ir.TensorType
+
+# -- there and back ----------------------------------------------------------------------------------------------------
+
+names = st.text(string.ascii_letters + string.digits + "_.", min_size=1, max_size=6)
+symbol = st.sampled_from(["B", "D", "tp", "Bx", "x"]).map(ir.symbol)
+extents = st.recursive(
+    st.integers(0, 9) | symbol,
+    lambda inner: st.builds(lambda a, b: a + b, inner, inner) | st.builds(lambda a, b: a * b, inner, inner)
+    | st.builds(lambda a, b: a // b if not isinstance(a, int) else a, inner, symbol)
+    | st.builds(ir.ceil_div, inner, symbol) | st.builds(ir.largest, inner, inner)
+    | st.builds(lambda a, b: a - b if not isinstance(a, int) else a, inner, st.integers(1, 9)),
+    max_leaves=5,
+)
+shapes = st.lists(extents, max_size=3).map(tuple)
+types = st.builds(T, st.sampled_from(sorted(DTYPES)), shapes)
+floats = st.floats(allow_nan=False)
+
+
+@st.composite
+def functions(draw):
+    """Inputs of any type, then ops on what there is."""
+    builder = ir.Builder()
+    values = [builder.input(name, draw(types)) for name in draw(st.lists(names, max_size=3, unique=True))]
+    for _ in range(draw(st.integers(0, 5))):
+        x = draw(st.sampled_from(values)) if values else None
+        kind = draw(st.sampled_from(["constant", "list", "add", "transpose", "sum", "broadcast_to", "split", "convert",
+                                     "where"])) if x else "constant"
+        if kind == "constant":
+            dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "i8"])))
+            value = draw(floats if dtype.kind == "f" else st.integers(-2**63, 2**63 - 1) | symbol)
+            values += builder.emit(kind, (), {"value": value, "shape": draw(shapes), "dtype": dtype})
+        elif kind == "list":
+            value = draw(st.lists(floats, max_size=4))
+            values += builder.emit("constant", (), {"value": value, "shape": (len(value),), "dtype": np.dtype("f8")})
+        elif kind == "add":
+            values += builder.emit("add", (x, x), {}) if x.type.dtype != bool else ()
+        elif kind == "transpose":
+            values += builder.emit(kind, (x,), {"permutation": draw(st.permutations(range(x.type.ndim)))})
+        elif kind == "sum":
+            axes = sorted(draw(st.sets(st.integers(0, x.type.ndim - 1)))) if x.type.ndim else []
+            values += builder.emit(kind, (x,), {"axes": axes, "keepdims": draw(st.booleans())})
+        elif kind == "broadcast_to":
+            values += builder.emit(kind, (x,), {"shape": (draw(extents), *x.type.shape)})
+        elif kind == "split" and x.type.ndim and isinstance(x.type.shape[0], int):
+            cut = draw(st.integers(0, x.type.shape[0]))
+            values += builder.emit(kind, (x,), {"axis": 0, "sizes": (cut, x.type.shape[0] - cut)})
+        elif kind == "convert":
+            values += builder.emit(kind, (x,), {"dtype": DTYPES[draw(st.sampled_from(sorted(DTYPES)))]})
+        elif kind == "where" and x.type.dtype == bool:
+            values += builder.emit(kind, (x, x, x), {})
+    outputs = draw(st.lists(st.sampled_from(values), max_size=3)) if values else []
+    return builder.function(draw(names), outputs)
+
+
+@given(functions())
+def test_what_is_printed_is_read_back_as_it_was(function):
+    text = str(function)
+    again = ir.parse(text)
+    assert again == function
+    assert hash(again) == hash(function)
+    assert str(again) == text
+    assert pickle.loads(pickle.dumps(function)) == function  # noqa: S301
+
+
+def test_every_operator_is_printed_and_read_back():
+    for example in EXAMPLES:
+        function = example.function()
+        assert ir.parse(str(function)) == function
+
+
+def test_a_program_as_it_is_written():
+    B, d = ir.symbols("B d")
+    function = ir.record(lambda x, w: np.split(x @ w / 2, 2), T("f32", (2 * B, d)), T("f32", (d, 16)), name="halves")
+    assert str(function) == """\
+func @halves(%x: tensor<(2*B)x(d)xf32>, %w: tensor<(d)x16xf32>) -> (tensor<Bx16xf32>, tensor<Bx16xf32>) {
+  %0 = "matmul"(%x, %w) : (tensor<(2*B)x(d)xf32>, tensor<(d)x16xf32>) -> tensor<(2*B)x16xf32>
+  %1 = "constant"() {dtype = f32, shape = [], value = 2.0} : () -> tensor<f32>
+  %2 = "divide"(%0, %1) : (tensor<(2*B)x16xf32>, tensor<f32>) -> tensor<(2*B)x16xf32>
+  %3, %4 = "split"(%2) {axis = 0, sizes = [B, B]} : (tensor<(2*B)x16xf32>) -> (tensor<Bx16xf32>, tensor<Bx16xf32>)
+  return %3, %4
+}
+"""
+
+
+def test_space_and_comments_mean_nothing():
+    text = """// a program
+    func@f(%x:tensor<8xf32>)->(tensor<8xf32>){ // begins
+      %y="add"(%x,%x):(tensor<8xf32>,tensor<8xf32>)->tensor<8xf32>
+      return%y}"""
+    assert ir.parse(text) == ir.parse(str(ir.parse(text)))
+
+
+# -- broken text -------------------------------------------------------------------------------------------------------
+
+GOOD = """\
+func @f(%x: tensor<8x16xf32>, %w: tensor<16x32xf32>) -> (tensor<8x32xf32>) {
+  %0 = "matmul"(%x, %w) : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+  %1 = "sum"(%0) {axes = [0, 1], keepdims = false} : (tensor<8x32xf32>) -> tensor<f32>
+  %2 = "add"(%0, %1) : (tensor<8x32xf32>, tensor<f32>) -> tensor<8x32xf32>
+  return %2
+}
+"""
+MATMUL, SUM = (GOOD.splitlines(keepends=True)[i] for i in (1, 2))
+
+BROKEN = [
+    # (what stands in the good text, what is put there, line and column, what the message says)
+    ("func @f", "function @f", (1, 1), "expected 'func', got 'function'"),
+    ("@f", "f", (1, 6), "expected the name of the function"),
+    ("@f", "@", (1, 6), "expected the name of the function, as @main, got '@'"),
+    ("(%x", "%x", (1, 8), "expected '('"),
+    ("%x: ", "x: ", (1, 9), "expected an input"),
+    ("%x: tensor", "%x tensor", (1, 12), "expected ':'"),
+    ("%w: ", "%x: ", (1, 31), "%x is there already"),
+    ("tensor<8x16xf32>, %w", "tenser<8x16xf32>, %w", (1, 13), "expected 'tensor', got 'tenser'"),
+    ("tensor<8x16xf32>, %w", "tensor 8x16xf32>, %w", (1, 20), "expected '<'"),
+    ("tensor<8x16xf32>, %w", "tensor<8x16xf31>, %w", (1, 25), "expected an extent and 'x', or a dtype"),
+    ("tensor<8x16xf32>, %w", "tensor<8x16>, %w", (1, 22), "or a dtype"),
+    ("tensor<8x16xf32>, %w", "tensor<-8x16xf32>, %w", (1, 20), "got '-8x16xf32>"),
+    ("tensor<8x16xf32>, %w", "tensor<8x?xf32>, %w", (1, 22), "got '?xf32>"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(16f32>, %w", (1, 25), "expected ')'"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(B)f32>, %w", (1, 25), "expected 'x' after an extent, got 'f'"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(B/0)xf32>, %w", (1, 23), "through 0"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(1/2)xf32>, %w", (1, 23), "an extent is whole, got 1/2"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(B/(B+1))xf32>, %w", (1, 23), "B can be divided by a product, not by B+1"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(f32)xf32>, %w", (1, 23), "the name of an extent"),
+    ("tensor<8x16xf32>, %w", "tensor<8x(1-2)xf32>, %w", (1, 13), "an extent is at least 0"),
+    ("tensor<8x16xf32>, %w", "tensor<99999999999999999999999x16xf32>, %w", (1, 20), "at most 20 digits"),
+    ("tensor<8x16xf32>, %w", "tensor<9999999999999999999x16xf32>, %w", (1, 13), "at most 2**62"),
+    ("tensor<8x16xf32>, %w", f"tensor<{'1x' * 30}f32>, %w", (1, 74), "at most 26 dims"),
+    ("-> (tensor<8x32xf32>) {", "(tensor<8x32xf32>) {", (1, 54), "expected '->'"),
+    ("-> (tensor<8x32xf32>) {", "-> tensor<8x32xf32> {", (1, 57), "expected '('"),
+    ("-> (tensor<8x32xf32>) {", "-> (tensor<8x32xf32>)", (2, 3), "expected '{'"),
+    ("-> (tensor<8x32xf32>) {", "-> () {", (5, 3), "is to return nothing, and this returns tensor<8x32xf32>"),
+    ("-> (tensor<8x32xf32>) {", "-> (tensor<8x32xf64>) {", (5, 3), "is to return tensor<8x32xf64>"),
+    ('"matmul"', '"matmull"', (2, 8), "there is no operator 'matmull'; did you mean 'matmul'?"),
+    ('"matmul"', '"Ωmega"', (2, 8), "there is no operator"),
+    ('"matmul"', 'matmul', (2, 8), "expected an operator"),
+    ('"matmul"', '"matmul', (2, 8), "expected an operator, as \"matmul\", got '\"'"),
+    ('"matmul"', '"\\q"', (2, 8), "this string cannot be read"),
+    ('"matmul"', '""', (2, 8), "there is no operator ''"),
+    ("%0 = ", "%0 ", (2, 6), "expected ',' or '='"),
+    ("%0 = ", "", (2, 3), "matmul makes 1 values, and 0 are named"),
+    ("%0 = ", "%0, %9 = ", (2, 12), "matmul makes 1 values, and 2 are named"),
+    ("%0 = ", "%x = ", (2, 3), "%x is there already, and every value is made once"),
+    ("%1 = ", "%0 = ", (3, 3), "%0 is there already"),
+    ("(%x, %w) :", "(%x, %q) :", (2, 21), "%q is not there"),
+    ("(%x, %w) :", "(%x, %2) :", (2, 21), "%2 is not there"),
+    ("(%x, %w) :", "(%x, %) :", (2, 21), "expected a value, as %0, got '%'"),
+    ("(%x, %w) :", "(%x %w) :", (2, 20), "expected ',' or ')'"),
+    ("(%x, %w) :", "(%x, %w, ) :", (2, 25), "expected a value"),
+    ("(%x, %w) :", "(%x, %w", (2, 24), "expected ',' or ')'"),
+    ("(%x, %w) :", "(%x) :", (2, 23), "1 inputs and 2 types of inputs"),
+    ("(%x, %w) :", "(%w, %x) :", (2, 28), "%w is a tensor<16x32xf32>, not a tensor<8x16xf32>"),
+    (MATMUL, MATMUL.replace("(%x, %w)", "(%x)").replace(", tensor<16x32xf32>", ""),
+     (2, 8), "matmul: it does not take 1 in"),
+    (MATMUL, MATMUL.replace("%x, %w", "%x, %x").replace("16x32", "8x16"),
+     (2, 8), "dim k of mk,kn->mn is 16 in input 0"),
+    (MATMUL, MATMUL.replace("-> tensor<8x32xf32>", "-> tensor<32x8xf32>"),
+     (2, 68), "matmul makes tensor<8x32xf32> of this"),
+    (MATMUL, MATMUL.replace("-> tensor<8x32xf32>", "-> ()"), (2, 68), "matmul makes tensor<8x32xf32>"),
+    (MATMUL, MATMUL.replace("-> tensor<8x32xf32>", ""), (3, 3), "expected '->', got '%1'"),
+    (MATMUL, MATMUL.replace(" : (", " {} : (").replace("{}", "{axis = 1}"),
+     (2, 8), "its attributes are none; got axis"),
+    (MATMUL, MATMUL.replace(" : (", " (", 1), (2, 25), "expected ':'"),
+    (MATMUL, MATMUL + "  junk\n", (3, 3), "expected an op, or return, got 'junk'"),
+    (MATMUL, MATMUL + "  17\n", (3, 3), "expected an op, or return, got '17'"),
+    (MATMUL, "", (2, 14), "%0 is not there"),
+    ("axes = [0, 1]", "axes = [1, 0]", (3, 8), "sum: axes are listed once each, in order, got [1, 0]"),
+    ("axes = [0, 1]", "axes = [0, 2]", (3, 8), "axis 2 is none of 2 dims"),
+    ("axes = [0, 1]", "axes = [0, -1]", (3, 8), "sum: axes are listed once each, in order, got [0, -1]"),
+    ("axes = [0, 1]", "axes = 1", (3, 8), "attribute axes is a list of integers, got 1"),
+    ("axes = [0, 1]", "axes = [0, 1.0]", (3, 8), "attribute axes is a list of integers"),
+    ("axes = [0, 1]", "axes = [0, true]", (3, 8), "attribute axes is a list of integers"),
+    ("axes = [0, 1]", "axes = [0, B]", (3, 8), "attribute axes is a list of integers"),
+    ("axes = [0, 1]", 'axes = "01"', (3, 8), "attribute axes is a list of integers"),
+    ("axes = [0, 1]", "axes = [0, [1]]", (3, 8), "attribute axes is a list of integers"),
+    ("axes = [0, 1]", "axes = [0, 1", (3, 42), "expected ',' or ']', got '='"),
+    ("axes = [0, 1]", "axes = [0 1]", (3, 29), "expected ',' or ']'"),
+    ("axes = [0, 1]", "axes [0, 1]", (3, 24), "expected '='"),
+    ("axes = [0, 1]", "axes = ", (3, 26), "expected the value of an attribute, got ','"),
+    ("axes = [0, 1]", "axes = @f", (3, 26), "expected the value of an attribute"),
+    ("axes = [0, 1]", "axes = 1e999x", (3, 31), "expected ',' or '}'"),
+    ("axes = [0, 1]", f"axes = {'[' * 40}{']' * 40}", (3, 59), "brackets in brackets, deeper than 32"),
+    ("axes = [0, 1]", f"axes = {'(' * 40}1{')' * 40}", (3, 59), "brackets in brackets, deeper than 32"),
+    ("axes = [0, 1]", f"axes = {'max(' * 40}1{')' * 40}", (3, 158), "brackets in brackets, deeper than 32"),
+    ("axes = [0, 1]", f"axes = {'9' * 30}", (3, 26), "a number has at most 20 digits"),
+    ("axes = [0, 1]", f"axes = [{'*'.join(['B'] * 20)}]", (3, 27), "powers up to 16"),
+    ("axes = [0, 1]", f"axes = [{'*'.join(['99999999999'] * 9)}*B]", (3, 27), "at most 128 bits"),
+    ("axes = [0, 1]", f"axes = [{'*'.join(['(A+B+C+D+E)'] * 9)}]", (3, 27), "at most 256 terms"),
+    ("axes = [0, 1], ", "", (3, 8), "its attributes are axes, keepdims; got keepdims"),
+    ("keepdims = false", "axes = 1", (3, 34), "attribute axes is there already"),
+    ("keepdims = false", "keepdims = 0", (3, 8), "attribute keepdims is a bool, got 0"),
+    ("keepdims = false", "keepdims = False", (3, 8), "attribute keepdims is a bool, got False"),
+    ("keepdims = false", "keepdim = false", (3, 8), "its attributes are axes, keepdims; got axes, keepdim"),
+    ("keepdims = false", "keepdims = nan", (3, 45), "a number or the name of an extent"),
+    ("keepdims = false", "3 = false", (3, 34), "expected the name of an attribute"),
+    ("keepdims = false}", "keepdims = false", (3, 51), "expected ',' or '}', got ':'"),
+    ("-> tensor<f32>", "-> tensor<1xf32>", (3, 76), "sum makes tensor<f32> of this"),
+    ("-> tensor<f32>", "-> tensor<f64>", (3, 76), "sum makes tensor<f32> of this"),
+    ("-> tensor<f32>", "-> tensor<>", (3, 83), "or a dtype"),
+    ("(tensor<8x32xf32>, tensor<f32>)", "(tensor<8x32xf32>, tensor<f64>)",
+     (4, 43), "%1 is a tensor<f32>, not a tensor<f64>"),
+    ("(tensor<8x32xf32>, tensor<f32>)", "(tensor<8x32xf32>)", (4, 24), "2 inputs and 1 types of inputs"),
+    ("return %2", "return %1", (5, 3), "this returns tensor<f32>"),
+    ("return %2", "return %3", (5, 10), "%3 is not there"),
+    ("return %2", "return", (5, 3), "this returns nothing"),
+    ("return %2", "return %2, %2", (5, 3), "this returns tensor<8x32xf32>, tensor<8x32xf32>"),
+    ("return %2", "return %2,", (6, 1), "expected a value, as %0, got '}'"),
+    ("return %2", "", (6, 1), "expected an op, or return, got '}'"),
+    ("return %2\n}", "return %2", (6, 1), "expected ',' or '}', got the end"),
+    ("}\n", "} }\n", (6, 3), "expected the end, got '}'"),
+    ("}\n", "}\n" + GOOD, (7, 1), "expected the end, got 'func'"),
+    ("}\n", "}\n\0", (7, 1), "expected the end, got '\\x00'"),
+    (GOOD, "", (1, 1), "expected 'func', got the end"),
+    (GOOD, "\n  \n ", (3, 2), "got the end"),
+    (GOOD, "\ud800", (1, 1), "expected 'func', got '\\ud800'"),
+]
+
+
+def test_the_good_text_is_good():
+    assert str(ir.parse(GOOD)) == GOOD
+    assert len(BROKEN) >= 100
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)), ids=lambda number: repr(BROKEN[number][1])[1:40])
+def test_a_broken_text_is_refused_with_its_place(number):
+    before, after, (line, column), message = BROKEN[number]
+    assert before in GOOD
+    with pytest.raises(ir.ParseError) as caught:
+        ir.parse(GOOD.replace(before, after, 1))
+    error = caught.value
+    assert message in str(error)
+    assert (error.line, error.column) == (line, column)
+    assert str(error).startswith(f"line {line}, column {column}: ")
+    assert len(str(error)) < 1200
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+
+
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.parametrize("text", [
+    "(" * MEGABYTE, "[" * MEGABYTE, " " * MEGABYTE, "\n" * MEGABYTE, "//" * MEGABYTE, '"' * MEGABYTE, "%" * MEGABYTE,
+    "a" * MEGABYTE, "9" * MEGABYTE, "\0" * MEGABYTE, "é" * MEGABYTE, "tensor<" * (MEGABYTE // 7),
+    "func @f(" + "%x" * (MEGABYTE // 2), "func @" + "f" * MEGABYTE, "func @f(%x: tensor<" + "1x" * (MEGABYTE // 2),
+    "func @f(%x: tensor<" + "9" * MEGABYTE, "func @f(%x: tensor<(" + "B+" * (MEGABYTE // 2),
+    "func @f(%x: tensor<" + "(" * MEGABYTE, "func @f(%x: tensor<(" + "1+" * (MEGABYTE // 20),
+    GOOD.replace("[0, 1]", "[" * MEGABYTE), GOOD.replace("[0, 1]", f"[{'1, ' * 10_000}1]"),
+    GOOD.replace("[0, 1]", '"' + "a" * MEGABYTE + '"'), GOOD.replace("[0, 1]", '"' + "\\" * MEGABYTE),
+    GOOD.replace("%w) :", "%w" + ", %w" * 10_000 + ") :"), GOOD.replace("matmul", "m" * MEGABYTE),
+    GOOD.replace("axes", "a" * MEGABYTE), GOOD + " " * MEGABYTE + "x",
+], ids=lambda text: repr(text[:30]))
+def test_megabytes_of_junk_are_refused_at_once(text):
+    with pytest.raises(ir.ParseError) as caught:
+        ir.parse(text)
+    assert len(str(caught.value)) < 1200
+
+
+PIECES = [*'%@"(){}[]<>:,=-+*/x1B', "tensor<", "1e9", "max("]
+
+
+@st.composite
+def damaged(draw):
+    text = GOOD
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(text)))
+        end = draw(st.integers(place, min(len(text), place + 20)))
+        kind = draw(st.sampled_from(["cut", "insert", "remove", "double", "swap"]))
+        if kind == "cut":
+            text = text[:place]
+        elif kind == "insert":
+            piece = draw(st.text(string.printable + "é\0", max_size=5) | st.sampled_from(PIECES))
+            text = text[:place] + piece + text[place:]
+        elif kind == "remove":
+            text = text[:place] + text[end:]
+        elif kind == "double":
+            text = text[:end] + text[place:]
+        else:
+            text = text[:place] + text[end:] + text[place:end]
+    return text
+
+
+@given(damaged())
+def test_damaged_text_is_a_program_or_a_parse_error(text):
+    with contextlib.suppress(ir.ParseError):
+        function = ir.parse(text)
+        assert ir.parse(str(function)) == function
+
+
+@given(st.text(alphabet=st.sampled_from(list('%@"(){}[]<>:,=-+*/xB0 19.e\n')), max_size=60))
+def test_attributes_of_any_marks_are_read_or_refused(junk):
+    with contextlib.suppress(ir.ParseError):
+        function = ir.parse(GOOD.replace("[0, 1]", junk))
+        assert str(function) == GOOD        # no other axes mean the same sum
+
+
+WORD = re.compile(r"-?\d+(?:\.\d+)?(?=[\],}x ])|[a-z]+\d+(?=[>,}])|true|false|\"[^\"]*\"|%x\d(?!:)")
+OTHERS = ["0", "1", "2", "5", "99", "-1", "4611686018427387904", "B", "(B-3)", "2.5", "-inf", "true", "[]", "[1]", "i1",
+          "f32", "i64", '"sum"', '"ij,jk->ik"', '"->"', "%x0"]
+
+
+@st.composite
+def altered(draw):
+    """An operator at work with some of its numbers, types and inputs changed."""
+    text = str(draw(st.sampled_from(EXAMPLES)).function())
+    for _ in range(draw(st.integers(1, 3))):
+        words = list(WORD.finditer(text))
+        word = draw(st.sampled_from(words))
+        text = text[:word.start()] + draw(st.sampled_from(OTHERS)) + text[word.end():]
+    return text
+
+
+def check_altered(text):
+    with contextlib.suppress(ir.ParseError):
+        function = ir.parse(text)
+        assert ir.parse(str(function)) == function
+        assert function.flops != -1 and function.nbytes != -1
+
+
+@given(altered())
+def test_operators_with_changed_words_are_programs_or_parse_errors(text):
+    check_altered(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000)
+@given(altered())
+def test_operators_with_changed_words_by_the_thousand(text):
+    check_altered(text)
+
+
+def test_only_text_is_read():
+    with pytest.raises(TypeError, match="a program is read from text, got bytes"):
+        ir.parse(b"func")

@@ -1,0 +1,283 @@
+"""The gpt demo: a small GPT trained on a mesh of stages, shards and replicas, beside the same in one process."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import Adam
+from parallelism.mesh import Mesh
+from parallelism.pipelining import Pipeline
+from parallelism.trace import Trace
+from pipeline_parallelism import Training, Transformer
+from vcluster.demo.command_line import WrongWords, mesh_of, writable
+from vcluster.demo.data import DataError
+from vcluster.demo.pipelines import (
+    largest_difference,
+    layers_on,
+    listed,
+    pipeline_of,
+    short,
+    show_holders,
+    stages_of,
+)
+from vcluster.demo.screen import WIDTH, Screen
+from vcluster.demo.text import VOCABULARY, docstrings, in_one_line, pieces, tokens_of
+
+if TYPE_CHECKING:
+    from vcluster.cluster import VirtualCluster
+
+TOLERANCE = 1e-9
+"""Between the losses of all steps, and the parameters at the end, and those of one process."""
+SEQUENCE = 32
+"""Tokens in a row of a batch."""
+TEMPERATURE = 0.5
+MOST_WIDTH = 512
+MOST_PROMPT = 60
+"""Characters of the prompt that are shown."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked for, checked."""
+
+    mesh: Mesh
+    model: Transformer
+    optimizer: Adam
+    tokens: npt.NDArray[np.int64]
+    rows: int
+    steps: int
+    seed: int
+    backend: str
+    prompt: bytes
+    trace: Path | None
+
+    def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and targets of a step: the targets are one token on."""
+        drawn = pieces(self.tokens, self.rows, SEQUENCE + 1, (self.seed, step))
+        return drawn[:, :-1], drawn[:, 1:]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left."""
+
+    losses: list[float]
+    last: Training
+    step: Trace
+    """The record of the last step."""
+    seconds: float
+    """Of all steps, by the wall."""
+
+
+def prepare(arguments: argparse.Namespace) -> Job:
+    """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
+    mesh = mesh_of(arguments, "pp")
+    if arguments.width > MOST_WIDTH:
+        raise WrongWords(f"--width: a demo takes widths up to {MOST_WIDTH}, got {arguments.width}")
+    if arguments.width % (2 * arguments.heads):
+        raise WrongWords(f"--heads {arguments.heads}: each takes an even share of --width, {arguments.width}")
+    stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
+    pipeline = pipeline_of(stages, arguments.microbatches, arguments.schedule, chunks)
+    layers, replicas = arguments.blocks + 2, mesh.shape.get("dp", 1)
+    if stages > layers:
+        raise WrongWords(f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
+                         f"head included; for more of them: --blocks {stages - 2}")
+    if pipeline.schedule.weights != "one" or pipeline.schedule.local:
+        raise WrongWords(f"--schedule: {pipeline.schedule.name} does not learn what one process does, which this demo "
+                         f"shows")
+    for axis, number in (("--microbatches", arguments.microbatches), ("--dp", replicas)):
+        if number > arguments.rows:
+            raise WrongWords(f"{axis} {number}: a batch has {arguments.rows} rows; --rows says how many")
+    try:
+        model = Transformer(
+            vocabulary=VOCABULARY, width=arguments.width, heads=arguments.heads, blocks=arguments.blocks,
+            pipeline=pipeline, seed=arguments.seed,
+        )
+        model.check_mesh(mesh, np.zeros((arguments.rows, SEQUENCE), np.int64))
+        tokens = tokens_of(docstrings())
+    except DataError as error:
+        raise WrongWords(str(error)) from None
+    except ValueError as error:
+        raise WrongWords(f"--heads {arguments.heads}: {error}") from None
+    if not arguments.prompt:
+        raise WrongWords("--prompt: needs a character at least")
+    if arguments.trace is not None:
+        writable(arguments.trace)
+    return Job(
+        mesh, model, Adam(arguments.learning_rate), tokens, arguments.rows, arguments.steps, arguments.seed,
+        arguments.backend, arguments.prompt.encode("utf-8", "surrogateescape"), arguments.trace,
+    )
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs the demo; 0, or 1 where the numbers are not those of one process, or the bytes not the closed form's."""
+    job = prepare(arguments)
+    model, screen = job.model, Screen()
+    screen.line(f"A small GPT on {job.mesh!r}, each device a {job.backend}", "bold")
+    blocks = f"{model.blocks} block{'s' * (model.blocks > 1)} of {model.heads} heads"
+    screen.line(f"  embedding, {blocks}, head; {model.width} wide; {_count(model):,} parameters")
+    screen.line(f"  text: the docstrings of parallelism, {len(job.tokens):,} bytes; a token is a byte")
+    screen.line(f"  a batch: {job.rows} pieces of {SEQUENCE} tokens; schedule {model.pipeline.schedule.name}, "
+                f"{model.pipeline.microbatches} microbatches")
+    screen.line(f"  Adam at {job.optimizer.lr:.3g}, {job.steps} steps")
+    from vcluster import VirtualCluster
+
+    with VirtualCluster(job.mesh, backend=job.backend) as cluster:
+        screen.heading("Who holds what")
+        _show_holders(screen, job, cluster)
+        screen.heading("Training")
+        trained = train(job, model, cluster, screen)
+        written = write(job, cluster)
+    screen.heading("The same in one process")
+    with VirtualCluster(1, backend=job.backend) as cluster:
+        alone = train(job, replace(model, pipeline=Pipeline(1, 1)), cluster, screen)
+    screen.heading("Verdict")
+    good = _show_verdict(screen, trained, alone)
+    screen.heading("Bytes in the last step")
+    good = _show_bytes(screen, job, trained.step) and good
+    if job.trace is not None:
+        try:
+            trained.step.save(job.trace)
+        except OSError as error:
+            raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
+        screen.line()
+        screen.line(f"The record of that step is in {job.trace}")
+    screen.heading("What it writes, a byte after the other, all devices together")
+    screen.line(f"  {_shown(job)}|{in_one_line(written)}")
+    return 0 if good else 1
+
+
+def train(job: Job, model: Transformer, cluster: VirtualCluster, screen: Screen) -> Trained:
+    """All steps; the parameters come back once, after the last."""
+    step = model.train_step(job.optimizer, returns="loss")
+    last = model.train_step(job.optimizer, returns=("loss", "parameters"))
+    losses: list[float] = []
+    started = time.perf_counter()
+    with screen.progress("step", job.steps) as update:
+        for number in range(1, job.steps + 1):
+            run = cluster.run(step if number < job.steps else last, *job.batch(number))
+            losses.append(run.result.loss)
+            update(number, f"loss {short(losses[-1])}")
+    return Trained(losses, run.result, run.trace, time.perf_counter() - started)
+
+
+def write(job: Job, cluster: VirtualCluster) -> list[int]:
+    """What comes after the prompt: each byte drawn by its probability, sharpened, and fed back in."""
+    step, rng = job.model.predict_step(), np.random.default_rng(job.seed)
+    context, written = [*job.prompt][-SEQUENCE:], list[int]()
+    for _ in range(WIDTH - 3 - len(_shown(job))):
+        logits: npt.NDArray[Any] = cluster.run(step, np.array([context])).result[0, -1] / TEMPERATURE
+        chances = np.exp(logits - logits.max())
+        written.append(int(rng.choice(VOCABULARY, p=chances / chances.sum())))
+        context = [*context, written[-1]][-SEQUENCE:]
+    return written
+
+
+def _shown(job: Job) -> str:
+    """The end of the prompt."""
+    return in_one_line([*job.prompt])[-MOST_PROMPT:]
+
+
+def _count(model: Transformer) -> int:
+    shapes = (shape for layer in range(model.layer_count) for shape in model.parameter_shapes(layer).values())
+    return sum(int(np.prod(shape)) for shape in shapes)
+
+
+def _shards(job: Job, rank: int) -> list[int]:
+    """The elements of each parameter that a rank holds a shard of."""
+    place = job.mesh.index(rank)
+    layers = layers_on(job.model.pipeline, job.model, place["pp"] if "pp" in job.mesh.axes else 0)
+    return [
+        int(np.prod(layout.local_shape(shape, job.mesh, rank)))
+        for layer in layers
+        for shape, layout in zip(
+            job.model.parameter_shapes(layer).values(), job.model.layouts(layer, job.mesh).values(), strict=True)
+    ]
+
+
+def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
+    model, cells = job.model, []
+    width = job.mesh.shape.get("tp", 1)
+    for rank, index in enumerate(job.mesh):
+        layers = layers_on(model.pipeline, model, index["pp"] if "pp" in job.mesh.axes else 0)
+        heads = len(np.array_split(np.arange(model.heads), width)[index["tp"] if width > 1 else 0])
+        parts = ["embedding"] * (0 in layers)
+        inner = [layer for layer in layers if 0 < layer < model.layer_count - 1]
+        parts += [f"block {layer}" for layer in inner] if len(inner) <= 2 else [f"{len(inner)} blocks"]
+        parts += ["head"] * (model.layer_count - 1 in layers)
+        told = ", ".join(parts)
+        cells.append((told if len(told) <= 28 else listed(layers), f"{heads} of {model.heads}",
+                      f"{sum(_shards(job, rank)):,}"))
+    show_holders(screen, job.mesh, cluster, ("layers", "heads", "parameters"), cells)
+
+
+def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> bool:
+    first, last = trained.losses[0], trained.losses[-1]
+    screen.line(f"  loss {short(first)} at first (a guess among 256 has {np.log(VOCABULARY):.4f}), {short(last)} "
+                f"at last")
+    if not last < first + 1:
+        screen.verdict(False, "the training ran away; a smaller step may hold it: --learning-rate 0.001")
+        return False
+    apart = float(np.max(np.abs(np.subtract(trained.losses, alone.losses))))
+    same = apart <= TOLERANCE
+    screen.verdict(same, f"largest difference from the losses of one process: {apart:.1e}")
+    assert trained.last.parameters is not None and alone.last.parameters is not None
+    difference = largest_difference(trained.last.parameters, alone.last.parameters)
+    close = difference <= TOLERANCE
+    screen.verdict(close, f"and from its parameters at the end: {difference:.1e}")
+    steps = len(trained.losses)
+    screen.line(f"       {trained.seconds / steps * 1e3:.0f} ms a step, {alone.seconds / steps * 1e3:.0f} ms in one "
+                f"process, by the wall")
+    return same and close
+
+
+def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
+    expected = expected_bytes(job)
+    moved = {axis: step.filter(axes=axis).bytes_received() for axis in ("tp", "dp")}
+    moved["pp"] = step.filter(kind="send").bytes_sent()
+    rows: list[tuple[str, ...]] = []
+    for kind, axis, what in (
+        ("messages", "pp", "activations, gradients back"),
+        ("all_reduce", "tp", "inside blocks, embedding, loss"),
+        ("all_reduce", "dp", "replicas' gradients, the loss"),
+    ):
+        if job.mesh.shape.get(axis, 1) > 1:
+            count = len(step.filter(kind="send")) if axis == "pp" else step.filter(axes=axis).count(kind)
+            rows.append((kind, axis, f"{count:,}", f"{moved[axis]:,}", what))
+    for name, kind in (("host to devices", "h2d"), ("devices to host", "d2h")):
+        found = step.filter(kind=kind)
+        nbytes = found.bytes_received() if kind == "h2d" else found.bytes_sent()
+        rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss; this time parameters"))
+    screen.table(("kind", "axis", "how many", "bytes", "what"), rows)
+    good = all(moved[axis] == expected[axis] for axis in moved) and step.bytes_received() == sum(expected.values())
+    word = "is" if good else "is NOT"
+    screen.verdict(good, f"each axis {word} at its closed form: {', '.join(_told(expected)) or 'nothing moves'}")
+    return good
+
+
+def expected_bytes(job: Job) -> dict[str, int]:
+    """What a step moves between devices over each axis, summed over them."""
+    model, shape = job.model, job.mesh.shape
+    dp, tp = shape.get("dp", 1), shape.get("tp", 1)
+    tokens = job.rows * SEQUENCE
+    x = tokens * model.width * 8
+    cuts = sum(a != b for a, b in zip(model.pipeline.schedule.placement, model.pipeline.schedule.placement[1:],
+                                      strict=False))
+    gradients = sum(8 * sum(_shards(job, rank)) for rank, index in enumerate(job.mesh)
+                    if "dp" not in job.mesh.axes or index["dp"] == 0)
+    return {
+        "pp": 2 * cuts * tp * x,
+        "tp": (tp - 1) * (8 * model.blocks * x + 4 * x + 6 * tokens * 8),
+        "dp": 2 * (dp - 1) * (gradients + 8 * tp),
+    }
+
+
+def _told(expected: dict[str, int]) -> list[str]:
+    return [f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes]

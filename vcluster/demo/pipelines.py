@@ -1,0 +1,84 @@
+"""What the demos of pipelines have in common: the schedule as words, who holds which layers, bytes by kind and axis."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelism.mesh import Mesh
+from parallelism.pipelining import Pipeline
+from parallelism.schedules import ALIASES, CHUNKED, V_SHAPED, spelt
+from vcluster.demo.command_line import WrongWords
+from vcluster.demo.screen import Screen
+
+if TYPE_CHECKING:
+    from vcluster.cluster import VirtualCluster
+
+
+def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
+    """How many stages there are, and how many on each device."""
+    name = ALIASES.get(spelt(schedule))
+    if chunks is None:
+        chunks = 2 if name in V_SHAPED | CHUNKED else 1
+    if name in V_SHAPED and chunks != 2:
+        raise WrongWords(f"--chunks {chunks}: {name} puts 2 stages on each device")
+    if name is not None and name not in V_SHAPED | CHUNKED and chunks != 1:
+        raise WrongWords(f"--chunks {chunks}: {name} puts one stage on each device")
+    return ranks * chunks, chunks
+
+
+def pipeline_of(stages: int, microbatches: int, schedule: str, chunks: int) -> Pipeline:
+    """A pipeline that trains; `WrongWords` for a schedule that does not, or does not exist."""
+    try:
+        pipeline = Pipeline(stages, microbatches, schedule, chunks)
+    except ValueError as error:
+        raise WrongWords(f"--schedule: {error}") from None
+    if not pipeline.schedule.training:
+        raise WrongWords(f"--schedule: {pipeline.schedule.name} has forwards only, and cannot train")
+    return pipeline
+
+
+def layers_on(pipeline: Pipeline, model: Any, position: int) -> list[int]:
+    """The layers of a model that lie at a position of the pipeline."""
+    return [
+        layer for stage, holder in enumerate(pipeline.schedule.placement) if holder == position
+        for layer in model.layers_of(stage)
+    ]
+
+
+def listed(layers: Sequence[int]) -> str:
+    """``layer 3``, ``layers 0-2``, or some of them."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if layers[-1] - layers[0] == len(layers) - 1:
+        return f"layers {layers[0]}-{layers[-1]}"
+    few = ", ".join(map(str, layers)) if len(layers) <= 3 else f"{layers[0]}, {layers[1]}, ... {layers[-1]}"
+    return f"layers {few}"
+
+
+def show_holders(
+    screen: Screen, mesh: Mesh, cluster: VirtualCluster, header: Sequence[str], cells: Sequence[Sequence[object]]
+) -> None:
+    """A row for each device: its place, what is to be said of it, the process that it is."""
+    pids = cluster.run(lambda device: os.getpid()).outputs
+    rows: list[Sequence[object]] = []
+    for rank, (index, own) in enumerate(zip(mesh, cells, strict=True)):
+        rows.append((f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pids[rank]))
+    shown = rows if len(rows) <= 16 else [*rows[:12], ("...", *[""] * (len(header) + 2)), *rows[-2:]]
+    screen.table(("device", "place", *header, "pid"), shown)
+
+
+def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """The largest absolute difference between two models' parameters; NaN counts as infinite."""
+    pairs = [pair for p, q in zip(a, b, strict=True) for pair in zip(p, q, strict=True)]
+    largest = float(np.max([np.max(np.abs(x - y), initial=0.0) for x, y in pairs]))
+    return math.inf if math.isnan(largest) else largest
+
+
+def short(number: float) -> str:
+    """A loss, in four decimals while they say something."""
+    return f"{number:.4f}" if abs(number) < 1e4 else f"{number:.3e}"

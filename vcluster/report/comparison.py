@@ -1,0 +1,177 @@
+"""Two traces side by side: what got slower, and why.
+
+The split of a device's time adds up to the makespan; so the mean over the devices does, and the difference of two
+makespans is, to the last digit, the sum of the differences of the mean parts: that is the "why" by part.  Below it the
+same by name and by device, where the largest differences are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+
+from parallelism.trace import Trace
+from parallelism.trace_moving import HOLDING, moving, rounded
+from parallelism.trace_split import PARTS, Split, part_of, split
+from parallelism.trace_summary import WIDTH, fit, seconds
+
+SHOWN = 8
+"""Rows of a table before the rest is left out."""
+
+NEGLIGIBLE = 1e-3
+"""Of the makespan: what changed by less is not told."""
+_ROUNDING = 1e-9
+"""Of a time: less than what adding up may leave."""
+_SAID = {"communication": "exposed communication", "other": "other compute"}
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Seconds before and after of one thing."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def seconds(self) -> float:
+        """How much longer it takes, negative for shorter."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What changed from one trace to another; prints as text of at most 80 columns."""
+
+    makespan: Change
+    parts: tuple[Change, ...]
+    """By part of the split, the mean over the devices; their changes add up to that of the makespan."""
+    names: tuple[Change, ...]
+    """By what was done, all devices together, the largest change first: seconds in which it computed or moved data.
+    Numbers in names are left out, so that all microbatches of a stage's forward are one."""
+    devices: tuple[Change, ...]
+    """By rank, the compute of those that occur in both, the largest change first."""
+    sizes: tuple[int, int]
+    """How many devices the traces tell about."""
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self))
+
+    __repr__ = __str__
+
+
+def compare(a: Trace, b: Trace) -> Comparison:
+    """What is slower or faster in ``b`` than in ``a``, and why.
+
+    Both may also be runs.  They need not have the same number of devices: parts are means over the devices.
+    """
+    a, b = (getattr(trace, "trace", trace) for trace in (a, b))
+    splits, names = [], []
+    for trace in (a, b):
+        moved = moving(trace)
+        splits.append(split(trace, moved))
+        names.append(_by_name(trace, moved.since))
+    before, after = (_mean(by_rank) for by_rank in splits)
+    computes = [{rank: sum(parts[:4]) for rank, parts in by_rank.items()} for by_rank in splits]
+    common = {str(rank): computes[0][rank] for rank in computes[0] if rank in computes[1]}
+    return Comparison(
+        Change("makespan", a.makespan_seconds, b.makespan_seconds),
+        tuple(map(Change, PARTS, before, after)),
+        _largest(names[0], names[1]),
+        _largest({f"rank {rank}": value for rank, value in common.items()},
+                 {f"rank {rank}": computes[1][int(rank)] for rank in common}),
+        (len(a.ranks), len(b.ranks)),
+    )
+
+
+def _mean(by_rank: Mapping[int, Split]) -> list[float]:
+    return [sum(column) / len(by_rank) for column in zip(*by_rank.values(), strict=True)] or [0.0] * len(PARTS)
+
+
+def _largest(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
+    changes = [Change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after}]
+    return tuple(sorted(changes, key=lambda change: (-abs(change.seconds), change.name)))
+
+
+def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
+    """Seconds of compute or transfer by kind, name without numbers, stage and axes; all ranks together."""
+    columns = trace.columns
+    taken = ~columns.present("parent") & columns.isin("kind", set(HOLDING) - {"wait"})
+    start = columns.numbers("start_seconds")
+    end = start + columns.numbers("duration_seconds")
+    compute = columns.isin("kind", {"compute"})
+    spent = np.where(compute, end - start, np.maximum(end - np.maximum(start, rounded(since, end)), 0))
+    parts = part_of(columns)
+    fields = ("kind", "name", "stage", "phase", "axes")
+    events = columns.only(*fields).take(taken)
+    _, firsts, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
+    sums = np.bincount(place, spent[taken], len(firsts)).tolist()
+    looks = zip(*(events.take(firsts).values(field) for field in fields), strict=True)
+    found: dict[str, float] = {}
+    for (kind, name, stage, phase, axes), part, amount in zip(looks, parts[taken][firsts], sums, strict=True):
+        if phase is not None and stage is not None:
+            name = f"{PARTS[part]} of stage {stage} ({phase})"
+        else:
+            name = _NUMBERS.sub("#", name) + (f" over {', '.join(axes)}" if axes else "")
+            name = name if kind in ("collective", name) else f"{kind} {name}"
+        found[name] = found.get(name, 0.0) + amount
+    return found
+
+
+def _text(comparison: Comparison) -> list[str]:
+    makespan = comparison.makespan
+    times = f"{seconds(makespan.before)} -> {seconds(makespan.after)}"
+    if not isfinite(makespan.seconds):
+        return [f"not to be compared: makespan {times}"]
+    least = NEGLIGIBLE * max(makespan.before, makespan.after)
+    if abs(makespan.seconds) <= least:
+        lines = [f"as long as before: makespan {times}"]
+    else:
+        word = "slower" if makespan.seconds > 0 else "faster"
+        by = f", {abs(makespan.seconds) / makespan.before:.1%} {word}" if makespan.before else ""
+        lines = [f"{word}: makespan {times} ({_signed(makespan.seconds)}{by})"]
+        parts = [part for part in comparison.parts if part.seconds * makespan.seconds > 0]
+        main = max(parts, key=lambda part: abs(part.seconds), default=None)
+        if main is not None:
+            share = main.seconds / makespan.seconds
+            lines.append(f"mostly by {_SAID.get(main.name, main.name)}: {_signed(main.seconds)} on the mean device, "
+                         f"{share:.0%} of the difference")
+        names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
+        if names:
+            lines.append(f"what takes {'longer' if makespan.seconds > 0 else 'less'}: {names[0].name}, "
+                         f"{_signed(names[0].seconds)} on all devices together")
+    if comparison.sizes[0] != comparison.sizes[1]:
+        lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
+    lines = [fit(line, WIDTH) for line in lines]
+    lines += _table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan])
+    lines += _table("all devices together", comparison.names, least=least)
+    lines += _table("compute of a device", comparison.devices, least=least)
+    return lines
+
+
+def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), least: float = -1.0) -> list[str]:
+    changes = [change for change in changes if abs(change.seconds) > least]
+    if not changes:
+        return []
+    shown = [*changes[:SHOWN], *total]
+    rows = [[fit(_SAID.get(change.name, change.name), 40), seconds(change.before), seconds(change.after),
+             _changed(change)] for change in shown]
+    rows = [[title, "before", "after", "change"], *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:],
+             strict=True))]) for row in rows)]
+    more = len(changes) - SHOWN
+    return [*lines, f"... and {more} more"] if more > 0 else lines
+
+
+def _changed(change: Change) -> str:
+    return _signed(change.seconds if abs(change.seconds) > _ROUNDING * max(change.before, change.after) else 0)
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{seconds(abs(value))}"

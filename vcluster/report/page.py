@@ -1,0 +1,63 @@
+"""A trace as one HTML page that needs nothing else: no network, no other file.
+
+The data stand in the page as JSON in which no character can end or begin a tag.  What runs is the page's own script
+only, by a content security policy that names its hash; names from a trace reach the page as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from parallelism.trace import Trace
+from vcluster.report.payload import MOST_BARS, payload
+
+SCRIPTS = ("drawing.js", "timeline.js", "tables.js", "memory.js", "page.js")
+"""They run as one, in this order."""
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def html(trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS) -> None:
+    """Writes the page of ``trace`` (or of a run) to ``path``.
+
+    It shows the verdict, the timeline (zoom, pan, hover, critical path), where each device's time went, the
+    collectives, the communication matrix by axis, and memory over time.  A trace with more than ``most_bars`` events
+    loses the shortest of them in the timeline, and the page says so.  ``OSError`` if the file cannot be written;
+    ``ValueError`` for fewer bars than 1.
+    """
+    if most_bars < 1:
+        raise ValueError(f"most_bars should be at least 1, got {most_bars}")
+    text = page(payload(getattr(trace, "trace", trace), most_bars=most_bars))
+    Path(path).write_text(text, encoding="ascii")
+
+
+def page(data: dict[str, Any]) -> str:
+    """The page that shows a payload, in ASCII."""
+    style = _text("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_text, SCRIPTS)) + "})();\n"
+    policy = ("default-src 'none'; base-uri 'none'; form-action 'none'; "
+              f"script-src '{_hash(script)}'; style-src '{_hash(style)}'")
+    parts = {"POLICY": policy, "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script,
+             "DATA": embedded(data)}
+    text = _text("page.html")
+    pieces = text.split("@@")       # text, name, text, name, ..., text: nothing put in is looked at again
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def embedded(data: Any) -> str:
+    """JSON that may stand in a ``<script>``: ASCII without ``<``, ``>`` and ``&``."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(sha256(text.encode("ascii")).digest()).decode("ascii")
+
+
+def _text(name: str) -> str:
+    return (files("vcluster.report") / name).read_text(encoding="ascii")

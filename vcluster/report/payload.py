@@ -1,0 +1,247 @@
+"""What the page shows of a trace, as plain data: numbers as packed arrays, words once each, nothing that could run.
+
+Each key of the payload is a section of the page, which shows those that are there.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.columns import ABSENT, Columns, Table
+from parallelism.critical_path import PathStep, critical_path
+from parallelism.trace import Trace
+from parallelism.trace_collectives import collectives
+from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving, rounded
+from parallelism.trace_split import PARTS, Split, part_of, split
+from parallelism.trace_summary import fit, nbytes, rate, seconds
+from vcluster.report.verdict import LONGEST, verdict
+
+MOST_BARS = 1_000_000
+"""Of a longer trace the shortest events are left out of the timeline, and the page says so."""
+MOST_STEPS = 200_000
+MOST_MATRIX = 256
+MOST_DEVICES = 1024
+MOST_ROWS = 200
+LONGEST_NAME = 120
+_ASYNCHRONOUS_LANES = 3
+_DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "algorithm", "bytes_sent",
+            "bytes_received", "flops", "location")
+
+Data = dict[str, Any]
+
+
+def payload(trace: Trace, *, most_bars: int = MOST_BARS) -> Data:
+    """Everything on the page.  A forged trace may have times that add up to more than a float holds: none are drawn."""
+    with np.errstate(all="ignore"):
+        return _payload(trace, most_bars)
+
+
+def _payload(trace: Trace, most_bars: int) -> Data:
+    moved = moving(trace)
+    by_rank, path, rows = split(trace, moved), critical_path(trace, moved), collectives(trace, moved)
+    left_out: list[str] = []
+    shown = trace.ranks[:MOST_DEVICES]
+    if len(shown) < len(trace.ranks):
+        left_out.append(f"Of {len(trace.ranks):,} devices the first {len(shown):,} are shown; "
+                        "the verdict and the tables of collectives count all.")
+    makespan = trace.makespan_seconds if trace.makespan_seconds < LONGEST else 0.0
+    data: Data = {
+        "title": f"Trace of {trace.size:,} device{'s' * (trace.size != 1)}",
+        "facts": _facts(trace),
+        "verdict": [_clean(sentence, 400) for sentence in verdict(trace, by_rank, path, rows)],
+        "parts": PARTS, "makespan": makespan,
+        "ranks": [{"rank": rank, "place": _place(trace, rank)} for rank in shown],
+    }
+    if makespan > 0:
+        data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
+        data["split"] = _split(by_rank, shown, makespan)
+    if rows:
+        data["collectives"] = [
+            [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes) if row.axes else "-"),
+             f"{row.operations:,}", nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)]
+            for row in rows[:MOST_ROWS]]
+        if len(rows) > MOST_ROWS:
+            left_out.append(f"Of {len(rows):,} sorts of collectives the first {MOST_ROWS} are in the table.")
+    matrices = _matrices(trace, left_out)
+    if matrices:
+        data["matrix"] = {"size": trace.size, "of": matrices}
+    memory = _memory(trace, shown)
+    if memory:
+        data["memory"] = memory
+    data["left_out"] = left_out
+    return data
+
+
+def packed(numbers: npt.NDArray[Any]) -> Data:
+    """An array as base64 of its little-endian bytes, integers as small as they fit."""
+    if numbers.dtype.kind in "iub":
+        low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+        kind = next((kind for kind in ("u1", "i1", "u2", "i2", "u4", "i4")
+                     if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max), "f8")
+    else:
+        kind = "f8"
+    return {"type": kind, "data": b64encode(np.ascontiguousarray(numbers, f"<{kind}").tobytes()).decode("ascii")}
+
+
+def _clean(text: str, longest: int = LONGEST_NAME) -> str:
+    return fit(text, longest)
+
+
+def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:
+    """The rank's place on the mesh; a mesh from a file may have axes of any name, so it is no `Mesh`."""
+    shape = trace.mesh_shape or ()
+    return tuple((axis, int(i)) for (axis, _), i in
+                 zip(shape, np.unravel_index(rank, [n for _, n in shape]), strict=True)) if shape else ()
+
+
+def _place(trace: Trace, rank: int) -> str:
+    return _clean(" ".join(f"{axis}={i}" for axis, i in _index(trace, rank)), 60)
+
+
+def _facts(trace: Trace) -> list[tuple[str, str]]:
+    facts = [("makespan, in virtual time", seconds(trace.makespan_seconds)),
+             ("bubble, by makespan", f"{trace.bubble_fraction:.1%}"),
+             ("bubble, by span", f"{trace.span_bubble_fraction:.1%}"),
+             ("events", f"{len(trace):,}"),
+             ("received from devices" if not trace.host_traffic else "received from the host",
+              nbytes(trace.bytes_received())),
+             ("flops declared", f"{trace.flops():.4g}")]
+    if trace.mesh_shape:
+        facts.insert(0, ("mesh", _clean(", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape))))
+    if trace.hardware:
+        facts.insert(0, ("hardware", _clean(trace.hardware)))
+    return facts
+
+
+def _split(by_rank: Mapping[int, Split], shown: Sequence[int], makespan: float) -> Data:
+    total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
+    return {"rows": [by_rank[rank] for rank in shown], "total": total, "whole": makespan * len(by_rank)}
+
+
+def _timeline(
+    trace: Trace, moved: Moving, path: Sequence[PathStep], shown: Sequence[int], most: int, left_out: list[str],
+) -> Data:
+    columns = trace.columns
+    start = columns.numbers("start_seconds").astype(np.float64)
+    duration = columns.numbers("duration_seconds").astype(np.float64)
+    begin = float(start.min())
+    drawn = ~columns.present("parent") & columns.isin("kind", HOLDING)
+    points = int(np.count_nonzero(drawn & ~(duration > 0)))
+    at = np.flatnonzero(drawn & (duration > 0) & (columns.numbers("rank") <= shown[-1]))
+    if len(at) > most:
+        at = at[np.sort(np.argsort(-duration[at], kind="stable")[:most])]
+        total = int(np.count_nonzero(drawn & (duration > 0)))
+        part = duration[at].sum() / duration[drawn].sum()
+        left_out.append(f"Of {total:,} events that take time the {most:,} longest are in the timeline, {part:.1%} of "
+                        "all their time; the figures count every event.")
+    lanes = _lanes(columns.take(at), start[at], (start + duration)[at])
+    ranks = np.searchsorted(np.array(shown), columns.numbers("rank")[at])
+    order = np.lexsort((start[at], lanes, ranks))
+    at, lanes, ranks = at[order], lanes[order], ranks[order]
+    since = np.where(columns.isin("kind", {"collective", "recv", "wait"})[at], moved.since[at], start[at])
+    since = np.clip(rounded(since, (start + duration)[at]), start[at], (start + duration)[at])
+    of_path = np.array([(columns.numbers("rank")[step.event], step.event) for step in path[-MOST_STEPS:]],
+                       np.int64).reshape(-1, 2)
+    if len(path) > MOST_STEPS:
+        left_out.append(f"Of the {len(path):,} steps of the critical path the last {MOST_STEPS:,} are drawn.")
+    times = np.array([step[1:] for step in path[-MOST_STEPS:]], np.float64).reshape(-1, 2) - begin
+    return {
+        "count": len(at), "points": points,
+        "rank": packed(ranks), "lane": packed(lanes), "part": packed(part_of(columns)[at]),
+        "start": packed(start[at] - begin), "duration": packed(duration[at]), "waited": packed(since - start[at]),
+        "details": {name: _detail(columns, name, at) for name in _DETAILS if name in columns.columns},
+        "path": {"rank": packed(np.searchsorted(np.array(shown), of_path[:, 0])),
+                 "start": packed(times[:, 0]), "end": packed(times[:, 1])},
+    }
+
+
+def _lanes(columns: Columns, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """By event: 0 for compute, 1 for what holds the device, above it what it has under way beside."""
+    lanes = np.where(columns.isin("kind", {"compute"}), 0, 1)
+    at = np.flatnonzero(asynchronous(columns))
+    ranks = columns.numbers("rank")
+    free: dict[int, list[float]] = {}
+    for i in at[np.lexsort((start[at], ranks[at]))].tolist():
+        ends = free.setdefault(int(ranks[i]), [])
+        lane = next((k for k, time in enumerate(ends) if time <= start[i]), len(ends))
+        if lane == len(ends) and lane < _ASYNCHRONOUS_LANES:
+            ends.append(0.0)
+        lane = min(lane, _ASYNCHRONOUS_LANES - 1)       # more of them share the last lane
+        ends[lane] = max(float(end[i]), ends[lane])
+        lanes[i] = 2 + lane
+    return lanes
+
+
+def _detail(columns: Columns, name: str, at: npt.NDArray[np.int64]) -> Data:
+    column = columns[name]
+    if not isinstance(column, Table):
+        numbers = column[at]
+        if numbers.dtype.kind == "i":
+            numbers = np.where(numbers == ABSENT, np.nan, numbers) if np.any(numbers == ABSENT) else numbers
+        return packed(numbers)
+    used, index = np.unique(column.index[at], return_inverse=True)
+    values = [_word(column.values[i]) for i in used]
+    return {"values": values, "index": packed(index)}
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return ""
+    return _clean(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+
+
+def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
+    """The communication matrix of all, and by axes: those of collectives, and those along which a message goes."""
+    if trace.host_traffic or not trace.bytes_received():
+        return []
+    if trace.size > MOST_MATRIX:
+        left_out.append(f"The communication matrix is shown of up to {MOST_MATRIX} devices.")
+        return []
+    columns = trace.columns
+    messages = trace.filter(kind=("send", "recv"))
+    by_axes: dict[str, npt.NDArray[np.int64]] = {"all": trace.communication_matrix()}
+    collectives = columns.isin("kind", {"collective"})
+    different = sorted(columns.take(collectives).distinct("axes"), key=lambda axes: (axes is None, axes or ()))
+    for axes in different:
+        some = trace._of(columns.take(collectives & columns.isin("axes", {axes})))
+        label = "groups without axes" if axes is None else ", ".join(axes)
+        by_axes[label] = by_axes.get(label, 0) + some.communication_matrix()
+    for source, target, amount in _cells(messages.communication_matrix()):
+        ends = zip(_index(trace, source), _index(trace, target), strict=True)
+        label = ", ".join(one[0] for one, other in ends if one != other) or "messages"
+        matrix = by_axes.setdefault(label, np.zeros((trace.size, trace.size), np.int64))
+        matrix[source, target] += amount
+    return [{"label": _clean(label, 60), "cells": list(_cells(matrix)), "total": nbytes(int(matrix.sum()))}
+            for label, matrix in by_axes.items() if matrix.any()]
+
+
+def _cells(matrix: npt.NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:
+    for source, target in np.argwhere(matrix).tolist():
+        yield source, target, int(matrix[source, target])
+
+
+def _memory(trace: Trace, shown: Sequence[int]) -> Data:
+    columns = trace.columns
+    events = columns.take(columns.isin("kind", {"memory"}) & (columns.numbers("rank") <= max(shown, default=-1)))
+    if not len(events):
+        return {}
+    begin = float(columns.numbers("start_seconds").min())
+    ranks = events.numbers("rank")
+    order = np.argsort(ranks, kind="stable")
+    events, ranks = events.take(order), ranks[order]
+    bounds = np.searchsorted(ranks, np.arange(trace.size + 1))
+    names = events["name"]
+    assert isinstance(names, Table)
+    used, index = np.unique(names.index, return_inverse=True)
+    return {
+        "categories": [_word(names.values[i]) for i in used],
+        "ranks": [rank for rank in shown if bounds[rank + 1] > bounds[rank]],
+        "bounds": [[int(bounds[rank]), int(bounds[rank + 1])] for rank in shown if bounds[rank + 1] > bounds[rank]],
+        "time": packed(events.numbers("start_seconds") - begin), "category": packed(index),
+        "nbytes": packed(events.numbers("nbytes").astype(np.float64)),
+    }
