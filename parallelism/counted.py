@@ -111,15 +111,6 @@ def blank(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def leaves(value: Any) -> list[Any]:
-    """The arrays and scalars of a tree of tuples, lists and dicts, in order."""
-    if isinstance(value, dict):
-        return [leaf for child in value.values() for leaf in leaves(child)]
-    if isinstance(value, tuple | list):
-        return [leaf for child in value for leaf in leaves(child)]
-    return [value]
-
-
 def zeros(value: Any) -> Any:
     """Zeros in the shape of a value, a tree of arrays or one."""
     if isinstance(value, dict):

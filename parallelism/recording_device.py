@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.communication import REDUCING
-from parallelism.counted import Said, blank, chunk_sizes, leaves, result, zeros
+from parallelism.counted import Said, blank, chunk_sizes, result, zeros
 from parallelism.lockstep import Lockstep, Meeting
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import Groups, ReduceOp, Work
@@ -24,6 +24,7 @@ from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from parallelism.splitting import split_sizes
 from parallelism.trace import Event
+from parallelism.trees import leaves
 
 Array = npt.NDArray[Any]
 _CUT = ("reduce_scatter", "scatter", "all_to_all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +14,13 @@ import numpy.typing as npt
 
 from parallelism.columns import Columns, operations, sums
 from parallelism.event import HOST, KINDS, Event
+from parallelism.priced import Priced, UndeclaredComputeWarning, warn_of_undeclared
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from parallelism.pricing import Pricing
 
-__all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace"]
+__all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace", "UndeclaredComputeWarning"]
 
 
 class RankTotals(NamedTuple):
@@ -36,25 +36,6 @@ class RankTotals(NamedTuple):
     flops: float = 0.0
 
 
-class Priced(NamedTuple):
-    """How the virtual time of a trace was found; see `parallelism.pricing`."""
-
-    compute: str = "measured"
-    priced_dtype: str | None = None
-    link_sharing: bool = True
-    undeclared_seconds: float = 0.0
-    left_out_seconds: float = 0.0
-    """Of these, what belongs to events that the trace does not have."""
-
-
-class UndeclaredComputeWarning(UserWarning):
-    """A modelled trace leaves out more than a little of what was computed."""
-
-
-_TOLD_ABOVE = 0.01
-"""Of all compute, what may be undeclared without a warning."""
-_NOT_WORTH_TELLING_SECONDS = 2e-3
-"""Of each device: what Python itself takes between calls when it first makes them."""
 _MOST_BYTES = 1e300
 _HOST_KINDS = frozenset(("h2d", "d2h"))
 _TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
@@ -382,14 +363,9 @@ class Trace(Sequence[Event]):
 
         seen = repricing.repriced(self.columns, self.size, pricing)
         left_out = self.priced.left_out_seconds + seen.left_out_seconds
-        undeclared, computed = left_out + seen.undeclared_seconds, self.priced.left_out_seconds + seen.compute_seconds
-        if self.compute != "modelled" and undeclared > max(
-            _TOLD_ABOVE * computed, _NOT_WORTH_TELLING_SECONDS * self.size
-        ):
-            warnings.warn(
-                f"{undeclared:.3g} of {computed:.3g} s of compute have no price in this modelled trace; "
-                "device.compute(flops=, nbytes=) or seconds= gives one, device.matmul counts by itself",
-                UndeclaredComputeWarning, stacklevel=3)
+        undeclared = left_out + seen.undeclared_seconds
+        if self.compute != "modelled":
+            warn_of_undeclared(undeclared, self.priced.left_out_seconds + seen.compute_seconds, self.size)
         priced = Priced(pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out)
         return Trace(seen.events, self.size, mesh_shape=self.mesh_shape, hardware=pricing.name, ranks=self.ranks,
                      host_traffic=self.host_traffic, priced=priced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,37 +48,50 @@ def main(words: Sequence[str]) -> int:
         except PackageNotFoundError:
             print("vcluster, from sources that are not installed")
         return 0
-    if words[0] == "doctor":
-        if len(words) > 1:
-            raise WrongWords(f"doctor takes no more words, got {words[1]!r}")
-        from vcluster import doctor
-
-        return doctor.show()
-    if words[0] == "hardware":
-        if len(words) > 2:
-            raise WrongWords(f"hardware takes the name of a preset or of a file, got {words[2]!r} too")
-        from vcluster import hardware_shown
-
+    if words[0] in COMMANDS:
         try:
-            print(hardware_shown.one(words[1]) if len(words) > 1 else hardware_shown.every())
-        except ValueError as error:
-            raise WrongWords(str(error)) from None
-        return 0
-    if words[0] in _COMMANDS:
-        import numpy as np
-
-        try:
-            with np.errstate(all="ignore"):     # times in a forged file may add up to more than a float holds
-                return _COMMANDS[words[0]](words[1:])
+            return COMMANDS[words[0]](words[1:])
         except WrongWords as error:
             error.command = words[0]
             raise
-    if words[0] == "calibrate":
-        return _calibrate(words[1:])
     if words[0] == "demo":
         raise WrongWords(f"the demos are {PROGRAM}.demo, with a dot")
-    right = ("--version", "--help", "demo", "doctor", "hardware", "calibrate", *_COMMANDS)
+    right = ("--version", "--help", "demo", *COMMANDS)
     raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], right)}")
+
+
+def doctor(words: Sequence[str]) -> int:
+    """What would get in the way on this machine; 1 if something does."""
+    if words:
+        raise WrongWords(f"takes no more words, got {words[0]!r}")
+    from vcluster import doctor
+
+    return doctor.show()
+
+
+def hardware(words: Sequence[str]) -> int:
+    """The hardware that is described: all, or one."""
+    if len(words) > 1:
+        raise WrongWords(f"takes the name of a preset or of a file, got {words[1]!r} too")
+    from vcluster import hardware_shown
+
+    try:
+        print(hardware_shown.one(words[0]) if words else hardware_shown.every())
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+    return 0
+
+
+def _of_traces(command: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """A command for which times in a forged file may add up to more than a float holds."""
+
+    def quietly(words: Sequence[str]) -> int:
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return command(words)
+
+    return quietly
 
 
 def report(words: Sequence[str]) -> int:
@@ -121,9 +134,6 @@ def compare(words: Sequence[str]) -> int:
     return 0
 
 
-_COMMANDS = {"report": report, "compare": compare}
-
-
 def _parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
     try:
         return parser.parse(words)
@@ -153,19 +163,29 @@ def _spared(page: Path, trace: Path) -> None:
         raise WrongWords(f"--html: {page} is the trace itself")
 
 
-def _calibrate(words: Sequence[str]) -> int:
+def calibrate(words: Sequence[str]) -> int:
+    """This machine, measured, as a hardware file."""
     parser = Parser(
         prog=f"{PROGRAM} calibrate", description="Measures this machine, and describes it in a hardware file.")
     parser.add_argument("file", type=Path, metavar="FILE.json", help="where to")
     parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
                         help="devices that compute at the same time (as many as cores)")
-    arguments = parser.parse(words)
+    arguments = _parsed(parser, words)
+    if arguments is None:
+        return 0
     writable(arguments.file)
-    from vcluster.calibrate import calibrate
+    from vcluster.calibrate import calibrate as measured
 
-    print(calibrate(arguments.file, arguments.devices))
+    print(measured(arguments.file, arguments.devices))
     print(f"\nwritten to {arguments.file}, for VirtualCluster(hardware={str(arguments.file)!r}, compute='modelled')")
     return 0
+
+
+COMMANDS = {
+    "report": _of_traces(report), "compare": _of_traces(compare), "doctor": doctor, "hardware": hardware,
+    "calibrate": calibrate,
+}
+"""By the word that names them."""
 
 
 if __name__ == "__main__":

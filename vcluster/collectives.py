@@ -18,6 +18,7 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from parallelism.reductions import Reduction, reduction
 from parallelism.splitting import split_sizes
+from parallelism.trees import leaves
 from vcluster.agreement import Group, group_key
 from vcluster.calls import Call, Traffic, traffic
 from vcluster.direct import Posted, run_direct
@@ -38,7 +39,6 @@ from vcluster.values import (
     check_shape,
     from_form,
     is_tree,
-    leaves,
     pack,
     rebuild,
     zeros_like,

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.trees import leaves
 from vcluster.memory import LINE
 from vcluster.programs import dump
-from vcluster.values import NUMERIC_KINDS, as_array, leaves, rebuild
+from vcluster.values import NUMERIC_KINDS, as_array, rebuild
 
 HEADER_BYTES = 64
 

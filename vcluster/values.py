@@ -13,6 +13,8 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.trees import leaves
+
 if TYPE_CHECKING:
     from vcluster.calls import Call
 
@@ -75,15 +77,6 @@ def zeros_like(x: Any) -> Any:
         return rebuild(x, [zeros_like(leaf) for leaf in leaves(x)])
     array, form = as_array("a rank that receives nothing", x)
     return from_form(form, np.zeros_like(array))
-
-
-def leaves(value: Any) -> list[Any]:
-    """The arrays and scalars of a tree of tuples, lists and dicts, in order."""
-    if isinstance(value, dict):
-        return [leaf for child in value.values() for leaf in leaves(child)]
-    if isinstance(value, tuple | list):
-        return [leaf for child in value for leaf in leaves(child)]
-    return [value]
 
 
 def rebuild(value: Any, new_leaves: list[Any]) -> Any:

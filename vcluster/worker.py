@@ -259,9 +259,10 @@ def keep_freed_memory() -> None:
     """Let the C library keep what a kernel's temporary arrays leave, so that the next do not fault in page after page.
 
     By default glibc gives the end of its heap back as soon as 256 KiB of it are free, and maps arrays from 128 KiB on
-    anew each time until one has been freed.  Elsewhere there is nothing to set.
+    anew each time until one has been freed.  What the user's environment says of it stays; elsewhere there is nothing
+    to set.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
         with suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)

@@ -278,6 +278,14 @@ def test_what_a_ring_says_it_holds_is_what_is_in_memory(cluster_of):
     assert [(most, seen) for most, seen, _ in run] == [(1, 8)] * 4       # and another one is on its way
 
 
+def test_a_ring_keeps_nothing_of_what_it_has_stacked():
+    operation, mesh = Attention(A.ring("x")), Mesh(x=2)
+    plan = operation.plan([(3, 8, 6), (6, 4, 5), (6, 4, 5), (6, 4, 5), (4, 5, 6)], mesh)
+    made = [[np.ones((3, 4, 4, 5)) for _ in range(3)] for _ in range(2)]
+    record(lambda device: attention_ring.ring_forward(device, plan, made[device.rank]) and None, mesh)
+    assert made == [[], []]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("VCLUSTER_ATTENTION_RUNS", "60"))))
 def test_any_extents_do_under_any_policy(cluster_of, seed):

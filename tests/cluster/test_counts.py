@@ -258,6 +258,23 @@ def count_memory(device, memory):
     return found
 
 
+def count_faults(device):
+    """Pages that were not there when some temporary arrays of 120 KiB are made for the second time and later."""
+    make = lambda: [np.ones(15 << 10) for _ in range(16)]
+    make()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        make()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_temporary_arrays_of_a_kernel_fault_no_page_in_again(cluster_of):
+    cluster = cluster_of(Mesh(devices=1))
+    cluster.restart()   # larger arrays of before would have changed what glibc keeps
+    assert cluster.run(count_faults)[0] < 32
+
+
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_results_again(cluster_of, memory):
     for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):

@@ -223,6 +223,22 @@ def test_a_module_that_was_there_before_is_watched_too(module_directory):
         watcher.uninstall()
 
 
+def test_a_module_that_came_by_another_finder_is_watched_too(module_directory):
+    watcher = ModuleWatcher()
+    watcher.install()
+    try:
+        assert watcher.refresh() == ()
+        path = module_directory / "watched_otherwise.py"
+        path.write_text("x = 1\n")
+        module = sys.modules["watched_otherwise"] = type(sys)("watched_otherwise")  # as pytest loads test modules
+        module.__file__ = str(path)
+        assert watcher.refresh() == ()
+        path.write_text("x = 1234\n")
+        assert watcher.refresh() == ("watched_otherwise",)
+    finally:
+        watcher.uninstall()
+
+
 def test_the_environment_is_applied_and_picklable(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/somewhere"])

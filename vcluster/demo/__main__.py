@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,13 @@ def _add_backend(parser: Parser) -> None:
     )
 
 
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "mlp": mlp_parser, "gpt": gpt_parser, "collectives": collectives_parser, "matmul": matmul_parser,
+    "ffn": ffn_parser, "attention": attention_parser, "moe": moe_parser, "reshard": reshard_parser,
+}
+"""By demo, which is the module of the same name."""
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the demo that the words name; the exit status."""
     if not words or words[0] in ("-h", "--help"):
@@ -345,45 +353,10 @@ def main(words: Sequence[str]) -> int:
             raise WrongWords(f"name the demo first: {', '.join(DEMOS)}; got {name!r}")
         raise WrongWords(f"there is no demo {name!r}{nearest(name, tuple(DEMOS))}")
     try:
-        if name == "mlp":
-            arguments = mlp_parser().parse(rest)
-            from vcluster.demo import mlp
-
-            return mlp.show(arguments)
-        if name == "gpt":
-            arguments = gpt_parser().parse(rest)
-            from vcluster.demo import gpt
-
-            return gpt.show(arguments)
-        if name == "collectives":
-            arguments = collectives_parser().parse(rest)
-            from vcluster.demo import collectives
-
-            return collectives.show(arguments)
-        if name == "ffn":
-            arguments = ffn_parser().parse(rest)
-            from vcluster.demo import ffn
-
-            return ffn.show(arguments)
-        if name == "attention":
-            arguments = attention_parser().parse(rest)
-            from vcluster.demo import attention
-
-            return attention.show(arguments)
-        if name == "moe":
-            arguments = moe_parser().parse(rest)
-            from vcluster.demo import moe
-
-            return moe.show(arguments)
-        if name == "reshard":
-            arguments = reshard_parser().parse(rest)
-            from vcluster.demo import reshard
-
-            return reshard.show(arguments)
-        arguments = matmul_parser().parse(rest)
-        from vcluster.demo import matmul
-
-        return matmul.show(arguments)
+        arguments = PARSERS[name]().parse(rest)
+        demo = import_module(f"vcluster.demo.{name}")     # after the words are right: these load what they run
+        status: int = demo.show(arguments)
+        return status
     except WrongWords as error:
         error.command = name
         raise

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from parallelism.trees import leaves
 from vcluster.channel import VirtualChannel
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
@@ -22,7 +23,7 @@ from vcluster.mailbox import Mailbox
 from vcluster.payload import Encoded
 from vcluster.pending import Owner, Pending
 from vcluster.tasks import Wait
-from vcluster.values import NUMERIC_KINDS, leaves, rebuild
+from vcluster.values import NUMERIC_KINDS, rebuild
 
 
 def words_of(size: int, faults: int) -> int:

@@ -1,0 +1,50 @@
+"""How an endpoint sleeps, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from vcluster.control import Layout
+from vcluster.memory import PAGE, Arena
+from vcluster.waiting import NAPS_SECONDS, NAPS_WITH_QUEUES_SECONDS, Signals
+
+
+@pytest.fixture
+def arena():
+    made = Arena(Layout(2, 16 * PAGE).nbytes)
+    yield made
+    made.close_descriptor()
+
+
+def naps_of(arena, naps_seconds, woken_after, count):
+    """In nanoseconds, those of a wait that ends after ``count`` of them; somebody wakes it after ``woken_after``."""
+    signals = Signals(arena, Layout(2, 16 * PAGE), 0, spins=0, naps_seconds=naps_seconds)
+    naps = []
+
+    def sleep(address, seen, longest_ns):
+        naps.append(longest_ns)
+        if len(naps) == woken_after:
+            signals._word[0] += 1
+
+    signals._sleep = sleep
+    signals.wait(lambda: len(naps) >= count)
+    return naps
+
+
+def test_a_sleeper_that_nobody_need_wake_twice_sleeps_long(arena):
+    assert naps_of(arena, NAPS_SECONDS, 2, 4) == [10**9] * 4
+
+
+def test_a_sleeper_with_queues_naps_shortly_first_and_again_when_it_was_woken(arena):
+    first, longest = (int(seconds * 1e9) for seconds in NAPS_WITH_QUEUES_SECONDS)
+    assert naps_of(arena, NAPS_WITH_QUEUES_SECONDS, 3, 6) == [first * n for n in (1, 2, 4, 1, 2, 4)]
+    assert naps_of(arena, NAPS_WITH_QUEUES_SECONDS, 0, 12)[-1] == longest
+
+
+def test_who_was_woken_looks_before_anything_else(arena):
+    signals = Signals(arena, Layout(2, 16 * PAGE), 0, spins=0)
+    done = []
+    signals._sleep = lambda *_: done.append("slept")
+    signals.before_sleep = lambda: done.append("took in")
+    signals.wait(lambda: "slept" in done)
+    assert done == ["took in", "slept"]
