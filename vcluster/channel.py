@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from parallelism.trace import HOST
+from parallelism.event import HOST
 from vcluster.errors import CollectiveMismatchError
 from vcluster.mailbox import Envelope
 from vcluster.payload import Encoded, encode_message

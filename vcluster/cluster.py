@@ -12,16 +12,17 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelism.mesh import Mesh
-from vcluster.body import Body, close
-from vcluster.channel import VirtualChannel
-from vcluster.conduct import ShowOutput, show_with_rank
-from vcluster.endpoint import Endpoint
 from vcluster.errors import ClusterError
-from vcluster.run import Run
+from vcluster.forkserver import start_early
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from parallelism.pricing import Pricing
+    from vcluster.body import Body
+    from vcluster.channel import VirtualChannel
+    from vcluster.conduct import ShowOutput
+    from vcluster.endpoint import Endpoint
+    from vcluster.run import Run
 
 QUEUE_DEVICES = 16
 """The ``queue`` transport has a queue for each ordered pair of devices, so it is for few."""
@@ -94,6 +95,10 @@ class VirtualCluster:
                 f"transport='queue' has a queue for each pair of devices and goes up to {QUEUE_DEVICES} of them, "
                 f"got {self.mesh.size}; transport='shared_memory' has no such limit"
             )
+        if backend == "process" and start_method in (None, "forkserver"):
+            start_early()
+        from vcluster.conduct import show_with_rank  # loads NumPy and all else, while the fork server does
+
         self._backend = backend
         self._transport = transport
         self._start_method = start_method
@@ -206,6 +211,8 @@ class VirtualCluster:
         self._start()
 
     def _start(self) -> None:
+        from vcluster.body import Body, close
+
         self._body = Body(
             self.mesh, self._backend, self._transport, self._start_method, self._capacity, self._seed,
             self._deadline_seconds, self._pricing,

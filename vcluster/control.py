@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from parallelism.trace import HOST
+from parallelism.event import HOST
 from vcluster.memory import LINE, PAGE, Arena
 
 EPOCH = LINE

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from multiprocessing import Pipe
 from typing import Any, NamedTuple, Protocol
 
-from parallelism.trace import HOST
+from parallelism.event import HOST
 from vcluster.control import WIRE_BYTES
 from vcluster.errors import OperationCancelled
 from vcluster.memory import Arena

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
-from parallelism.trace import HOST
+from parallelism.event import HOST
 from vcluster.channel import VirtualChannel
 from vcluster.collectives import Collectives
 from vcluster.endpoint import Endpoint

@@ -166,6 +166,17 @@ class ForkServer:
         self._process = self._socket = None
 
 
+SERVER = ForkServer()
+"""The one that devices come from."""
+
+
+def start_early() -> None:
+    """Begin to start it where a cluster is about to ask for it, so that it loads NumPy while the host does."""
+    process = sys.modules.get("multiprocessing.process")
+    if sys.platform == "linux" and not (process is not None and process.current_process().daemon):
+        SERVER.start()
+
+
 def read_number(fd: int) -> int | None:
     """A number from a pipe; None at its end."""
     data = b""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from parallelism.trace import HOST, Event
+from parallelism.event import HOST, Event
 from vcluster.crew import Died
 from vcluster.errors import (
     ChannelClosedError,

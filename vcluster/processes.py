@@ -24,7 +24,8 @@ from contextlib import suppress
 from multiprocessing import connection, context, process, reduction
 from typing import Any
 
-from vcluster.forkserver import NUMBER, ForkServer, device_environment, ignore_interrupt, read_number, start_python
+from vcluster.forkserver import NUMBER, device_environment, ignore_interrupt, read_number, start_python
+from vcluster.forkserver import SERVER as _server
 from vcluster.programs import Pickler, apply_environment, environment
 
 if sys.platform != "win32":
@@ -376,7 +377,6 @@ def _limit_threads() -> None:
 
 # -- in the host -------------------------------------------------------------------------------------------------------
 
-_server = ForkServer()
 _started: weakref.WeakKeyDictionary[Process, _Popen] = weakref.WeakKeyDictionary()
 
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.columns import ABSENT, Columns, Table
-from parallelism.timeline import replay_columns
-from parallelism.trace import Trace
 from vcluster.tracing import ENTRIES, FIELDS, Record, row_of
 
 if TYPE_CHECKING:
+    from parallelism.columns import Columns
     from parallelism.pricing import Pricing
+    from parallelism.trace import Trace
 
 LONG = 1000 * ENTRIES
 """Entries from which on a record is packed by the device."""
@@ -38,6 +37,8 @@ class Packed(NamedTuple):
 
 def pack(record: Record) -> Packed:
     """A record by columns."""
+    from parallelism.columns import Columns, Table  # by who has a long record, or asks for a trace
+
     zero, entries = record
     looks, look = _numbered(entries[0::ENTRIES])
     places, place = _numbered(entries[1::ENTRIES])
@@ -52,6 +53,8 @@ def pack(record: Record) -> Packed:
 
 def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
     """The events in the records of some ranks, one rank after the other."""
+    from parallelism.columns import Columns
+
     packed = {rank: _opened(record) for rank, record in records.items()}
     lengths = [len(part.look) for part in packed.values()]
     first = np.cumsum([0, *(len(part.looks) for part in packed.values())])
@@ -71,6 +74,9 @@ def make_trace(
     records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: Pricing | None = None
 ) -> Trace:
     """The trace of a run, from the record of each rank: replayed in virtual time."""
+    from parallelism.timeline import replay_columns
+    from parallelism.trace import Trace
+
     columns = columns_of(dict(enumerate(records)))
     trace = Trace(columns, size=len(records), mesh_shape=mesh_shape)
     if pricing is not None:
@@ -96,6 +102,8 @@ def _numbered(objects: list[Any]) -> tuple[list[Any], npt.NDArray[np.int32]]:
 
 def _sequences(events: Columns) -> npt.NDArray[np.int64]:
     """Which one of its kind each event is: of the collectives of its group, of the messages of its channel and tag."""
+    from parallelism.columns import ABSENT
+
     messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent")
     at = np.flatnonzero(events.isin("kind", {"collective"}) | messages)
     fields = "rank", "kind", "group", "peer", "tag"

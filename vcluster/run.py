@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
-from parallelism.trace import Trace
 from vcluster.records import Packed, make_trace
 
 if TYPE_CHECKING:
     from parallelism.pricing import Pricing
     from parallelism.sharding import TensorSharding
+    from parallelism.trace import Trace
 
 
 class Run(Sequence[Any]):

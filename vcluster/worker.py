@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from parallelism.mesh import Mesh
-from parallelism.trace import HOST
+from parallelism.event import HOST
 from vcluster.arguments import fill
 from vcluster.blocks import COPIED_BYTES, hand_over
 from vcluster.control import Layout
