@@ -2,7 +2,8 @@
 
 For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted,
 a token for each of the last two, a word that counts those it has finished with the others, and two buffers used in
-turn, each with a description of the call, a place for a small payload and the address of a large one.
+turn, each with a description of the call, a place for a small payload and the address of a large one.  In the slot of
+the first member there is also room for what the last to come tells and makes for all (`vcluster.together`).
 
 Posting and waiting until the others have posted is the only synchronisation a small collective needs: who posts the
 next operation has read all it wanted of the one before, so when everybody has posted number n, nobody reads the buffers
@@ -41,7 +42,8 @@ DESCRIPTION_BYTES = 1024
 _WORDS = 8
 _LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(4)
 _BUFFER_BYTES = 8 * _WORDS + DESCRIPTION_BYTES + INLINE_BYTES
-_SLOT_BYTES = 2 * LINE + 2 * _BUFFER_BYTES
+_WORDS_BYTES = 3 * LINE
+_SLOT_BYTES = _WORDS_BYTES + 2 * _BUFFER_BYTES + 2 * INLINE_BYTES
 
 
 class Buffer:
@@ -91,7 +93,7 @@ class Buffer:
 class Slot:
     """What one member of a group shows the others."""
 
-    __slots__ = ("buffers", "done", "offset", "posted", "tokens")
+    __slots__ = ("buffers", "done", "made", "offset", "posted", "released", "tokens")
 
     def __init__(self, endpoint: Endpoint, offset: int) -> None:
         self.offset = offset
@@ -99,8 +101,11 @@ class Slot:
         self.tokens = (endpoint.arena.words(offset + 8), endpoint.arena.words(offset + 16))
         """Of the last operation with an even number, and of the last with an odd one."""
         self.done = endpoint.arena.words(offset + LINE)
-        first = offset + 2 * LINE
+        self.released = (endpoint.arena.words(offset + 2 * LINE), endpoint.arena.words(offset + 2 * LINE + 8))
+        first = offset + _WORDS_BYTES
         self.buffers = (Buffer(endpoint, first), Buffer(endpoint, first + _BUFFER_BYTES))
+        first += 2 * _BUFFER_BYTES
+        self.made = first, first + INLINE_BYTES
 
 
 class Group:
@@ -116,7 +121,7 @@ class Group:
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
         self._slots: list[Slot | None] = [None] * self.size
         self._place = endpoint.heap.allocate(_SLOT_BYTES)
-        endpoint.arena.view[self._place : self._place + 2 * LINE] = bytes(2 * LINE)
+        endpoint.arena.view[self._place : self._place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
         self.own = self._slots[self.position] = Slot(endpoint, self._place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
         self._looked_at = 0

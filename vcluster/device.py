@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.event import HOST
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
-from parallelism.event import HOST
 from vcluster.channel import VirtualChannel
 from vcluster.collectives import Collectives
 from vcluster.endpoint import Endpoint

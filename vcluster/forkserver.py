@@ -214,9 +214,11 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     ``preload`` are modules to load besides `PRELOAD`.
     """
     ignore_interrupt()
+    gc.disable()  # of what is loaded nothing is garbage
     _preload((*PRELOAD, *preload))
     run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes").run_received
     gc.freeze()  # so that no child's collector writes to, and so copies, the pages all share
+    gc.enable()
 
     later: tuple[str, ...] = LOAD_WHEN_IDLE
     children: dict[int, _Child] = {}

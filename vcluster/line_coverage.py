@@ -7,7 +7,6 @@ without the hooks of an interpreter's end.  Nothing here depends on it: it is im
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import warnings
@@ -35,6 +34,8 @@ def measure() -> Callable[[], None]:
     """In a device's process: begin to measure, if that was asked for.  What it returns ends that, and saves."""
     if not any(name in os.environ for name in (ASKED_FOR, *OF_SUBPROCESSES)):
         return _nothing
+    import json
+
     try:
         coverage: Any = importlib.import_module("coverage")
     except ImportError:
@@ -65,6 +66,7 @@ def devices_measured() -> Iterator[None]:
     if current is None:
         yield
         return
+    import json
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="vcluster-coverage-") as directory:

@@ -24,8 +24,7 @@ from contextlib import suppress
 from multiprocessing import connection, context, process, reduction
 from typing import Any
 
-from vcluster.forkserver import NUMBER, device_environment, ignore_interrupt, read_number, start_python
-from vcluster.forkserver import SERVER as _server
+from vcluster.forkserver import NUMBER, SERVER, device_environment, ignore_interrupt, read_number, start_python
 from vcluster.programs import Pickler, apply_environment, environment
 
 if sys.platform != "win32":
@@ -78,7 +77,7 @@ def start_fork_server(*, preload: Sequence[str] = ()) -> None:
     already does without.
     """
     if sys.platform != "win32" and default_start_method() == "forkserver":
-        _server.start(preload=preload)
+        SERVER.start(preload=preload)
 
 
 def running_processes() -> dict[int, str]:
@@ -88,7 +87,7 @@ def running_processes() -> dict[int, str]:
 
 def stop_fork_server() -> None:
     """End the fork server, and all that it started; it comes back when a process is next started."""
-    _server.stop()
+    SERVER.stop()
 
 
 class Descriptor:
@@ -220,7 +219,7 @@ class _Forked(_Popen):
                 os.fstat(fd)
                 self._fds.append(fd)
         program = self._program(started, tuple(self._fds))
-        self.pid, data, self.sentinel = _server.start_process(self._fds)
+        self.pid, data, self.sentinel = SERVER.start_process(self._fds)
         _write(data, program)
         return [self.sentinel]
 
@@ -382,7 +381,7 @@ _started: weakref.WeakKeyDictionary[Process, _Popen] = weakref.WeakKeyDictionary
 
 def _leave_to_parent() -> None:
     """In every child forked from the host: its processes and pipes are not this one's."""
-    _server.forget()
+    SERVER.forget()
     for started, popen in list(_started.items()):
         process._children.discard(started)  # type: ignore[attr-defined]
         popen.close()

@@ -23,6 +23,7 @@ from vcluster.calls import Call
 from vcluster.large import Large, Shown, is_shown, show
 from vcluster.results import Result, new_array, prepare
 from vcluster.status import Lane
+from vcluster.together import Together
 from vcluster.values import ARRAY
 from vcluster.waiting import STORES_IN_ORDER
 
@@ -43,7 +44,7 @@ class Repeated:
 
     __slots__ = (
         "_buffers", "_call", "_endpoint", "_group", "_lane", "_large", "_members", "_mine", "_others_done", "_results",
-        "_signature", "_what",
+        "_signature", "_together", "_what",
     )
 
     def __init__(
@@ -63,7 +64,7 @@ class Repeated:
         self._results: list[Result | None] = []
         self._members: list[list[tuple[memoryview, int]]] = []
         """The token of each other member, and what it is less the number of the operation."""
-        others = [place for place in range(group.size) if place != group.position]
+        others = [*range(group.position + 1, group.size), *range(group.position)]  # all begin to look elsewhere
         self._others_done = [group.slots[place].done for place in others]
         for parity in (0, 1):
             if self._large is None:
@@ -76,6 +77,9 @@ class Repeated:
             self._members.append(
                 [(group.slots[place].tokens[parity], calls[place].signature) for place in others]
             )
+        self._together: Together | None = None
+        if self._large is None and Together.serves(calls):
+            self._together = Together(endpoint, group, calls, reduction, self._members, self._results)
 
     @staticmethod
     def serves(calls: Sequence[Call]) -> bool:
@@ -119,6 +123,11 @@ class Repeated:
             if buffer.shows is not self:  # the description is for those who call something else
                 buffer.write(self._call, buffer.inline, 0, 0)
                 buffer.shows = self
+        together = self._together
+        if together is not None:
+            if together.come(self._signature + sequence, sequence) or not self._is_released(together, sequence, shown):
+                together.release(sequence)
+            return together.result(sequence, self._results[parity], out)
         group.announce(self._signature + sequence, sequence)
         for token, signature in self._members[parity]:
             if token[0] != signature + sequence:
@@ -149,6 +158,17 @@ class Repeated:
         self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._what)
         if token[0] != expected:
             raise Unlike(sequence, shown)
+
+    def _is_released(self, together: Together, sequence: int, shown: Shown) -> bool:
+        """Wait until everybody has come: whether the last one has said so, or this member has to."""
+        found = together.wait(sequence)
+        if found is None:
+            self._endpoint.signals.wake(self._group.others)  # perhaps the last one is this, and another calls otherwise
+            self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._what)
+            if any(token[0] != signature + sequence for token, signature in self._members[sequence & 1]):
+                raise Unlike(sequence, shown)
+            found = together.is_released(sequence)
+        return found
 
     def _finish(self, sequence: int, *, together: bool) -> None:
         """This member has read all it needs; with ``together``, return when everybody has."""

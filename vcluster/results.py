@@ -55,10 +55,10 @@ def prepare(calls: Sequence[Call], position: int, views: Sequence[Any], reductio
         return None
     match call.kind:
         case "all_reduce" | "reduce":
-            return _reduced(views, reduction)
+            return reduced(views, reduction)
         case "reduce_scatter":
             block = calls[0].block(position)
-            return _reduced([view[block] for view in views], reduction)
+            return reduced([view[block] for view in views], reduction)
         case "all_gather" | "gather":
             return _joined(views, calls[0].dim)
         case "all_to_all":
@@ -92,7 +92,8 @@ def _joined(views: Views, dim: int) -> Result:
     return Result(tuple(shape), first.dtype, lambda out: np.concatenate(views, dim, out))
 
 
-def _reduced(terms: Views, reduction: Reduction | None) -> Result:
+def reduced(terms: Views, reduction: Reduction | None) -> Result:
+    """All terms, combined."""
     assert reduction is not None
     return Result(terms[0].shape, terms[0].dtype, partial(reduction.reduce, terms))
 

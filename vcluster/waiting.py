@@ -99,6 +99,10 @@ class Signals:
     def wake(self, endpoints: Iterable[int]) -> None:
         """Tell ``endpoints`` that something they may wait for has changed."""
         self.fence()
+        self.rouse(endpoints)
+
+    def rouse(self, endpoints: Iterable[int]) -> None:
+        """`wake`, for who has made a fence since the change."""
         sleeping = self._sleeping
         for endpoint in endpoints:
             if sleeping[endpoint][0]:

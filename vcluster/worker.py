@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from parallelism.mesh import Mesh
 from parallelism.event import HOST
+from parallelism.mesh import Mesh
 from vcluster.arguments import fill
 from vcluster.blocks import COPIED_BYTES, hand_over
 from vcluster.control import Layout

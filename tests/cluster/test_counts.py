@@ -111,7 +111,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
                 assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what  # no pipe, no nap
                 counted.setdefault(what, set()).add(functions)
     for what, numbers in counted.items():
-        assert max(numbers) - min(numbers) <= (1 if what[0] == "broadcast" else 0), what  # the root of one gives
+        assert max(numbers) - min(numbers) <= 2, what  # the root gives; of more than two the last does what serves all
 
 
 @pytest.mark.parametrize("devices", [2, 4])

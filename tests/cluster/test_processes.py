@@ -205,19 +205,19 @@ def test_global_random_numbers_differ_between_processes(start_method):
 
 def test_the_fork_server_is_started_again_if_it_was_killed():
     with blocked("forkserver", 2) as started:
-        server = processes._server.pid
+        server = processes.SERVER.pid
         os.kill(server, signal.SIGKILL)
         for each in started:  # it takes its children along
             assert wait([each.sentinel], 30)
             each.join()
             assert each.exitcode == -signal.SIGKILL
             assert _gone(each.pid)
-        assert ask(os.getppid, start_method="forkserver") == processes._server.pid != server
+        assert ask(os.getppid, start_method="forkserver") == processes.SERVER.pid != server
 
 
 def test_stopping_the_fork_server_ends_what_it_started():
     with blocked("forkserver", 3) as started:
-        server = processes._server.pid
+        server = processes.SERVER.pid
         stop_fork_server()
         assert _gone(server)
         for each in started:
@@ -228,9 +228,9 @@ def test_stopping_the_fork_server_ends_what_it_started():
 
 def test_the_fork_server_ignores_interrupts():
     ask(int, start_method="forkserver")
-    server = processes._server.pid
+    server = processes.SERVER.pid
     os.kill(server, signal.SIGINT)
-    assert ask(os.getppid, start_method="forkserver") == server == processes._server.pid
+    assert ask(os.getppid, start_method="forkserver") == server == processes.SERVER.pid
 
 
 def test_too_many_descriptors_are_refused():
