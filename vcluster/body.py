@@ -120,12 +120,16 @@ class Body:
             self._number += 1
             now = environment()
 
+            usual = RunCommand(
+                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None
+            )
+
             def command(rank: int) -> RunCommand:
                 changed, self._environments[rank] = self._environments.get(rank) != now, now
-                return RunCommand(
-                    self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes,
-                    hand_over(self.endpoint, mine[rank], rank) if mine else None, now if changed else None,
-                )
+                if not mine and not changed:
+                    return usual
+                own = hand_over(self.endpoint, mine[rank], rank) if mine else None
+                return usual._replace(own=own, environment=now if changed else None)
 
             self._conduct = conduct = Conduct(
                 self.crew, self.endpoint, self._status, size, self._deadline_seconds, self.show_output, self.finalizer

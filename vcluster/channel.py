@@ -140,6 +140,10 @@ class VirtualChannel:
         try:
             if self._repeats and type(tag) is int and not self._owner.endpoint.tasks.lanes:
                 block = self._mailbox.take_again(tag)
+                if block is None and self._mailbox.is_empty:
+                    lane = "recv", self._peer, tag
+                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), self._told_as("recv", tag))
+                    block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
             event = self._receives(tag, None)

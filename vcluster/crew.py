@@ -81,6 +81,8 @@ class ProcessCrew:
         self._processes: dict[int, Process] = {}
         self._wires: dict[int, Wire] = {}
         self._killed: set[int] = set()
+        self._said: tuple[Any, bytes] = None, b""
+        """The last message and its bytes: what is said to all is pickled once."""
         self._waker = os.pipe()
         os.set_blocking(self._waker[1], False)
         self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
@@ -110,7 +112,9 @@ class ProcessCrew:
         _await_ready(self, ranks)
 
     def send(self, rank: int, message: Any) -> None:
-        self.send_bytes(rank, pickle.dumps(message, 5))
+        if message is None or message is not self._said[0]:
+            self._said = message, pickle.dumps(message, 5)
+        self.send_bytes(rank, self._said[1])
 
     def send_bytes(self, rank: int, data: bytes) -> None:
         wire = self._wires.get(rank)

@@ -214,6 +214,15 @@ class Mailbox:
         ring[_TAIL] = tail + 1
         return block
 
+    def coming(self, tag: int) -> Generator[Wait]:
+        """Wait until anything comes, for who has looked for it in vain by `take_again` and will do so again."""
+        ring = self._in
+        tail = ring[_TAIL]
+        yield Wait(
+            lambda: ring[_HEAD] != tail or bool(self._arrived) or self._nothing_more_comes(0),
+            lambda: self._needs_message((0, tag)),
+        )
+
     def read(self, block: Block) -> None:
         """The message of `take_again` was copied."""
         block.header[TAKEN] = block.header[RELEASED] = 1
@@ -313,6 +322,11 @@ class Mailbox:
         self._reused.clear()
 
     # -- about --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come that was not received."""
+        return not self._arrived and self._in[_HEAD] == self._in[_TAIL]
 
     @property
     def waiting(self) -> int:

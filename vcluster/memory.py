@@ -119,7 +119,7 @@ class Heap:
         if self._freed:
             self._collect()
         free = self._free.get(size)
-        if not free and size in self._lent:
+        if (not free or size >= LARGE_BYTES) and size in self._lent:  # what was released last is in cache, perhaps
             self._collect_lent(size)
             free = self._free.get(size)
         if free:
