@@ -176,6 +176,7 @@ class Worker:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         self.endpoint.signals.told_cancelled = False
+        self.endpoint.signals.at_home = not self._own_process
         device.collectives.dropped.clear()
         recorder.start()
         recorder.enter()
