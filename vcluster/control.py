@@ -35,6 +35,8 @@ class Layout:
 
     size: int
     region_nbytes: int
+    cores: int = 1
+    """That the host may use, and so the devices: a number that all of them know alike."""
 
     @classmethod
     def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
@@ -42,7 +44,7 @@ class Layout:
         region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
         while sparse and region * (size + 1) > 1 << 45:  # of the 47 bits that a process can address
             region >>= 1
-        return cls(size, region // PAGE * PAGE)
+        return cls(size, region // PAGE * PAGE, _cores())
 
     @property
     def endpoints(self) -> int:
@@ -102,6 +104,10 @@ class Layout:
         start = self.directory(0)
         arena.clear(start, self.region(0) - start)
         arena.words(EPOCH)[0] += 1
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_nbytes() -> int:

@@ -32,6 +32,8 @@ into shared memory first: the system reads another process's memory at half the 
 MOST_STRETCHES = 64
 """Of others' memory that a prepared call remembers."""
 
+OWNED_BYTES = 1 << 19
+"""What an owner of a slice has at least, unless cores would idle: each piece is a call for each member."""
 
 READ_BY_ALL = ("all_gather", "broadcast", "all_scatter")
 
@@ -76,6 +78,11 @@ def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None
     return -address_of(array) if offset is None and private else offset
 
 
+def owners_of(nbytes: int, members: int, cores: int) -> int:
+    """How many members of an all_reduce own a slice of it."""
+    return min(members, max(cores, nbytes // OWNED_BYTES))
+
+
 def is_shown(calls: Sequence[Call]) -> bool:
     """Whether members read the memory of others, of whole stretches."""
     return any(call.nbytes > INLINE_BYTES for call in calls) and is_contiguous(calls[0])
@@ -104,7 +111,8 @@ class Large:
         ]
         if target is not None and self._reduction is not None:
             outs = [self._stretch(i, buffer.out) for i, buffer in enumerate(buffers)]
-            reduce_everywhere(sources, outs, target.size, self._group.position, self._reduction)
+            owners = owners_of(target.nbytes, len(calls), endpoint.layout.cores)
+            reduce_everywhere(sources, outs, target.size, self._group.position, owners, self._reduction)
             return target
         if call.kind == "all_scatter":
             return [

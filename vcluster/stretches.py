@@ -76,10 +76,12 @@ def reduce_into(terms: Sequence[Stretch], start: int, out: NDArray[Any], reducti
 
 
 def reduce_everywhere(
-    terms: Sequence[Stretch], outs: Sequence[Stretch], count: int, position: int, reduction: Reduction
+    terms: Sequence[Stretch], outs: Sequence[Stretch], count: int, position: int, owners: int, reduction: Reduction
 ) -> None:
-    """Combine this member's slice of the terms and store it in everybody's result."""
-    places = starts(split_sizes(count, (len(terms),)))
+    """Combine this member's slice of the terms and store it in everybody's result; the first ``owners`` have one."""
+    if position >= owners:
+        return
+    places = starts(split_sizes(count, (owners,)))
     stop = places[position + 1]
     step = max(1, PIECE_BYTES // terms[0].dtype.itemsize)
     total, scratch = np.empty((2, min(step, stop - places[position])), terms[0].dtype)

@@ -44,7 +44,7 @@ SPIN_NS = 50_000
 """Spinning goes on for so long for each device that shares a core: about what it costs to sleep and be woken.  It is a
 time, not a number of turns, since on crowded cores each turn may be a time slice of others."""
 
-LOOKS = 8
+LOOKS = 32
 """Between two times of giving way, if each device has a core: others seldom want it, and to ask takes as long."""
 
 NAPS_SECONDS = 1.0, 1.0
@@ -71,8 +71,8 @@ class Signals:
         self._arena = arena
         self._layout = layout
         self.spins = spins
-        self.spin_ns = SPIN_NS * max(2, -(-layout.size // _cores()))
-        self.looks = LOOKS if layout.size <= _cores() else 1
+        self.spin_ns = SPIN_NS * max(2, -(-layout.size // layout.cores))
+        self.looks = LOOKS if layout.size <= layout.cores else 1
         self._number = endpoint
         self.at_home = True
         """Whether this endpoint need not go to its core when it next waits."""
@@ -218,8 +218,3 @@ def _futex() -> tuple[Callable[[int, int, int], None], Callable[[int], None]]:
 
 def _nap(address: int, seen: int, longest_ns: int) -> None:
     time.sleep(SHORTEST_NAP_SECONDS)
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
