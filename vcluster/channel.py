@@ -21,7 +21,7 @@ from vcluster.errors import CollectiveMismatchError
 from vcluster.mailbox import Envelope
 from vcluster.payload import Encoded, encode_message
 from vcluster.pending import Owner, Pending
-from vcluster.places import here
+from vcluster.places import call_site, here
 from vcluster.reused import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.tasks import Wait
 from vcluster.tracing import Row, Template, dtype_name, message_template
@@ -102,7 +102,7 @@ class VirtualChannel:
             template, blocks = known
             if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
                 return False
-            recorder.add_repeated(template, here(2), start)
+            recorder.add_repeated(template, call_site(2).location, start)
             return True
         finally:
             recorder.leave()
@@ -166,7 +166,7 @@ class VirtualChannel:
             self._mailbox.read(block)
         if block.template is None or block.template[2]["tag"] != tag:
             block.template = message_template("recv", self._peer, tag, block.nbytes)
-        self._owner.recorder.add_repeated(block.template, here(2), start)
+        self._owner.recorder.add_repeated(block.template, call_site(2).location, start)
         return out
 
     def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None) -> Pending:

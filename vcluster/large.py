@@ -32,7 +32,7 @@ into shared memory first: the system reads another process's memory at half the 
 MOST_STRETCHES = 64
 """Of others' memory that a prepared call remembers."""
 
-OWNED_BYTES = 1 << 19
+OWNED_BYTES = 1 << 18
 """What an owner of a slice has at least, unless cores would idle: each piece is a call for each member."""
 
 READ_BY_ALL = ("all_gather", "broadcast", "all_scatter")

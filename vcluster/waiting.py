@@ -44,7 +44,7 @@ SPIN_NS = 50_000
 """Spinning goes on for so long for each device that shares a core: about what it costs to sleep and be woken.  It is a
 time, not a number of turns, since on crowded cores each turn may be a time slice of others."""
 
-LOOKS = 32
+LOOKS = 100
 """Between two times of giving way, if each device has a core: others seldom want it, and to ask takes as long."""
 
 NAPS_SECONDS = 1.0, 1.0
@@ -110,8 +110,12 @@ class Signals:
 
     def wake(self, endpoints: Iterable[int]) -> None:
         """Tell ``endpoints`` that something they may wait for has changed."""
-        self.fence()
-        self.rouse(endpoints)
+        self._turnstile.acquire(False)  # a fence, and not the call
+        self._turnstile.release()
+        sleeping = self._sleeping
+        for endpoint in endpoints:
+            if sleeping[endpoint][0]:
+                self.rouse((endpoint,))
 
     def rouse(self, endpoints: Iterable[int]) -> None:
         """`wake`, for who has made a fence since the change."""
