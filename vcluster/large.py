@@ -32,6 +32,9 @@ into shared memory first: the system reads another process's memory at half the 
 MOST_STRETCHES = 64
 """Of others' memory that a prepared call remembers."""
 
+SCATTERED_FACTOR = 16
+"""What is reduced and not stored elsewhere takes more to be read in place than copied first, up to this many times."""
+
 OWNED_BYTES = 1 << 18
 """What an owner of a slice has at least, unless cores would idle: each piece is a call for each member."""
 
@@ -51,8 +54,9 @@ class Shown(NamedTuple):
 
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
     """What a member shows of a contiguous payload that is too large for its slot."""
+    smallest = PRIVATE_BYTES * (SCATTERED_FACTOR if call.kind == "reduce_scatter" else 1)
     private = (
-        payload.nbytes >= PRIVATE_BYTES and (call.size == 2 or call.kind not in READ_BY_ALL) and is_contiguous(call)
+        payload.nbytes >= smallest and (call.size == 2 or call.kind not in READ_BY_ALL) and is_contiguous(call)
         and endpoint.peers.can_be_read(call.ranks)
     )
     target, target_place = None, None

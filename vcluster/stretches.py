@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
 
 PIECE_BYTES = 1 << 17
+PRIVATE_PIECE_BYTES = 1 << 19
+"""Where the system moves a piece: each time it first has to find the pages."""
 
 
 class Stretch:
@@ -68,7 +70,7 @@ class Stretch:
 
 def reduce_into(terms: Sequence[Stretch], start: int, out: NDArray[Any], reduction: Reduction) -> None:
     """Combine a part of the terms, from ``start`` on, into the flat array ``out``."""
-    step = max(1, PIECE_BYTES // out.itemsize)
+    step = _step(terms, out.itemsize)
     scratch = np.empty(min(step, out.size), out.dtype)
     for place in range(0, out.size, step):
         piece = out[place : place + step]
@@ -83,13 +85,22 @@ def reduce_everywhere(
         return
     places = starts(split_sizes(count, (owners,)))
     stop = places[position + 1]
-    step = max(1, PIECE_BYTES // terms[0].dtype.itemsize)
+    step = _step((*terms, *outs), terms[0].dtype.itemsize)
     total, scratch = np.empty((2, min(step, stop - places[position])), terms[0].dtype)
     for start in range(places[position], stop, step):
         piece = total[: min(step, stop - start)]
         _combine(terms, start, piece, scratch, reduction)
         for out in outs:
             out.store(start, piece)
+
+
+def _step(stretches: Sequence[Stretch], itemsize: int) -> int:
+    """Elements of a piece."""
+    nbytes = PIECE_BYTES
+    for stretch in stretches:
+        if stretch.view is None:
+            nbytes = PRIVATE_PIECE_BYTES
+    return max(1, nbytes // itemsize)
 
 
 def _combine(

@@ -23,7 +23,7 @@ import pytest
 from parallelism.mesh import Mesh
 from vcluster import large
 from vcluster.agreement import INLINE_BYTES
-from vcluster.stretches import PIECE_BYTES, Stretch
+from vcluster.stretches import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
 
 SPINNING = {"_wait", "_wait_until_done", "turns"}
 """Called while a device waits, or not, as it happens."""
@@ -96,7 +96,7 @@ def count_calls(device, elements, memory):
 # -- functions called --------------------------------------------------------------------------------------------------
 
 MOST_SMALL = 21
-"""Functions that a small collective calls when it is repeated: 18 as this is written."""
+"""Functions that a small collective calls when it is repeated: 16 to 19 as this is written."""
 MOST_LARGE = {("private", 2): 115, ("private", 4): 140, ("shared", 2): 95, ("shared", 4): 105}
 """The same for large ones of eight pieces: 110, 134, 90 and 100."""
 
@@ -111,7 +111,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
                 assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what  # no pipe, no nap
                 counted.setdefault(what, set()).add(functions)
     for what, numbers in counted.items():
-        assert max(numbers) - min(numbers) <= 2, what  # the root gives; of more than two the last does what serves all
+        assert max(numbers) - min(numbers) <= 3, what  # of more than two the last to come does what serves all
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -280,7 +280,7 @@ def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_re
     for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):
         for kind, (peak, grown, faults, shared) in found.items():
             assert shared or kind == "broadcast", kind  # the root of one may get its own array back
-            assert peak < 2 * PIECE_BYTES + 16_384, kind  # the accumulator and a place for a term
+            assert peak < 2 * (PIECE_BYTES if memory == "shared" else PRIVATE_PIECE_BYTES) + 16_384, kind  # the accumulator and a place for a term
             assert grown == 0, kind
             assert faults < 8 * 8 * LARGE // 4 // 4096, kind  # new pages each time would be at least that many
 
