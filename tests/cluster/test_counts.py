@@ -278,9 +278,10 @@ def test_temporary_arrays_of_a_kernel_fault_no_page_in_again(cluster_of):
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_results_again(cluster_of, memory):
     for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):
+        piece = PIECE_BYTES if memory == "shared" else PRIVATE_PIECE_BYTES
         for kind, (peak, grown, faults, shared) in found.items():
             assert shared or kind == "broadcast", kind  # the root of one may get its own array back
-            assert peak < 2 * (PIECE_BYTES if memory == "shared" else PRIVATE_PIECE_BYTES) + 16_384, kind  # the accumulator and a place for a term
+            assert peak < 2 * piece + 16_384, kind  # the accumulator and a place for a term
             assert grown == 0, kind
             assert faults < 8 * 8 * LARGE // 4 // 4096, kind  # new pages each time would be at least that many
 

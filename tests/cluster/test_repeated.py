@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from oracle import results
 
 from parallelism.mesh import Mesh
-from vcluster.errors import ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
+from vcluster.errors import ChannelClosedError, ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
 
 TIMES = 5
 CALLS = {
@@ -206,3 +208,59 @@ def test_a_death_among_repetitions_is_told(cluster_of):
     assert caught.value.ranks == (1,)
     assert isinstance(caught.value, DeviceFailedError)
     assert caught.value.exitcode == 7
+
+
+def messages_to_sleepers(device, times):
+    """Who receives never spins; messages of another look or tag come in between."""
+    device.endpoint.signals.spins = 0
+    found = []
+    for number in range(times):
+        x = np.arange(3 + number % 5 // 4) + number
+        tag = number % 7 // 6
+        if device.rank == 0:
+            device.send(x, 1, tag=tag)
+            found.append(device.recv(1, tag=tag))
+        else:
+            found.append(device.recv(0, tag=tag))
+            device.send(2 * x, 0, tag=tag)
+    return found
+
+
+def test_a_message_that_wakes_a_sleeper_is_the_next_one(cluster_of):
+    cluster = cluster_of(Mesh(devices=2))
+    cluster.restart()
+    for rank, found in enumerate(cluster.run(messages_to_sleepers, 40)):
+        for number, x in enumerate(found):
+            np.testing.assert_array_equal(x, (2 - rank) * (np.arange(3 + number % 5 // 4) + number))
+    cluster.restart()  # with the usual turns
+
+
+def waits_for_the_close(device):
+    for _ in range(4):
+        if device.rank == 0:
+            device.send(np.ones(3), 1)
+        else:
+            device.recv(0)
+    device.barrier()
+    if device.rank == 0:
+        device.channel(1).close()
+        return None
+    with pytest.raises(ChannelClosedError):
+        device.recv(0)
+    return "told"
+
+
+def test_who_waits_the_short_way_hears_of_a_close(cluster_of):
+    assert cluster_of(Mesh(devices=2)).run(waits_for_the_close).outputs == [None, "told"]
+
+
+def where_it_may_run(device):
+    before = os.sched_getaffinity(0)
+    device.barrier()
+    device.barrier()
+    return before == os.sched_getaffinity(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="nobody says where processes run")
+def test_who_has_gone_to_its_core_may_leave_it(cluster_of):
+    assert all(cluster_of(Mesh(devices=3)).run(where_it_may_run))

@@ -51,6 +51,19 @@ def test_a_lent_block_is_used_again_when_it_is_released(heap):
     assert heap.allocate(5000) == place
 
 
+def test_of_large_blocks_the_one_released_last_is_used_next(heap):
+    released = [memoryview(bytearray(8)).cast("q") for _ in range(3)]
+    places = []
+    for word in released:
+        places.append(heap.allocate(LARGE_BYTES))
+        heap.lend(places[-1], word)
+    for word in released[:2]:
+        word[0] = 1
+    assert heap.allocate(LARGE_BYTES) == places[1]
+    released[2][0] = 1
+    assert heap.allocate(LARGE_BYTES) == places[2]  # and not the first, which has long been free
+
+
 def test_a_region_that_is_full_says_how_large_it_is():
     arena = Arena(4 * PAGE)
     with pytest.raises(MemoryError, match="999999 bytes"):

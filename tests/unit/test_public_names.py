@@ -36,3 +36,8 @@ def test_a_name_that_is_not_there_is_an_attribute_error(package):
 def test_importing_loads_no_numpy_and_starts_nothing():
     program = "import sys, threading, vcluster; assert 'numpy' not in sys.modules; assert threading.active_count() == 1"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_numpy_is_loaded_when_a_cluster_is_made_so_that_the_fork_server_can_begin_before():
+    program = "import sys; from vcluster import VirtualCluster; assert 'numpy' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
