@@ -33,6 +33,8 @@ from parallelism.kernels.normalization import (
     normalization_backward,
     normalization_backward_sums,
     normalization_scale,
+    normalize,
+    normalize_backward,
     rms_norm,
 )
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, Optimizer
@@ -98,6 +100,8 @@ __all__ = [
     "normalization_backward",
     "normalization_backward_sums",
     "normalization_scale",
+    "normalize",
+    "normalize_backward",
     "places_before",
     "rms_norm",
     "rotate",
