@@ -80,6 +80,12 @@ class AttentionPlan:
         keys = self.heads[rank].keys
         return slice(None) if self.sharding.split.kv_heads else slice(keys.start, keys.stop)
 
+    @property
+    def whole_keys(self) -> Axes:
+        """The axes over which the query heads lie, but not Wk and Wv: there a device has gradients of some heads."""
+        split = self.sharding.split
+        return () if split.kv_heads else split.heads
+
     def serves(self, rank: int) -> tuple[int, ...]:
         """For each query head of a rank which of its own key-value heads it attends with."""
         mine = self.heads[rank]
@@ -132,8 +138,7 @@ class AttentionPlan:
         """Of Wq, Wk, Wv and Wo."""
         split = self.sharding.split
         over = (*split.batch, *split.rows)
-        whole_keys = () if split.kv_heads else split.heads
-        pending = {"wq": over, "wk": (*over, *whole_keys), "wv": (*over, *whole_keys), "wo": over}
+        pending = {"wq": over, "wk": (*over, *self.whole_keys), "wv": (*over, *self.whole_keys), "wo": over}
         return {
             name: self._plan(TensorSharding(*getattr(self.sharding, name).dims, partial=axes),
                              getattr(self.sharding, name), getattr(self.shapes, name))

@@ -53,8 +53,11 @@ def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> Ring
     **Communication**: on g devices g-1 shifts by one, each while the block before is worked on.
     """
     place, size = device.position(plan.sharding.split.rows), len(plan.runs)
-    q, block = made[0], np.stack(made[1:])      # one array: a pair of them would be copied more often on its way
+    q, (k, v) = np.ascontiguousarray(made[0]), made[1:]
+    block = device.empty((2, *k.shape), k.dtype)    # one array, where the others read it: a pair would be copied more
+    block[0], block[1] = k, v
     made.clear()
+    del k, v
     device.hold(ACTIVATIONS, q.nbytes)
     device.hold(KEYS, block.nbytes)
     rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), causal=plan.causal)

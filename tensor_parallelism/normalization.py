@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,8 +14,7 @@ from parallelism.kernels import (
     normalization_backward,
     normalization_backward_sums,
     normalization_scale,
-    normalize,
-    normalize_backward,
+    sum_of_rows,
 )
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -86,11 +84,15 @@ class _Normalization(Layer):
         x = arrays[0].astype(dtype, copy=False)
         weight = moved(device, plan["weight"], arrays[1])
         bias = moved(device, plan["bias"], arrays[2]) if self.CENTRED else None
-        if _apart(plan):
-            with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes):
-                y, hat, scale = normalize(x, weight, bias, self.epsilon, centred=self.CENTRED)
-        else:
-            y, hat, scale = self._with_others(device, plan, x, weight, bias, features)
+        mean = moved(device, plan["mean"], feature_sums(x)) / dtype.type(features) if self.CENTRED else None
+        with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes):
+            centred = x if mean is None else x - mean
+            squares = feature_products(centred, centred)
+        scale = normalization_scale(moved(device, plan["squares"], squares), features, self.epsilon)
+        hat = np.multiply(centred, scale, out=None if mean is None else centred)
+        y: Array = hat * weight
+        if bias is not None:
+            y += bias
         saved = Saved(hat, weight, scale, shapes, dtype)
         self._hold(device, saved, 1)
         return y, saved
@@ -100,36 +102,16 @@ class _Normalization(Layer):
         hat, weight, scale, shapes, dtype = saved
         plan = self.plan(shapes, device.mesh, dtype)
         grad = check_gradient(device, grad, self.sharding.out, shapes[0]).astype(dtype, copy=False)
-        apart = _apart(plan)
         with device.compute("normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes):
-            if apart:
-                x_grad, *terms = normalize_backward(grad, hat, weight, scale, centred=self.CENTRED)
-            else:
-                products = grad * hat
-                sums = normalization_backward_sums(grad, products, weight)
-                rows = prod(hat.shape[:-1]), hat.shape[-1]
-                terms = [term.reshape(rows).sum(axis=0, dtype=dtype) for term in (products, grad)]
-        if not apart:
-            sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
-            x_grad = normalization_backward(grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED)
-        grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=False)]
+            products = grad * hat
+            sums = normalization_backward_sums(grad, products, weight)
+        sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
+        terms = [sum_of_rows(term) for term in (products, grad)[: 1 + self.CENTRED]]
+        x_grad = normalization_backward(
+            grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED, scratch=products)
+        grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=True)]
         self._hold(device, saved, -1)
         return x_grad, *grads
-
-    def _with_others(
-        self, device: Device, plan: LayerPlan, x: Array, weight: Array, bias: Array | None, features: int
-    ) -> tuple[Array, Array, Array]:
-        """`normalize` of rows that lie on several devices."""
-        mean = moved(device, plan["mean"], feature_sums(x)) / features if self.CENTRED else None
-        with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes):
-            centred = x if mean is None else x - mean
-            squares = feature_products(centred, centred)
-        scale = normalization_scale(moved(device, plan["squares"], squares), features, self.epsilon)
-        hat = np.multiply(centred, scale, out=None if mean is None else centred)
-        y = hat * weight
-        if bias is not None:
-            y += bias
-        return y, hat, scale
 
     def _hold(self, device: Device, saved: Saved, sign: int) -> None:
         device.hold("activations", sign * saved.hat.nbytes)
@@ -162,11 +144,6 @@ class _Normalization(Layer):
                                            (1 + self.CENTRED, *statistics), dtype, mesh)),
              *((f"{name}_grad", plan_resharding(made, weight, model, dtype, mesh)) for name in self.NAMES[1:])),
         )
-
-
-def _apart(plan: LayerPlan) -> bool:
-    """Whether each device has whole rows, and needs nobody to normalise them."""
-    return not plan["squares"].steps
 
 
 class LayerNorm(_Normalization):
