@@ -126,8 +126,7 @@ class Attention(ShardedOperation):
         """
         arrays = [np.asarray(shard) for shard in shards]
         if shapes is None:
-            layouts = (getattr(self.sharding, name) for name in NAMES)
-            shapes = [device.global_shape(x, layout) for layout, x in zip(layouts, arrays, strict=True)]
+            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in NAMES])
         dtype = _dtype(arrays)
         plan = self.plan(shapes, device.mesh, dtype)
         x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
@@ -140,6 +139,7 @@ class Attention(ShardedOperation):
         del rows
         if self.rotary_base is not None:
             made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
+            made[2] = made[2].copy()        # and what it was a part of can go
         device.hold(ACTIVATIONS, x.nbytes)
         attend = ulysses_forward if plan.is_ulysses else ring_forward
         kept: RingKept | UlyssesKept = attend(device, plan, made)
@@ -153,7 +153,7 @@ class Attention(ShardedOperation):
         """
         x, joined, wo, kept, plan = saved
         grad = np.asarray(grad)
-        expected = plan.sharding.out.local_shape(plan.shapes.out, device.mesh, device.rank)
+        expected = plan.grad.held[device.rank]
         if grad.shape != expected:
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
@@ -161,19 +161,17 @@ class Attention(ShardedOperation):
         wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
         mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
         if isinstance(kept, UlyssesKept):
-            grads = ulysses_backward(device, plan, kept, mixed_grad)
+            made = ulysses_backward(device, plan, kept, mixed_grad)
         else:
-            grads = ring_backward(device, plan, kept, mixed_grad)
+            made = ring_backward(device, plan, kept, mixed_grad)
+        queries = plan.heads[device.rank].queries
         if self.rotary_base is not None:
-            q_grad, k_grad = (rotate_backward(one, plan.rows(device.rank), self.rotary_base) for one in grads[:2])
-            grads = q_grad, k_grad, grads[2]
-        queries = grads[0].shape[2]
-        made = np.concatenate(grads, axis=2)
-        del grads
+            for part in _apart(made, len(queries), 2)[:2]:
+                part[...] = rotate_backward(part, plan.rows(device.rank), self.rotary_base)
         rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
         moves = [plan.weight_grads[name] for name in NAMES[1:4]]
         terms = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
-        terms = [term.transpose(2, 0, 1) for term in _apart(terms, queries, 0)]
+        terms = [term.transpose(2, 0, 1) for term in _apart(terms, len(queries), 0)]
         if plan.whole_keys:
             terms[1:] = (_placed(term, moves[1].held[device.rank], mine) for term in terms[1:])
         weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]

@@ -88,11 +88,18 @@ class AttentionPlan:
 
     def serves(self, rank: int) -> tuple[int, ...]:
         """For each query head of a rank which of its own key-value heads it attends with."""
-        mine = self.heads[rank]
-        first = 0
-        if self.sharding.split.kv_heads and mine.keys:
-            first = mine.keys.start - self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1].start
-        return tuple(first + served_by for served_by in mine.serves)
+        found = self._serves.get(rank)
+        if found is None:
+            mine = self.heads[rank]
+            first = 0
+            if self.sharding.split.kv_heads and mine.keys:
+                first = mine.keys.start - self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1].start
+            found = self._serves[rank] = tuple(first + served_by for served_by in mine.serves)
+        return found
+
+    @cached_property
+    def _serves(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     @cached_property
     def runs(self) -> tuple[Runs, ...]:

@@ -99,8 +99,8 @@ class FeedForward(ShardedOperation):
         x, w1, b1, w2, b2 = map(np.asarray, shards)
         sharding = self.sharding
         if shapes is None:
-            shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
-                      device.global_shape(w2, sharding.w2))
+            whole = device.global_shapes([x, w1, w2], [sharding.x, sharding.w1, sharding.w2])
+            shapes = whole[0], whole[1], whole[2]
         dtype = np.result_type(x, w1, b1, w2, b2)
         plan = self.plan(shapes, device.mesh, dtype)
         before = run_product(device, plan.hidden, x, w1)
@@ -117,7 +117,7 @@ class FeedForward(ShardedOperation):
         plan = self.plan(shapes, device.mesh, dtype)
         activation = ACTIVATIONS[self.activation]
         grad = np.asarray(grad)
-        expected = plan.grad.source.local_shape(plan.grad.shape, device.mesh, device.rank)
+        expected = plan.grad.held[device.rank]
         if grad.shape != expected:
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
