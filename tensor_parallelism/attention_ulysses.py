@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from parallelism.kernels import Attended, gather_heads, spread_heads
 from parallelism.operation import Device
+from parallelism.splitting import split_sizes
 from tensor_parallelism.attention_blocks import (
     ACTIVATIONS,
     GRADIENTS,
@@ -95,12 +96,19 @@ def _keys(plan: AttentionPlan) -> list[int]:
 
 def _to_heads(device: Device, plan: AttentionPlan, x: Array, heads: Sequence[int]) -> Array:
     """All rows of some heads, from some rows of all heads."""
-    found: Array = device.all_to_all(x, plan.sharding.split.rows, split_dim=2, concat_dim=1, split_sizes=heads)
+    found: Array = device.all_to_all(
+        x, plan.sharding.split.rows, split_dim=2, concat_dim=1, split_sizes=_unless_even(heads))
     return found
 
 
 def _to_rows(device: Device, plan: AttentionPlan, x: Array) -> Array:
     """And back."""
     rows = [sum(map(len, runs)) for runs in plan.runs]
-    found: Array = device.all_to_all(x, plan.sharding.split.rows, split_dim=1, concat_dim=2, split_sizes=rows)
+    found: Array = device.all_to_all(
+        x, plan.sharding.split.rows, split_dim=1, concat_dim=2, split_sizes=_unless_even(rows))
     return found
+
+
+def _unless_even(sizes: Sequence[int]) -> Sequence[int] | None:
+    """Sizes that are to be said; a call without them is checked but once."""
+    return None if tuple(sizes) == split_sizes(sum(sizes), (len(sizes),)) else sizes
