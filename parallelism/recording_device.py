@@ -197,6 +197,9 @@ class RecordingDevice:
         shapes = [other.value.shape for other in self._agree(self._lockstep.say(self.rank, group, said), said, group)]
         return sharding.global_shape(dict(zip(group, shapes, strict=True)), self.mesh)
 
+    def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
+        return [self.global_shape(x, sharding) for x, sharding in zip(xs, shardings, strict=True)]
+
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:

@@ -27,7 +27,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
     """This device's shard of the target, from its shard ``x`` of the source: a new array.
 
     Every device that a step of the plan joins to this one must run it, too.  ``spent``: nobody needs ``x`` afterwards,
-    so that what it becomes may lie in its place.
+    so that what it becomes may lie in its place; its dims lie in memory in the same order on every device then.
 
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received.  ``ValueError``, before anything is
     sent, if the device is on another mesh or ``x`` is not the shard that the plan starts from.
@@ -43,10 +43,12 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
         )
     result = array
     for step in plan.steps:
-        if spent and step.kind == "all_reduce" and result.dtype.kind == "f" and result.flags.carray:
-            device.all_reduce(result, step.axes, op=device_op(step.before.op, result.dtype), out=result)
-        else:
-            result = _MOVES[step.kind](device, step, result)
+        if spent and step.kind == "all_reduce" and result.dtype.kind == "f":
+            dims = result if result.flags.carray else result.transpose(np.argsort(result.strides)[::-1])
+            if dims.flags.carray:
+                device.all_reduce(dims, step.axes, op=device_op(step.before.op, result.dtype), out=dims)
+                continue
+        result = _MOVES[step.kind](device, step, result)
     return result.copy() if not spent and np.may_share_memory(result, array) else result
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -323,7 +324,8 @@ class TensorSharding:
         return f"[{', '.join(words)}]{pending}{op}"
 
 
-def _slices(shape: Shape, dims: Sequence[DimSharding], mesh: Mesh, rank: int) -> tuple[slice, ...]:
+@lru_cache(maxsize=4096)
+def _slices(shape: Shape, dims: tuple[DimSharding, ...], mesh: Mesh, rank: int) -> tuple[slice, ...]:
     here = mesh.index(rank)
     pieces = []
     for extent, dim in zip(shape, dims, strict=True):

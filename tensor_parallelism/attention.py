@@ -25,7 +25,10 @@ from tensor_parallelism.product import moved
 Array = npt.NDArray[Any]
 NAMES = ("x", "wq", "wk", "wv", "wo")
 INTO, OUT_OF = Contraction("bsm", "mhd", "bshd"), Contraction("bshd", "hdm", "bsm")
-"""The products with Wq, Wk, Wv, and that with Wo."""
+"""The product with Wq, Wk and Wv side by side, and that with Wo."""
+OF_WEIGHTS = Contraction("bshd", "bsm", "hdm")
+"""What makes the gradients of Wq, Wk and Wv: heads first, so that each lies in one piece."""
+JOINED = "joined weights"
 RINGS = (AttentionShardingPolicy.RING, AttentionShardingPolicy.MEGATRON_RING)
 
 
@@ -33,7 +36,9 @@ class Saved(NamedTuple):
     """What the backward needs of the forward: shards, and how they belong together."""
 
     x: Array
-    weights: tuple[Array, Array, Array, Array]
+    joined: Array
+    """Wq, Wk and Wv side by side."""
+    wo: Array
     kept: RingKept | UlyssesKept
     plan: AttentionPlan
 
@@ -121,32 +126,34 @@ class Attention(ShardedOperation):
         """
         arrays = [np.asarray(shard) for shard in shards]
         if shapes is None:
-            layouts = (getattr(self.sharding, name) for name in NAMES)
-            shapes = [device.global_shape(x, layout) for layout, x in zip(layouts, arrays, strict=True)]
+            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in NAMES])
         dtype = _dtype(arrays)
         plan = self.plan(shapes, device.mesh, dtype)
         x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
         rows = self._gathered(device, plan, x)
         mine = plan.kv_slice(device.rank)
-        made = [INTO.run(device, rows, weights) for weights in (wq, wk[:, mine], wv[:, mine])]
+        joined = np.concatenate((wq, wk[:, mine], wv[:, mine]), axis=1)
+        device.hold(JOINED, joined.nbytes)
+        made = _apart(INTO.run(device, rows, joined), wq.shape[1], 2)
         self._drop(device, plan, rows)
         del rows
         if self.rotary_base is not None:
             made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
+            made[2] = made[2].copy()        # and what it was a part of can go
         device.hold(ACTIVATIONS, x.nbytes)
         attend = ulysses_forward if plan.is_ulysses else ring_forward
         kept: RingKept | UlyssesKept = attend(device, plan, made)
         out = _moved_product(device, plan.out, OUT_OF, kept.mixed, wo)
-        return out, Saved(x, (wq, wk, wv, wo), kept, plan)
+        return out, Saved(x, joined, wo, kept, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
         """The gradients of x, Wq, Wk, Wv and Wo in their layouts, from that of the result in its layout.
 
         After a ring, once for each forward.
         """
-        x, (wq, wk, wv, wo), kept, plan = saved
+        x, joined, wo, kept, plan = saved
         grad = np.asarray(grad)
-        expected = plan.sharding.out.local_shape(plan.shapes.out, device.mesh, device.rank)
+        expected = plan.grad.held[device.rank]
         if grad.shape != expected:
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
@@ -154,26 +161,23 @@ class Attention(ShardedOperation):
         wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
         mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
         if isinstance(kept, UlyssesKept):
-            grads = ulysses_backward(device, plan, kept, mixed_grad)
+            made = ulysses_backward(device, plan, kept, mixed_grad)
         else:
-            grads = ring_backward(device, plan, kept, mixed_grad)
+            made = ring_backward(device, plan, kept, mixed_grad)
+        queries = plan.heads[device.rank].queries
         if self.rotary_base is not None:
-            q_grad, k_grad = (rotate_backward(one, plan.rows(device.rank), self.rotary_base) for one in grads[:2])
-            grads = q_grad, k_grad, grads[2]
+            for part in _apart(made, len(queries), 2)[:2]:
+                part[...] = rotate_backward(part, plan.rows(device.rank), self.rotary_base)
         rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
-        weight_grads = []
-        terms = []
-        for name, weights, made in zip(("wq", "wk", "wv"), (wq, wk[:, mine], wv[:, mine]), grads, strict=True):
-            of_weights = INTO.rhs_gradient.run(device, rows, made, shared=bool(plan.weight_grads[name].steps))
-            if name != "wq" and of_weights.shape != wk.shape:
-                of_weights = _placed(of_weights, wk.shape, mine)
-            weight_grads.append(moved(device, plan.weight_grads[name], of_weights, spent=True))
-            first = name == "wq"
-            terms.append(INTO.lhs_gradient.run(device, made, weights, shared=first and bool(plan.x_grad.steps)))
-        x_grad = terms[0]
-        for term in terms[1:]:
-            x_grad += term
+        moves = [plan.weight_grads[name] for name in NAMES[1:4]]
+        terms = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
+        terms = [term.transpose(2, 0, 1) for term in _apart(terms, len(queries), 0)]
+        if plan.whole_keys:
+            terms[1:] = (_placed(term, moves[1].held[device.rank], mine) for term in terms[1:])
+        weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]
+        x_grad = INTO.lhs_gradient.run(device, made, joined, shared=bool(plan.x_grad.steps))
         self._drop(device, plan, rows)
+        device.hold(JOINED, -joined.nbytes)
         device.hold(ACTIVATIONS, -x.nbytes)
         wq_grad, wk_grad, wv_grad = weight_grads
         return moved(device, plan.x_grad, x_grad, spent=True), wq_grad, wk_grad, wv_grad, wo_grad
@@ -226,6 +230,12 @@ def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
 
 def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a: Array, b: Array) -> Array:
     return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)), spent=True)
+
+
+def _apart(joined: Array, queries: int, dim: int) -> list[Array]:
+    """What belongs to queries, keys and values, of heads side by side along ``dim``."""
+    keys = (joined.shape[dim] - queries) // 2
+    return np.split(joined, [queries, queries + keys], axis=dim)
 
 
 def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:

@@ -47,7 +47,7 @@ class BlockwiseAttention:
 
     def add(self, k: Array, v: Array, columns: Runs) -> None:
         """``columns``: where in the sequence the block lies; each is added once."""
-        todo = list(pieces(self._rows, columns, causal=self._causal))
+        todo = pieces(self._rows, columns, causal=self._causal)
         if not todo:
             return
         k, v = spread_heads(k, self._serves), spread_heads(v, self._serves)
@@ -73,12 +73,13 @@ class BlockwiseAttention:
 
 
 class BlockwiseBackward:
-    """The same backward: `add` gives what a block gets of gradients, `q_grad` gathers that of the queries."""
+    """The same backward: `add` gives what a block gets of gradients, and gathers that of the queries in ``q_grad``."""
 
     def __init__(
-        self, device: Device, q: Array, rows: Runs, serves: Sequence[int], attended: Attended, grad: Array, *,
-        causal: bool,
+        self, device: Device, q: Array, rows: Runs, serves: Sequence[int], attended: Attended, grad: Array,
+        q_grad: Array, *, causal: bool,
     ) -> None:
+        """``q_grad`` is overwritten."""
         self._device = device
         self._q = q
         self._rows = rows
@@ -87,14 +88,31 @@ class BlockwiseBackward:
         self._delta = row_products(attended.out, grad)
         self._grad = grad
         self._causal = causal
-        self.q_grad = np.zeros(q.shape, q.dtype)
+        self._q_grad = q_grad
+        self._nothing_yet = True
+        """In ``q_grad``."""
 
-    def add(self, k: Array, v: Array, columns: Runs, k_grad: Array, v_grad: Array) -> None:
-        """Adds to the gradients of a block's keys and values, in place."""
-        todo = list(pieces(self._rows, columns, causal=self._causal))
-        if not todo:
-            return
+    def add(
+        self, k: Array, v: Array, columns: Runs, k_grad: Array, v_grad: Array, *, first: bool, last: bool
+    ) -> None:
+        """Adds to the gradients of a block's keys and values, in place; the first time they are overwritten.
+
+        ``last``: there comes no block more for these queries.
+        """
+        todo = pieces(self._rows, columns, causal=self._causal)
         k_all, v_all = spread_heads(k, self._serves), spread_heads(v, self._serves)
+        if first and self._nothing_yet and len(todo) == 1 and k_all is k and _is_whole(todo[0], self._q, k):
+            with _computing(self._device, "attention_backward", attend_backward_flops, self._q, todo[0], scores=2):
+                attend_backward(
+                    self._q, k, v, self._lse, self._delta, self._grad, _mask(todo[0], self._rows, columns),
+                    out=(self._q_grad, k_grad, v_grad),
+                )
+            self._nothing_yet = False
+            return
+        for fresh, grads in ((first, (k_grad, v_grad)), (self._nothing_yet and (last or todo), (self._q_grad,))):
+            for one in grads if fresh else ():
+                one.fill(0)
+        self._nothing_yet = self._nothing_yet and not todo
         for piece in todo:
             rows, here = piece.rows, piece.columns
             q = self._q[:, rows]
@@ -103,7 +121,7 @@ class BlockwiseBackward:
                     q, k_all[:, here], v_all[:, here], self._lse[:, :, rows], self._delta[:, :, rows],
                     self._grad[:, rows], _mask(piece, self._rows, columns),
                 )
-                self.q_grad[:, rows] += by_q
+                self._q_grad[:, rows] += by_q
                 k_grad[:, here] += gather_heads(by_k, self._serves, k.shape[2])
                 v_grad[:, here] += gather_heads(by_v, self._serves, v.shape[2])
 
@@ -118,6 +136,10 @@ def _computing(device: Device, name: str, flops: Any, q: Array, piece: Piece, *,
     with device.compute(name, flops=flops(batch, heads, rows, columns, head_dim)):
         yield
     device.hold(SCORES, -nbytes)
+
+
+def _is_whole(piece: Piece, q: Array, k: Array) -> bool:
+    return piece.rows == slice(0, q.shape[1]) and piece.columns == slice(0, k.shape[1])
 
 
 def _mask(piece: Piece, rows: Runs, columns: Runs) -> Array | None:

@@ -80,13 +80,26 @@ class AttentionPlan:
         keys = self.heads[rank].keys
         return slice(None) if self.sharding.split.kv_heads else slice(keys.start, keys.stop)
 
+    @property
+    def whole_keys(self) -> Axes:
+        """The axes over which the query heads lie, but not Wk and Wv: there a device has gradients of some heads."""
+        split = self.sharding.split
+        return () if split.kv_heads else split.heads
+
     def serves(self, rank: int) -> tuple[int, ...]:
         """For each query head of a rank which of its own key-value heads it attends with."""
-        mine = self.heads[rank]
-        first = 0
-        if self.sharding.split.kv_heads and mine.keys:
-            first = mine.keys.start - self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1].start
-        return tuple(first + served_by for served_by in mine.serves)
+        found = self._serves.get(rank)
+        if found is None:
+            mine = self.heads[rank]
+            first = 0
+            if self.sharding.split.kv_heads and mine.keys:
+                first = mine.keys.start - self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1].start
+            found = self._serves[rank] = tuple(first + served_by for served_by in mine.serves)
+        return found
+
+    @cached_property
+    def _serves(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     @cached_property
     def runs(self) -> tuple[Runs, ...]:
@@ -132,8 +145,7 @@ class AttentionPlan:
         """Of Wq, Wk, Wv and Wo."""
         split = self.sharding.split
         over = (*split.batch, *split.rows)
-        whole_keys = () if split.kv_heads else split.heads
-        pending = {"wq": over, "wk": (*over, *whole_keys), "wv": (*over, *whole_keys), "wo": over}
+        pending = {"wq": over, "wk": (*over, *self.whole_keys), "wv": (*over, *self.whole_keys), "wo": over}
         return {
             name: self._plan(TensorSharding(*getattr(self.sharding, name).dims, partial=axes),
                              getattr(self.sharding, name), getattr(self.shapes, name))

@@ -35,7 +35,7 @@ class RingKept(NamedTuple):
     """What the backward needs."""
 
     q: Array
-    block: list[Array]
+    block: list[tuple[Array, Array]]
     """Keys and values of the last block; the backward of a ring takes it out, to have no more than two."""
     attended: Attended
 
@@ -53,10 +53,15 @@ def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> Ring
     **Communication**: on g devices g-1 shifts by one, each while the block before is worked on.
     """
     place, size = device.position(plan.sharding.split.rows), len(plan.runs)
-    q, block = made[0], np.stack(made[1:])      # one array: a pair of them would be copied more often on its way
+    q, k, v = made
+    block: Any = k, v
+    if size > 1:
+        q, block = np.ascontiguousarray(q), device.empty((2, *k.shape), k.dtype)
+        block[0], block[1] = k, v       # one array, where the others read it: a pair would be copied more often
     made.clear()
     device.hold(ACTIVATIONS, q.nbytes)
-    device.hold(KEYS, block.nbytes)
+    device.hold(KEYS, k.nbytes + v.nbytes)
+    del k, v
     rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), causal=plan.causal)
     for step in range(size):
         at = (place - step) % size
@@ -72,28 +77,31 @@ def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> Ring
     return RingKept(q, [block], attended)
 
 
-def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> tuple[Array, Array, Array]:
-    """The gradients of a device's queries, keys and values, from that of its rows' results.
+def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> Array:
+    """The gradients of a device's queries, keys and values side by side, from that of its rows' results.
 
     **Communication**: on g devices g-1 shifts of a block, each while the block before is worked on, and g-1 of the
     gradients of one.  ``ValueError`` when run a second time, for then the block is gone.
     """
     place, size = device.position(plan.sharding.split.rows), len(plan.runs)
-    rows = BlockwiseBackward(
-        device, kept.q, plan.runs[place], plan.serves(device.rank), kept.attended, grad, causal=plan.causal
-    )
     if not kept.block:
         raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
                          "saved have gone round")
-    block = kept.block[0]
+    block: Any = kept.block[0]
     if size > 1:
         kept.block.clear()
-    grads = np.zeros(block.shape, block.dtype)
-    device.hold(GRADIENTS, grads.nbytes)
+    heads, keys = kept.q.shape[2], block[0].shape[2]
+    made = np.empty((*kept.q.shape[:2], heads + 2 * keys, kept.q.shape[3]), kept.q.dtype)
+    q_grad, *own = (made[:, :, cut] for cut in (slice(heads), slice(heads, heads + keys), slice(heads + keys, None)))
+    rows = BlockwiseBackward(
+        device, kept.q, plan.runs[place], plan.serves(device.rank), kept.attended, grad, q_grad, causal=plan.causal
+    )
+    grads: Any = own if size == 1 else device.empty(block.shape, block.dtype)
+    device.hold(GRADIENTS, _nbytes(grads))
     for step in range(size):
         at = (place + 1 + step) % size
         coming = _passed_on(device, plan, block, at, by=-1) if step < size - 1 else None
-        rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1])
+        rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1], first=step == 0, last=step == size - 1)
         if coming is not None:
             device.hold(KEYS, -block.nbytes)
             block = coming.wait()
@@ -103,11 +111,17 @@ def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Arr
             device.hold(GRADIENTS, -grads.nbytes)
             grads = gathered
             del gathered
-    device.hold(KEYS, -block.nbytes)
-    device.hold(GRADIENTS, -grads.nbytes)
+    device.hold(KEYS, -_nbytes(block))
+    device.hold(GRADIENTS, -_nbytes(grads))
     device.hold(STATISTICS, -kept.attended.lse.nbytes)
     device.hold(ACTIVATIONS, -kept.q.nbytes - kept.mixed.nbytes)
-    return rows.q_grad, grads[0], grads[1]
+    if size > 1:
+        own[0][...], own[1][...] = grads
+    return made
+
+
+def _nbytes(pair: Any) -> int:
+    return int(pair[0].nbytes + pair[1].nbytes)
 
 
 def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work:

@@ -15,7 +15,8 @@ how Llama 3 cuts its context (Grattafiori et al., *The Llama 3 Herd of Models*, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -69,14 +70,14 @@ class Piece(NamedTuple):
     masked: bool
 
 
-def pieces(rows: Runs, columns: Runs, *, causal: bool) -> Iterator[Piece]:
+@lru_cache(maxsize=1024)
+def pieces(rows: Runs, columns: Runs, *, causal: bool) -> tuple[Piece, ...]:
     """What is to be computed of the scores of some rows and columns: nothing of what is wholly masked."""
-    for (number, run, row), (_, other, column) in (
-        (a, b) for a in _placed(rows) for b in _placed(columns)
-    ):
-        if not run or not other or (causal and other[0] > run[-1]):
-            continue
-        yield Piece(number, row, column, causal and other[-1] > run[0])
+    return tuple(
+        Piece(number, row, column, causal and other[-1] > run[0])
+        for number, run, row in _placed(rows) for _, other, column in _placed(columns)
+        if run and other and not (causal and other[0] > run[-1])
+    )
 
 
 def _placed(runs: Runs) -> list[tuple[int, range, slice]]:

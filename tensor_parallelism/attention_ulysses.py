@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from parallelism.kernels import Attended, gather_heads, spread_heads
 from parallelism.operation import Device
+from parallelism.splitting import split_sizes
 from tensor_parallelism.attention_blocks import (
     ACTIVATIONS,
     GRADIENTS,
@@ -66,8 +67,8 @@ def ulysses_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> U
 
 def ulysses_backward(
     device: Device, plan: AttentionPlan, kept: UlyssesKept, grad: Array
-) -> tuple[Array, Array, Array]:
-    """The gradients of a device's queries, keys and values, from that of its rows' results.
+) -> Array:
+    """The gradients of a device's queries, keys and values side by side, from that of its rows' results.
 
     **Communication**: four all_to_alls, of the gradients of the result, of queries, keys and values.
     """
@@ -75,17 +76,17 @@ def ulysses_backward(
     mine = plan.exchanged[device.position(plan.sharding.split.rows)]
     grad = _to_heads(device, plan, grad, [len(heads.queries) for heads in plan.exchanged])
     whole = (range(plan.shapes.x[1]),)
-    rows = BlockwiseBackward(device, q, whole, mine.serves, attended, grad, causal=plan.causal)
-    k_grad, v_grad = np.zeros(k.shape, k.dtype), np.zeros(v.shape, v.dtype)
+    q_grad, k_grad, v_grad = (device.empty(x.shape, x.dtype) for x in (q, k, v))
+    rows = BlockwiseBackward(device, q, whole, mine.serves, attended, grad, q_grad, causal=plan.causal)
     device.hold(GRADIENTS, k_grad.nbytes + v_grad.nbytes)
-    rows.add(k, v, whole, k_grad, v_grad)
-    q_rows, k_rows, v_rows = (_to_rows(device, plan, x) for x in (rows.q_grad, k_grad, v_grad))
+    rows.add(k, v, whole, k_grad, v_grad, first=True, last=True)
+    q_rows, k_rows, v_rows = (_to_rows(device, plan, x) for x in (q_grad, k_grad, v_grad))
     device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
     device.hold(KEYS, -k.nbytes - v.nbytes)
     device.hold(STATISTICS, -attended.lse.nbytes)
     device.hold(ACTIVATIONS, -q.nbytes - attended.out.nbytes - mixed.nbytes)
     k_rows, v_rows = (gather_heads(x, _keys(plan), plan.shapes.kv_heads) for x in (k_rows, v_rows))
-    return q_rows, k_rows, v_rows
+    return np.concatenate((q_rows, k_rows, v_rows), axis=2)
 
 
 def _keys(plan: AttentionPlan) -> list[int]:
@@ -95,12 +96,19 @@ def _keys(plan: AttentionPlan) -> list[int]:
 
 def _to_heads(device: Device, plan: AttentionPlan, x: Array, heads: Sequence[int]) -> Array:
     """All rows of some heads, from some rows of all heads."""
-    found: Array = device.all_to_all(x, plan.sharding.split.rows, split_dim=2, concat_dim=1, split_sizes=heads)
+    found: Array = device.all_to_all(
+        x, plan.sharding.split.rows, split_dim=2, concat_dim=1, split_sizes=_unless_even(heads))
     return found
 
 
 def _to_rows(device: Device, plan: AttentionPlan, x: Array) -> Array:
     """And back."""
     rows = [sum(map(len, runs)) for runs in plan.runs]
-    found: Array = device.all_to_all(x, plan.sharding.split.rows, split_dim=1, concat_dim=2, split_sizes=rows)
+    found: Array = device.all_to_all(
+        x, plan.sharding.split.rows, split_dim=1, concat_dim=2, split_sizes=_unless_even(rows))
     return found
+
+
+def _unless_even(sizes: Sequence[int]) -> Sequence[int] | None:
+    """Sizes that are to be said; a call without them is checked but once."""
+    return None if tuple(sizes) == split_sizes(sum(sizes), (len(sizes),)) else sizes

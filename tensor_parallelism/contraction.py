@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -31,6 +31,23 @@ class _Orders(NamedTuple):
     lhs: list[int]
     rhs: list[int]
     out: list[int]
+
+
+Order = tuple[int, ...]
+Look = tuple[Order | None, tuple[int, ...]]
+"""The order in which dims are brought, None where they are in it, and the shape they then take."""
+
+
+class _Looks(NamedTuple):
+    """The same for operands of given shapes."""
+
+    lhs: Look
+    rhs: Look
+    out: tuple[int, ...]
+    """The shape of the product of matrices."""
+    made: Look
+    order: Order | None
+    """Of the dims of the result, once it has its letters."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +109,11 @@ class Contraction:
 
         ``shared``: it is about to be communicated, so it lies where peers read it without a copy.
         """
-        extents, orders = self.extents(a.shape, b.shape), self._orders
-        batch = [extents[letter] for letter in orders.batch]
-        m, k, n = (prod(extents[letter] for letter in letters)
-                   for letters in (orders.rows, self.summed, orders.columns))
-        left = a.transpose(orders.lhs).reshape(*batch, m, k)
-        right = b.transpose(orders.rhs).reshape(*batch, k, n)
-        out = device.empty((*batch, m, n), np.result_type(left, right)) if shared else None
-        shape = [extents[letter] for letter in orders.batch + orders.rows + orders.columns]
-        found = device.matmul(left, right, out=out).reshape(shape)
-        return np.ascontiguousarray(found.transpose(orders.out))
+        looks = _looks(self, a.shape, b.shape)
+        left, right = _matrices(a, looks.lhs), _matrices(b, looks.rhs)
+        out = device.empty(looks.out, np.result_type(left, right)) if shared else None
+        found = _matrices(device.matmul(left, right, out=out), looks.made)
+        return found if looks.order is None else np.ascontiguousarray(found.transpose(looks.order))
 
     @cached_property
     def _orders(self) -> _Orders:
@@ -116,3 +128,24 @@ class Contraction:
 
     def __str__(self) -> str:
         return f"{self.lhs},{self.rhs}->{self.out}"
+
+
+@lru_cache(maxsize=1024)
+def _looks(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _Looks:
+    extents, orders = of.extents(a, b), of._orders
+    batch = [extents[letter] for letter in orders.batch]
+    m, k, n = (prod(extents[letter] for letter in letters) for letters in (orders.rows, of.summed, orders.columns))
+    shape = tuple(extents[letter] for letter in orders.batch + orders.rows + orders.columns)
+    return _Looks(
+        (_moving(orders.lhs), (*batch, m, k)), (_moving(orders.rhs), (*batch, k, n)), (*batch, m, n), (None, shape),
+        _moving(orders.out),
+    )
+
+
+def _moving(order: list[int]) -> Order | None:
+    return None if order == sorted(order) else tuple(order)
+
+
+def _matrices(x: Array, look: Look) -> Array:
+    order, shape = look
+    return (x if order is None else x.transpose(order)).reshape(shape)

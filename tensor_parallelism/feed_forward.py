@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.kernels import ACTIVATIONS
+from parallelism.kernels import ACTIVATIONS, sum_of_rows
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from tensor_parallelism.feed_forward_plan import FeedForwardPlan, feed_forward_plan
@@ -99,8 +99,8 @@ class FeedForward(ShardedOperation):
         x, w1, b1, w2, b2 = map(np.asarray, shards)
         sharding = self.sharding
         if shapes is None:
-            shapes = (device.global_shape(x, sharding.x), device.global_shape(w1, sharding.w1),
-                      device.global_shape(w2, sharding.w2))
+            whole = device.global_shapes([x, w1, w2], [sharding.x, sharding.w1, sharding.w2])
+            shapes = whole[0], whole[1], whole[2]
         dtype = np.result_type(x, w1, b1, w2, b2)
         plan = self.plan(shapes, device.mesh, dtype)
         before = run_product(device, plan.hidden, x, w1)
@@ -117,17 +117,17 @@ class FeedForward(ShardedOperation):
         plan = self.plan(shapes, device.mesh, dtype)
         activation = ACTIVATIONS[self.activation]
         grad = np.asarray(grad)
-        expected = plan.grad.source.local_shape(plan.grad.shape, device.mesh, device.rank)
+        expected = plan.grad.held[device.rank]
         if grad.shape != expected:
             raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                              f"got {grad.shape}")
         grad = moved(device, plan.grad, grad)
         w2_grad = run_product(device, plan.w2_grad, hidden, grad)
-        b2_grad = moved(device, plan.b2_grad, _sum_of_rows(grad))
+        b2_grad = moved(device, plan.b2_grad, sum_of_rows(grad))
         before_grad = activation.backward(before, run_product(device, plan.hidden_grad, grad, w2))
         x_grad = run_product(device, plan.x_grad, before_grad, w1)
         w1_grad = run_product(device, plan.w1_grad, x, before_grad)
-        b1_grad = moved(device, plan.b1_grad, _sum_of_rows(before_grad))
+        b1_grad = moved(device, plan.b1_grad, sum_of_rows(before_grad))
         device.hold("activations", -x.nbytes - before.nbytes - hidden.nbytes)
         return x_grad, w1_grad, b1_grad, w2_grad, b2_grad
 
@@ -170,8 +170,3 @@ def check_biases(w1: Shape, b1: Shape, w2: Shape, b2: Shape) -> None:
     for name, bias, weights in (("b1", b1, w1), ("b2", b2, w2)):
         if bias != weights[1:]:
             raise ValueError(f"{name} is of shape {weights[1:]} beside weights of shape {weights}, got {bias}")
-
-
-def _sum_of_rows(x: Array) -> Array:
-    rows: Array = x.sum(axis=tuple(range(x.ndim - 1)), dtype=x.dtype)
-    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,8 +84,7 @@ class Layer(ShardedOperation):
         """On a device: the shards as arrays, the shapes of the whole inputs, and the plan for them."""
         arrays = self._named(*shards)
         if shapes is None:
-            layouts = (getattr(self.sharding, name) for name in self.NAMES)
-            shapes = [device.global_shape(x, layout) for x, layout in zip(arrays, layouts, strict=True)]
+            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in self.NAMES])
         return arrays, shapes, self.plan(shapes, device.mesh, _dtype(arrays))
 
 
@@ -109,11 +109,16 @@ def check_layouts(sharding: Any, least: Mapping[str, int], waits: Sequence[str] 
 def check_gradient(device: Device, grad: Any, layout: TensorSharding, shape: Shape) -> Array:
     """The gradient of an output as an array; ``ValueError`` if it is not of the shape of the output's shard."""
     found = np.asarray(grad)
-    expected = layout.local_shape(shape, device.mesh, device.rank)
+    expected = _local_shape(layout, shape, device.mesh, device.rank)
     if found.shape != expected:
         raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
                          f"got {found.shape}")
     return found
+
+
+@lru_cache(maxsize=1024)
+def _local_shape(layout: TensorSharding, shape: Shape, mesh: Mesh, rank: int) -> Shape:
+    return layout.local_shape(shape, mesh, rank)
 
 
 def check_tokens(name: str, tokens: Array, vocabulary: int) -> None:

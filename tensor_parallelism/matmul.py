@@ -79,7 +79,8 @@ class MatMul(ShardedOperation):
         """This device's shard of C, from those of A and B."""
         a, b = map(np.asarray, shards)
         sharding = self.sharding
-        shapes = device.global_shape(a, sharding.lhs), device.global_shape(b, sharding.rhs)
+        of_a, of_b = device.global_shapes([a, b], [sharding.lhs, sharding.rhs])
+        shapes = of_a, of_b
         plan = self.plan(shapes, device.mesh, np.result_type(a, b))
         return run_product(device, plan, a, b), Saved(a, b, shapes)
 

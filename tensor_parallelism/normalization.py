@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from parallelism.kernels import (
     normalization_backward,
     normalization_backward_sums,
     normalization_scale,
+    sum_of_rows,
 )
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -106,10 +106,9 @@ class _Normalization(Layer):
             products = grad * hat
             sums = normalization_backward_sums(grad, products, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
-        x_grad = normalization_backward(grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED)
-        rows = prod(hat.shape[:-1]), hat.shape[-1]
-        of_parameters = (products, grad)[: 1 + self.CENTRED]
-        terms = [term.reshape(rows).sum(axis=0, dtype=dtype) for term in of_parameters]
+        terms = [sum_of_rows(term) for term in (products, grad)[: 1 + self.CENTRED]]
+        x_grad = normalization_backward(
+            grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED, scratch=products)
         grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=True)]
         self._hold(device, saved, -1)
         return x_grad, *grads

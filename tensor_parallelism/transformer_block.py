@@ -232,9 +232,9 @@ class TransformerBlock(ShardedOperation):
 
     def _whole(self, device: Device, arrays: list[Array]) -> list[Shape]:
         """The shapes of the whole inputs: what follows from the others is not asked for."""
-        held = dict(zip(self.NAMES, arrays, strict=True))
-        x, wq, wk, w1 = (device.global_shape(held[name], getattr(self.sharding, name))
-                         for name in ("x", "wq", "wk", "w1"))
+        held, needed = dict(zip(self.NAMES, arrays, strict=True)), ("x", "wq", "wk", "w1")
+        x, wq, wk, w1 = device.global_shapes(
+            [held[name] for name in needed], [getattr(self.sharding, name) for name in needed])
         found = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
                  "w2": (*w1[1:], *x[2:])}
         return [found.get(name, x[2:]) for name in self.NAMES]

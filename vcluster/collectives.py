@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +56,20 @@ OUTSIDE_ALLOWED = ("broadcast", "permute")
 """With ``groups=``, a rank may be in none of them: it gets zeros."""
 
 
-class _InGroup(NamedTuple):
-    """A call of some ranks only, or in another order, as it is told."""
+class _Told:
+    """A call as it is told, of some ranks only or in another order if these are given: written when first asked for."""
 
-    what: object
-    ranks: tuple[int, ...]
+    __slots__ = ("_ranks", "_text", "_what")
+
+    def __init__(self, what: object, ranks: tuple[int, ...] | None) -> None:
+        self._what = what
+        self._ranks = ranks
+        self._text = ""
 
     def __str__(self) -> str:
-        return f"{self.what} of group {list(self.ranks)}"
+        if not self._text:
+            self._text = str(self._what) + ("" if self._ranks is None else f" of group {list(self._ranks)}")
+        return self._text
 
 
 class Plan:
@@ -76,7 +82,7 @@ class Plan:
     def __init__(self, call: Call, reduction: Reduction | None, size: int, *, what: object = None) -> None:
         self.call = call
         self.dtype = None if call.dtype is None else dtype_name(call.dtype)
-        self.what = what or call if call.ranks == tuple(range(size)) else _InGroup(what or call, call.ranks)
+        self.what = _Told(what or call, None if call.ranks == tuple(range(size)) else call.ranks)
         """What its ``str`` says is told of it while it is under way."""
         self.reduction = reduction
         self.result_counts = call.kind in RESULT_FOR_ALL or (call.kind == "broadcast" and not call.gives)

@@ -21,7 +21,7 @@ from vcluster.collectives import Collectives
 from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
 from vcluster.programs import dump
-from vcluster.tracing import Recorder
+from vcluster.tracing import Recorder, dtype_name
 
 if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
@@ -130,7 +130,7 @@ class VirtualDevice:
         values = {"flops": float(flops), "nbytes": float(nbytes)}
         marks: dict[str, Any] = {"stage": stage, "microbatch": microbatch, "phase": phase}
         if dtype is not None:
-            marks["dtype"] = np.dtype(dtype).name
+            marks["dtype"] = dtype_name(np.dtype(dtype))
         return self.recorder.compute(name, seconds, {**values, **marks})
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
@@ -310,9 +310,16 @@ class VirtualDevice:
         The ranks that differ along the axes over which it is split take part.  **Communication**: shapes only; it is
         not in the trace, as what collectives say to agree is not.  ``ValueError`` for shards of no one tensor.
         """
-        from vcluster.resharding import global_shape
+        return self.global_shapes([x], [sharding])[0]
 
-        return global_shape(self, np.asarray(x), sharding)
+    def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
+        """`global_shape` of several tensors at once: the ranks take part that do for any of them.
+
+        **Communication**: one exchange, which is not in the trace either.
+        """
+        from vcluster.resharding import global_shapes
+
+        return global_shapes(self, [np.asarray(x) for x in xs], shardings)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 

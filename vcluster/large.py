@@ -133,7 +133,7 @@ class Large:
     def _reduce(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
         assert self._reduction is not None
         call, position = self._calls[self._group.position], self._group.position
-        first = 0 if call.kind == "reduce" else sum(call.sizes[:position]) * prod(out.shape[1:])
+        first = 0 if call.kind == "reduce" else sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :])
         reduce_into(sources, first, out.reshape(-1), self._reduction)
 
     def _join(self, sources: Sequence[Any], out: NDArray[Any]) -> None:

@@ -117,9 +117,11 @@ def _combine(
 
 def is_contiguous(call: Call) -> bool:
     """Whether each member needs whole stretches of the others' arrays, and its result is made of them end to end."""
-    return call.kind in ("all_reduce", "reduce", "broadcast", "permute", "all_scatter") or (
-        call.dim == 0 and call.concat_dim == 0 and call.shape != ()
-    )
+    if call.kind in ("all_reduce", "reduce", "broadcast", "permute", "all_scatter"):
+        return True
+    if call.dim == 0 and call.concat_dim == 0:
+        return call.shape != ()
+    return call.kind in ("all_gather", "reduce_scatter") and prod((call.shape or ())[: call.dim]) == 1
 
 
 def blocks(calls: Sequence[Call], position: int) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ from parallelism.kernels.dense import (
     dense_backward_input,
     dense_backward_weights,
     dense_forward_flops,
+    sum_of_rows,
 )
 from parallelism.kernels.dropout import dropout, dropout_mask, splitmix64
 from parallelism.kernels.losses import LOSSES, Loss, mean_squared_error, softmax_cross_entropy
@@ -106,5 +107,6 @@ __all__ = [
     "softmax_cross_entropy",
     "splitmix64",
     "spread_heads",
+    "sum_of_rows",
     "target_logits",
 ]

@@ -56,22 +56,22 @@ def merge(a: Attended, b: Attended) -> Attended:
 
 
 def attend_backward(
-    q: Array, k: Array, v: Array, lse: Array, delta: Array, grad: Array, mask: Array | None = None
+    q: Array, k: Array, v: Array, lse: Array, delta: Array, grad: Array, mask: Array | None = None, *,
+    out: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v by these columns, from that of the result of the whole rows.
+    """The gradients of q, k and v by these columns, from that of the result of the whole rows; in ``out`` if given.
 
     ``lse`` and ``delta`` (`row_products`) are of the whole rows.  The gradient of q is the sum of those by all columns.
     """
+    q_grad, k_grad, v_grad = out or (np.empty(x.shape, x.dtype) for x in (q, k, v))
     weights = _scores(q, k, mask)
     weights -= _finite(lse)[..., None]
     np.exp(weights, out=weights)
-    v_grad = np.empty(v.shape, v.dtype)
     np.matmul(weights.swapaxes(2, 3), _by_head(grad), out=_by_head(v_grad))
     scores_grad = _by_head(grad) @ _by_head(v).swapaxes(2, 3)
     scores_grad -= delta[..., None]
     scores_grad *= weights
     scores_grad *= _scale(q)
-    q_grad, k_grad = np.empty(q.shape, q.dtype), np.empty(k.shape, k.dtype)
     np.matmul(scores_grad, _by_head(k), out=_by_head(q_grad))
     np.matmul(scores_grad.swapaxes(2, 3), _by_head(q), out=_by_head(k_grad))
     return q_grad, k_grad, v_grad

@@ -24,13 +24,13 @@ Array = npt.NDArray[Any]
 
 def feature_sums(x: Array) -> Array:
     """``x`` summed over its last dim, which stays with extent 1; dtype kept, zero where there are no features."""
-    sums: Array = x.sum(axis=-1, keepdims=True, dtype=x.dtype)
+    sums: Array = (x @ np.ones(x.shape[-1], x.dtype))[..., None]
     return sums
 
 
 def feature_products(x: Array, y: Array) -> Array:
     """``x * y`` summed over its last dim, which stays with extent 1."""
-    sums: Array = np.einsum("...i,...i->...", x, y)[..., None]
+    sums: Array = np.vecdot(x, y)[..., None]
     return sums
 
 
@@ -49,14 +49,15 @@ def normalization_backward_sums(grad: Array, products: Array, weight: Array) -> 
 
 
 def normalization_backward(
-    grad: Array, hat: Array, weight: Array, scale: Array, sums: Array, features: int, *, centred: bool
+    grad: Array, hat: Array, weight: Array, scale: Array, sums: Array, features: int, *, centred: bool,
+    scratch: Array | None = None,
 ) -> Array:
     """The gradient of x, from that of y and `normalization_backward_sums` over all features.
 
-    Without ``centred`` the last of the sums will do.
+    Without ``centred`` the last of the sums will do.  ``scratch``, of the shape of x, is overwritten.
     """
     found: Array = grad * weight
-    found -= hat * (sums[-1] / features)
+    found -= np.multiply(hat, sums[-1] / features, out=scratch)
     if centred:
         found -= sums[0] / features
     found *= scale

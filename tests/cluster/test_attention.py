@@ -255,11 +255,11 @@ def blocks_alive(device, operation, grad, *shards):
     most = 0
 
     def noting(add):
-        def noted(self, k, *others):
+        def noted(self, k, *others, **options):
             nonlocal most
             seen.append(weakref.ref(k.base))
             most = max(most, len({id(block()) for block in seen if block() is not None}))
-            return add(self, k, *others)
+            return add(self, k, *others, **options)
 
         return noted
 
