@@ -9,6 +9,7 @@ import pytest
 
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware
+from parallelism.links import HostLink, Link
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.sharding import TensorSharding
@@ -113,6 +114,23 @@ def test_a_priced_dtype_makes_a_pipeline_quicker(cluster_of):
     half = whole.on("dgx-h100", priced_dtype="bfloat16")
     assert half.makespan_seconds < whole.makespan_seconds and half.priced_dtype == "bfloat16"
     assert half.flops() == whole.flops() > 0
+
+
+def test_a_pipeline_is_priced_in_the_dtype_that_it_computes_in(cluster_of):
+    def step(dtype):
+        mlp = MLP((64, 128, 96, 10), pipeline=Pipeline(stages=2, microbatches=3), seed=0, dtype=dtype)
+        x, targets = np.ones((48, 64), dtype), np.eye(10, dtype=dtype)[np.arange(48) % 10]
+        return quietly(cluster_of(Mesh(pp=2), "thread").run(mlp.train_step(), x, targets))
+
+    quick = Hardware(
+        "quick", {"float64": 1e9, "float32": 4e9}, 1e9, 1e30, [Link("link", 2, 0.0, 1e30)], HostLink(0.0, 1e30))
+    whole, half = step("float64"), step("float32")
+    assert {e.dtype for e in half.filter(kind="compute") if e.stage is not None} == {"float32"}
+    assert half.flops() == whole.flops() > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        seconds = [trace.on(quick, compute="modelled").makespan_seconds for trace in (whole, half)]
+    assert seconds[0] == pytest.approx(4 * seconds[1], rel=1e-6)
 
 
 def test_the_options_are_checked_before_anything_starts(tmp_path):
