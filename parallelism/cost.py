@@ -21,10 +21,10 @@ from math import inf, sqrt
 from typing import TYPE_CHECKING
 
 from parallelism.communication import COLLECTIVES, Pairs
-from parallelism.hardware import Hardware, LinkPath
+from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.hierarchy import HIERARCHICAL, PARTS, Group, Groups, taken_apart
 from parallelism.mesh import Mesh
-from parallelism.phase_times import Term, terms
+from parallelism.phase_times import Term, channel_loads, terms
 from parallelism.phases import Phases, names, phases
 from parallelism.torus import COLLECTIVES as ON_A_TORUS
 from parallelism.torus import TORUS, positions_on_torus, torus_phases
@@ -79,6 +79,7 @@ class Costs:
         self.hardware = hardware
         self._paths: dict[tuple[int, int], LinkPath] = {}
         self._terms: dict[tuple[object, ...], dict[Term, int]] = {}
+        self._loads: dict[tuple[object, ...], dict[Channel, float]] = {}
         self._taken_apart: dict[Groups, tuple[Groups, Groups] | None] = {}
         self._collectives: dict[tuple[object, ...], CollectiveCost] = {}
 
@@ -161,6 +162,34 @@ class Costs:
             for name in self.algorithms(collective, ranks)
         )
         return tuple(sorted(told, key=lambda cost: cost.seconds))
+
+    def channel_bytes(
+        self, cost: CollectiveCost, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
+    ) -> dict[Channel, float]:
+        """The bytes that cross each channel in a collective that costs so, all its phases together."""
+        found: dict[Channel, float] = {}
+        self._add_bytes(found, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs)
+        return found
+
+    def _add_bytes(
+        self, found: dict[Channel, float], collective: str, name: str, nbytes: float, groups: Groups, root: int,
+        pairs: Pairs = (),
+    ) -> None:
+        def part(collective: str, nbytes: float, groups: Groups, root: int = 0) -> tuple[float, str]:
+            seconds, name = self._cheapest(collective, nbytes, groups, root)
+            self._add_bytes(found, collective, name, nbytes, groups, root)
+            return seconds, name
+
+        halves = self._halves(groups) if name == HIERARCHICAL and collective in PARTS else None
+        if halves is not None:
+            PARTS[collective](part, nbytes, groups, *halves, root)
+            return
+        key = collective, name, groups, root, pairs
+        if key not in self._loads:
+            self._loads[key] = channel_loads(
+                self.hardware, self._phases(collective, name, groups[0], root, pairs), groups)
+        for channel, load in self._loads[key].items():
+            found[channel] = found.get(channel, 0.0) + load * nbytes
 
     def _cheapest(
         self, collective: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()

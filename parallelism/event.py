@@ -44,6 +44,7 @@ class Event:
     peer: int | None = None
     """The other rank of a send or a recv; `HOST` (-1) is the host."""
     algorithm: str | None = None
+    """By which a collective was run."""
     stage: int | None = None
     microbatch: int | None = None
     phase: str | None = None
@@ -70,3 +71,5 @@ class Event:
     part: int = 0
     """Which piece of its compute block this is: calls of the library inside divide one.  Flops and bytes are the
     first one's."""
+    priced_algorithm: str | None = None
+    """By which a collective was priced, where it was: that of its run, or for a direct one the cheapest."""

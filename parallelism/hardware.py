@@ -21,8 +21,6 @@ from operator import mul
 from os import PathLike
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from parallelism import checked, hardware_files, hardware_table
 from parallelism.links import HostLink, Link
 from parallelism.mesh import Axes, Mesh
@@ -270,10 +268,9 @@ class Hardware:
             return LinkPath(0.0, inf, (), None)
         level = self.level(source, target)
         link = self.links[level]
-        places = (np.array([self.place(rank)]) for rank in (source, target))
-        distance, _, channel = link.uses(self._insides[level], *places)
-        channels: list[Channel] = [(level, -1, number) for number in channel.tolist()]
-        latency, bandwidth = int(distance[0]) * link.latency_seconds, link.bytes_per_second
+        distance, numbers = link.path(self._insides[level], self.place(source), self.place(target))
+        channels: list[Channel] = [(level, -1, number) for number in numbers]
+        latency, bandwidth = distance * link.latency_seconds, link.bytes_per_second
         for i, fault in enumerate(self.faults):
             if fault.concerns(source, target):
                 channels.append((level, i, 0))
@@ -283,9 +280,11 @@ class Hardware:
 
     def capacity(self, channel: Channel) -> float:
         """The bytes per second of what messages share."""
-        level, fault, _ = channel
-        factor = 1.0 if fault < 0 else self.faults[fault].bandwidth_factor
-        return factor * self.links[level].bytes_per_second
+        return self.part(channel) * self.links[channel[0]].bytes_per_second
+
+    def part(self, channel: Channel) -> float:
+        """Of the bandwidth of a link of its level: all but for faults."""
+        return 1.0 if channel[1] < 0 else self.faults[channel[1]].bandwidth_factor
 
     def spans(self, mesh: Mesh, axes: Axes = None) -> str | None:
         """The name of the outermost level that any group along axes of a mesh meets at; None for groups of one.

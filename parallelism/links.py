@@ -97,6 +97,15 @@ class Link:
             return Uses(np.ones_like(source), message, channel)
         return self._round_the_torus(ports, units[0], units[1], lanes[0])
 
+    def path(self, inside: int, source: int, target: int) -> tuple[int, list[int]]:
+        """`uses` of one message: the hops it makes, and its channels."""
+        if self.shape != "switch":
+            distance, _, channel = self.uses(inside, np.array([source]), np.array([target]))
+            return int(distance[0]), channel.tolist()
+        ports = self.ports or inside
+        out, into = (2 * (place // inside * ports + place % inside * ports // inside) for place in (source, target))
+        return 1, [out, into + 1]
+
     def _round_the_torus(self, ports: int, here: Ints, there: Ints, lane: Ints) -> Uses:
         distance = np.zeros_like(here)
         at, messages, channels = here.copy(), [], []

@@ -7,13 +7,14 @@ textbook's formulas (`parallelism.phases`); over more, the slowest level counts 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.hardware import Hardware
+from parallelism.hardware import Channel, Hardware
 from parallelism.hierarchy import Groups
 from parallelism.links import Ints
 from parallelism.phases import Phase, Phases
@@ -60,30 +61,66 @@ def terms(hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0) -> 
     return found
 
 
-def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple[Line, ...]:
-    """By level: the longest latency, and what comes together on one channel."""
+def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
+    """By channel, the parts of S that cross it when every group runs these phases."""
+    ranks = np.array(groups, np.int64)
+    places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
+    found: dict[Channel, float] = {}
+    for phase in made:
+        times = (1 if phase.piped else phase.times) / phase.whole
+        for used in _used(hardware, phase, ranks, places):
+            loads = [(-1, number, load) for number, load in zip(
+                used.channels.tolist(), used.loads.tolist(), strict=True)]
+            loads += [(i, 0, float(used.parts[slowed].sum())) for i, slowed in enumerate(used.slowed)]
+            for fault, number, load in loads:
+                if load:
+                    channel = used.level, fault, number
+                    found[channel] = found.get(channel, 0.0) + times * load
+    return found
+
+
+class _Used(NamedTuple):
+    """What the messages of a phase use of one level."""
+
+    level: int
+    distance: Ints
+    parts: Ints
+    """Of each message."""
+    channels: Ints
+    loads: NDArray[Any]
+    """The parts that come together on each channel."""
+    slowed: list[NDArray[np.bool_]]
+    """By fault, the messages that it concerns."""
+
+
+def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[_Used]:
     here, there = places[:, phase.sources].ravel(), places[:, phase.targets].ravel()
     parts = np.tile(phase.parts, len(ranks))
     concerned = [
         _among(ranks[:, phase.sources], fault.source) & _among(ranks[:, phase.targets], fault.target)
         for fault in hardware.faults
     ]
-    lines = []
     for level, link in enumerate(hardware.links):
         inside = hardware.inside(level)
         apart = here // inside != there // inside
         met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
-        if not len(met):
-            continue
-        distance, message, channel = link.uses(inside, here[met], there[met])
-        _, place = np.unique(channel, return_inverse=True)
-        load = int(np.bincount(place, weights=parts[met][message]).max())
-        latency, per_second = distance * link.latency_seconds, phase.whole * link.bytes_per_second
-        loads = [(load, per_second)]
-        for fault, concerns in zip(hardware.faults, concerned, strict=True):
-            slowed = concerns.ravel()[met]
+        if len(met):
+            distance, message, channel = link.uses(inside, here[met], there[met])
+            channels, place = np.unique(channel, return_inverse=True)
+            loads = np.bincount(place, weights=parts[met][message])
+            yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
+
+
+def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple[Line, ...]:
+    """By level: the longest latency, and what comes together on one channel."""
+    lines = []
+    for used in _used(hardware, phase, ranks, places):
+        link = hardware.links[used.level]
+        latency, per_second = used.distance * link.latency_seconds, phase.whole * link.bytes_per_second
+        loads = [(int(used.loads.max()), per_second)]
+        for fault, slowed in zip(hardware.faults, used.slowed, strict=True):
             latency = latency + slowed * fault.delay_seconds
-            loads.append((int(parts[met][slowed].sum()), fault.bandwidth_factor * per_second))
+            loads.append((int(used.parts[slowed].sum()), fault.bandwidth_factor * per_second))
         lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1])))
     return tuple(lines)
 

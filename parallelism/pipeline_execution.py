@@ -7,6 +7,7 @@ its actions and where its stages lie, so any valid order runs, several stages on
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -49,9 +50,18 @@ class Stage(Protocol):
         """Computes again what was dropped after the forward."""
         return
 
+    @property
+    def dtype(self) -> npt.DTypeLike | None:
+        """What the stage computes in; None: it does not say."""
+        return None
+
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
         """Flops, and bytes of memory traffic, of an action of this kind; ``R`` is for `recompute`."""
         return 0.0, 0.0
+
+    def seconds(self, kind: str, microbatch: int) -> float | None:
+        """What an action of this kind takes, whatever it costs and computes; None: that is not said."""
+        return None
 
     def held(self, microbatch: int) -> int:
         """Bytes kept at the moment for the backward of this microbatch."""
@@ -87,14 +97,12 @@ def run_actions(
             mail.expect(following)
         before = stage.held(k)
         if kind in ("B", "I") and stage.dropped:
-            flops, nbytes = stage.cost("R", k)
-            with device.compute(f"recompute {number}F{k}", flops=flops, nbytes=nbytes, stage=number, microbatch=k):
+            with _priced(device, stage, number, "R", k):
                 stage.recompute(k)
             device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
             before = stage.held(k)
-        flops, nbytes = stage.cost(kind, k)
         y: Array | None = None
-        with device.compute(str(action), flops=flops, nbytes=nbytes, phase=kind, stage=number, microbatch=k):
+        with _priced(device, stage, number, kind, k):
             if kind == "F":
                 y = stage.forward(k, x)
             elif kind == "B":
@@ -109,6 +117,17 @@ def run_actions(
         if done is not None and kind in ("B", "W"):
             done(number, k)
     mail.close()
+
+
+def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
+    """What is computed for an action, with the price that the stage gives it."""
+    flops, nbytes = stage.cost(kind, microbatch)
+    again = kind == "R"
+    return device.compute(
+        f"recompute {number}F{microbatch}" if again else f"{number}{kind}{microbatch}", flops=flops, nbytes=nbytes,
+        seconds=stage.seconds(kind, microbatch), phase=None if again else kind, stage=number, microbatch=microbatch,
+        dtype=stage.dtype,
+    )
 
 
 class _Mail:

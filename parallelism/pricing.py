@@ -5,39 +5,33 @@
                             same to the last bit whatever the load of the machine; the undeclared costs nothing
 
 Either is longer on a straggler.  Messages and collectives cost what `parallelism.cost` says, by the algorithm that was
-named; by the cheapest, as a tuned library would choose, where none was (``direct`` in the record).  A resharding costs
-what its slowest member needs for the collectives inside, one after the other; what is said to agree on shapes is free.
-On the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is declared.
+named; by the cheapest where none was (`parallelism.collective_prices`).  What is said to agree on shapes is free.  On
+the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is declared.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.closed_forms import closed_form
-from parallelism.columns import ABSENT, Columns, codes, combined
-from parallelism.communication import COLLECTIVES, ROOTED, Pairs
+from parallelism.collective_prices import collective_prices
+from parallelism.columns import ABSENT, Columns, Table, codes, combined
 from parallelism.cost import Costs
-from parallelism.hardware import ITEMSIZE, Channel, Hardware, LinkPath
-from parallelism.timeline_roles import COLLECTIVE, COMPUTE, SEND, Roles, group_sizes
+from parallelism.hardware import ITEMSIZE, Channel, Hardware
+from parallelism.link_sharing import Way
+from parallelism.timeline_roles import COLLECTIVE, COMPUTE, SEND, Roles
 
 HOST_NAME = "host"
 COMPUTE_KINDS = ("measured", "modelled")
 
 Floats = npt.NDArray[np.float64]
 
-_MADE_OF = {"all_gather_object": "all_scatter", "broadcast_object": "broadcast"}
-_RECEIVES_NOTHING = ("broadcast", "scatter")
-"""The root of these; that of `reduce` and `gather` sends nothing."""
-_NO_PAIRS: Pairs = ()
 _FLOATS = ("float16", "float32", "float64")
 
 
@@ -53,12 +47,24 @@ class Seen(NamedTuple):
     """Of all compute."""
 
 
+class Prices(NamedTuple):
+    """What the events of a record cost."""
+
+    seconds: Floats
+    algorithms: Table | None = None
+    """By which those of collectives were found; None: there are none, or they are free."""
+    ways: tuple[Way | None, ...] = (None,)
+    """What collectives use of the links, the different ones."""
+    way: npt.NDArray[np.int64] | None = None
+    """By event, which of these; None: the first."""
+
+
 @dataclass(frozen=True)
 class Pricing:
     """How the events of a record are priced.  ``ValueError`` where a rate is asked for that there is not.
 
     ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; declared flops and bytes of
-    no told dtype are taken for float64's.  ``link_sharing``: messages that overlap share their links.
+    no told dtype are taken for float64's.  ``link_sharing``: messages and collectives that overlap share their links.
     """
 
     hardware: Hardware | None = None
@@ -110,15 +116,10 @@ class Pricing:
         return Costs(self.hardware)
 
     @property
-    def path(self) -> Callable[[int, int], LinkPath]:
-        """The way of a message."""
-        return self.costs.path
-
-    @property
     def capacity(self) -> Callable[[Channel], float]:
-        """What a channel carries."""
+        """The part of a link's bandwidth that a channel has."""
         assert self.hardware is not None
-        return self.hardware.capacity
+        return self.hardware.part
 
     # -- what there is to price ----------------------------------------------------------------------------------------
 
@@ -147,8 +148,8 @@ class Pricing:
 
     # -- prices --------------------------------------------------------------------------------------------------------
 
-    def seconds(self, events: Columns, found: Roles) -> Floats:
-        """What each compute, send and collective costs by itself; all others 0."""
+    def prices(self, events: Columns, found: Roles) -> Prices:
+        """What each compute, send and collective costs by itself, and the links that it uses; all others nothing."""
         seconds = np.zeros(len(events))
         at = np.flatnonzero(found.roles == COMPUTE)
         seconds[at] = self._compute(events.take(at))
@@ -157,9 +158,23 @@ class Pricing:
             seconds[at] = self._messages(events.take(at))
             at = np.flatnonzero(events.isin("kind", {"collective"}))
             if len(at):
-                prices = self._collectives(events.take(at))
-                seconds[at] = np.where(found.roles[at] == COLLECTIVE, prices, 0.0)
-        return seconds
+                told = events.take(at)
+                prices = collective_prices(
+                    self.costs, told, self._scale_of_collectives(told), sharing=self.link_sharing)
+                seconds[at] = np.where(found.roles[at] == COLLECTIVE, prices.seconds, 0.0)
+                name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
+                name[at], way[at] = prices.algorithms.index, prices.way
+                return Prices(seconds, Table(prices.algorithms.values, name), prices.ways, way)
+        return Prices(seconds)
+
+    def way(self, source: int, target: int) -> tuple[Way | None, float]:
+        """The links of a message, and its latency behind them."""
+        path = self.costs.path(source, target)
+        if not path.channels or self.hardware is None:
+            return None, path.latency_seconds
+        whole = self.hardware.links[path.channels[0][0]].bytes_per_second
+        return Way(tuple((channel, 1.0) for channel in path.channels), path.bytes_per_second / whole), (
+            path.latency_seconds)
 
     def message_bytes(self, events: Columns) -> Floats:
         """The bytes of each send, as they are priced."""
@@ -172,6 +187,11 @@ class Pricing:
         table = {dtype: ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype] for dtype in _FLOATS}
         by_dtype = {dtype: table.get(dtype or untold or "", 1.0) for dtype in events.distinct("dtype")}
         return np.array([by_dtype[dtype] for dtype in events.values("dtype")], np.float64)
+
+    def _scale_of_collectives(self, events: Columns) -> Floats:
+        """Infinite where no dtype is told: who only receives has none."""
+        scale = self._scale(events, None)
+        return scale if self.priced_dtype is None else np.where(events.present("dtype"), scale, np.inf)
 
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
@@ -211,69 +231,6 @@ class Pricing:
         ]
         return np.array(prices, np.float64)[place]
 
-    def _collectives(self, events: Columns) -> Floats:
-        """The price of each collective, children included; a resharding's is made of those of its children."""
-        scale = self._scale(events, None)
-        if self.priced_dtype is not None:
-            scale = np.where(events.present("dtype"), scale, np.inf)    # who only receives has none to tell
-        order = np.argsort(events.key("group", "sequence"), kind="stable")
-        key = events.key("group", "sequence")[order]
-        begins = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-        least = np.minimum.reduceat(scale[order], begins)
-        received = np.add.reduceat(events.numbers("bytes_received")[order], begins) * np.where(
-            np.isinf(least), 1.0, least)
-        members = np.diff(np.append(begins, len(order)))
-        operations = events.only("name", "group", "algorithm").take(order[begins])
-        whole = members == group_sizes(operations)
-        price_of: dict[Any, float] = {}
-        looks = codes(operations["name"]), codes(operations["group"]), codes(operations["algorithm"])
-        look = combined(*looks).tolist()
-        prices = np.zeros(len(begins))
-        told = zip(look, received.tolist(), *map(operations.values, ("name", "group", "algorithm")), strict=True)
-        for place, (alike, total, name, group, algorithm) in enumerate(told):
-            kind = _MADE_OF.get(name, name)
-            if not whole[place] or kind not in COLLECTIVES:
-                continue
-            known: Any = alike, total
-            root, pairs = 0, _NO_PAIRS
-            if kind in ROOTED or kind == "permute":
-                own = events.take(order[begins[place]:begins[place] + members[place]])
-                root, pairs = _root(kind, group, own), _pairs(group, own) if kind == "permute" else _NO_PAIRS
-                known = alike, total, root, pairs
-            if known not in price_of:
-                if kind == "permute":   # as long as the largest
-                    total = float(own.numbers("bytes_received").max() * (total / max(1, _sum(own))))
-                price_of[known] = self._collective(kind, algorithm, group, total, root, pairs)
-            prices[place] = price_of[known]
-        out = np.zeros(len(events))
-        out[order] = np.repeat(prices, members)
-        return self._with_reshardings(events, out, order, begins, members)
-
-    def _collective(
-        self, kind: str, algorithm: str | None, group: tuple[int, ...], received: float, root: int, pairs: Pairs
-    ) -> float:
-        if len(group) < 2:
-            return 0.0
-        parts = 1.0 if kind == "permute" else _parts(kind, algorithm, len(group), root)
-        named = None if algorithm in (None, "direct") else algorithm
-        nbytes = received / parts if parts else 0.0
-        return self.costs.collective(kind, nbytes, group, algorithm=named, root=root, pairs=pairs).seconds
-
-    def _with_reshardings(
-        self, events: Columns, prices: Floats, order: npt.NDArray[Any], begins: npt.NDArray[Any],
-        members: npt.NDArray[Any],
-    ) -> Floats:
-        if not events.present("parent").any():
-            return prices
-        inside: Counter[tuple[int, int]] = Counter()
-        for rank, parent, price in zip(events.values("rank"), events.values("parent"), prices.tolist(), strict=True):
-            if parent is not None:
-                inside[rank, parent] += price
-        made_of = [inside[key] for key in zip(events.values("rank"), events.values("serial"), strict=True)]
-        slowest = np.zeros(len(events))
-        slowest[order] = np.repeat(np.maximum.reduceat(np.array(made_of)[order], begins), members)
-        return np.where(events.isin("name", COLLECTIVES) | events.isin("name", _MADE_OF), prices, slowest)
-
 
 def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
     """The events but some, numbered anew."""
@@ -291,31 +248,3 @@ def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
     renumbered = events.with_columns(
         serial=moved(serials), parent=np.where(parents == ABSENT, ABSENT, moved(np.maximum(parents, 0))))
     return renumbered.take(~left_out)
-
-
-def _root(kind: str, group: tuple[int, ...], events: Columns) -> int:
-    """The position of the root: of whoever gets, or gives, nothing; 0 if there is nothing to give."""
-    if kind not in ROOTED:
-        return 0
-    moved = events.numbers("bytes_received" if kind in _RECEIVES_NOTHING else "bytes_sent")
-    none = np.flatnonzero(moved == 0)
-    return group.index(events.values("rank")[int(none[0])]) if len(none) and moved.any() else 0
-
-
-def _pairs(group: tuple[int, ...], events: Columns) -> tuple[tuple[int, int], ...]:
-    """Who sends to whom, by position."""
-    place = {rank: position for position, rank in enumerate(group)}
-    told = zip(events.values("rank"), events.values("sources"), strict=True)
-    return tuple(sorted((place[source], place[rank]) for rank, sources in told for source, _ in sources
-                        if source != rank and source in place))
-
-
-def _sum(events: Columns) -> float:
-    return float(events.numbers("bytes_received").sum())
-
-
-@lru_cache(maxsize=4096)
-def _parts(kind: str, algorithm: str | None, size: int, root: int) -> float:
-    """What all members together receive of S."""
-    return float(sum(closed_form(kind, algorithm, size, root=root).received))
-

@@ -7,13 +7,13 @@ did, and this module goes through the records afterwards, with a clock for each 
     send         takes no time: a copy is on its way, and arrives after what its path takes
     recv         lasts until the message has arrived
     collective   begins when the last member of the group has come to it and the communication streams of all members
-                 are free, and ends for all at once, after its price
+                 are free, and ends for all at once, after its price or, where links are shared, later
     wait         lasts until the asynchronous operation of the same ``work`` is over
     the rest     takes no time: host traffic, memory
 
 An asynchronous recv or collective lasts just as long but does not hold the clock of its rank: a rank has a stream for
 compute and one for communication.  The collectives of a rank follow each other on the latter, in the order in which
-their last members come, and each takes what its algorithm takes by itself; messages share their links with each other
+their last members come.  Messages and collectives under way at the same time share their links
 (`parallelism.link_sharing`), or, where that is switched off, have each the whole of them.  What things cost is said by
 `parallelism.pricing`; without it compute takes the CPU seconds of the device's thread and all else is free: what
 remains is who waits for whom.
@@ -21,6 +21,7 @@ remains is who waits for whom.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import chain
@@ -31,7 +32,7 @@ import numpy as np
 
 from parallelism.columns import Columns, whole_nanoseconds
 from parallelism.event import Event
-from parallelism.link_sharing import SharedLinks
+from parallelism.link_sharing import SharedLinks, Way
 from parallelism.timeline_roles import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, WAIT, roles_of, with_children_placed
 
 if TYPE_CHECKING:
@@ -82,10 +83,12 @@ class _Replay:
         found = roles_of(events)
         self.roles, self.keys, self.sizes = (part.data for part in found)
         self.works = events.values("work")
+        self.algorithms = None
         if pricing is None:
             seconds = np.where(found.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0).astype(np.float64)
         else:
-            seconds = pricing.seconds(events, found)
+            prices = pricing.prices(events, found)
+            seconds, self.algorithms = prices.seconds, prices.algorithms
         self.ordered = pricing is not None and pricing.hardware is not None
         whole = None if self.ordered else whole_nanoseconds(seconds)
         if whole is not None and int(np.abs(whole).max()) * len(events) >= 2**62:
@@ -107,8 +110,13 @@ class _Replay:
         self.stream: list[float] = [0] * len(lengths)       # by lane: when its communication stream is free
         self.links: SharedLinks | None = None
         if pricing is not None and pricing.shares_links:
-            self.paths, self.nbytes = pricing.path, pricing.message_bytes(events).data
+            self.way_of, self.nbytes = pricing.way, pricing.message_bytes(events).data
             self.ranks, self.peers = (events.numbers(end).data for end in ("rank", "peer"))
+            self.message_ways: dict[tuple[int, int], tuple[Way | None, float]] = {}
+            self.ways, self.way = prices.ways, None if prices.way is None else prices.way.data
+            self.queues: list[deque[int]] = [deque() for _ in lengths]      # by lane: collectives that all have come to
+            self.joined: dict[int, list[tuple[int, int]]] = {}              # such a collective -> its members
+            self.behind: dict[int, int] = {}                                # ... -> in how many queues it is not first
             self.links = SharedLinks(pricing.capacity, self.foretell)
 
     def columns(self) -> Columns:
@@ -122,16 +130,19 @@ class _Replay:
                 if what == _LANE:
                     self.advance(number)
                 elif self.links is not None:
-                    arrival = self.links.end(number, version, self.now)
-                    if arrival is not None:
-                        self.arrives(self.keys[number], arrival)
+                    end = self.links.end(number, version, self.now)
+                    if end is not None and number in self.joined:
+                        self.concludes(number, end)
+                    elif end is not None:
+                        self.arrives(self.keys[number], end)
             elif not self.released():
                 break
         starts, durations = (np.asarray(times) / self.unit for times in (self.starts, self.durations))
         if self.events.present("parent").any():
             starts = with_children_placed(self.events, self.ends, starts)
         return self.events.with_columns(
-            start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None)
+            start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None,
+            priced_algorithm=self.algorithms)
 
     def released(self) -> bool:
         """In a broken record some are left, and wait for each other: they go on; whether there were any."""
@@ -192,6 +203,9 @@ class _Replay:
             members.append((lane, i))
             if len(members) < self.sizes[i]:
                 return None
+            if self.links is not None:
+                self.joins(i, self.come.pop(key))
+                return None
             begin: float = start
             for member, j in members:
                 begin = max(begin, self.starts[j], self.stream[member])
@@ -212,13 +226,49 @@ class _Replay:
             return None
         if key not in self.sent:
             self.sent[key] = inf
-            path = self.paths(self.ranks[i], self.peers[i]) if self.links is not None else None
-            if path is not None and path.channels and self.nbytes[i]:
-                assert self.links is not None
-                self.links.begin(i, path, self.nbytes[i], max(start, self.now))
-            else:
+            way, lag = None, 0.0
+            if self.links is not None and self.nbytes[i]:
+                ends = self.ranks[i], self.peers[i]
+                if ends not in self.message_ways:
+                    self.message_ways[ends] = self.way_of(*ends)
+                way, lag = self.message_ways[ends]
+            if way is None:
                 self.arrives(key, start + self.costs[i])
+            elif self.links is not None:
+                self.links.begin(i, way, self.costs[i], lag, max(start, self.now))
         return start
+
+    def joins(self, i: int, members: list[tuple[int, int]]) -> None:
+        """All have come to a collective: it begins when it is the first in the queues of all members."""
+        self.joined[i] = members
+        self.behind[i] = len(members)
+        for member, _ in members:
+            self.queues[member].append(i)
+            if self.queues[member][0] == i:
+                self.is_first(i)
+
+    def is_first(self, i: int) -> None:
+        """In one more queue of its members; in all, a collective begins."""
+        self.behind[i] -= 1
+        if self.behind[i]:
+            return
+        assert self.links is not None
+        way = None if self.way is None else self.ways[self.way[i]]
+        if way is None or not self.costs[i]:
+            self.links.alone(i, self.now + self.costs[i])
+        else:
+            self.links.begin(i, way, self.costs[i], 0.0, self.now)
+
+    def concludes(self, i: int, end: float) -> None:
+        """A collective is over."""
+        del self.behind[i]
+        members = self.joined.pop(i)
+        for member, j in members:
+            self.queues[member].popleft()
+            self.finish(member, j, end)
+        for member, _ in members:
+            if self.queues[member]:
+                self.is_first(self.queues[member][0])
 
     def arrives(self, key: int, arrival: float) -> None:
         """A message is there, or will be."""

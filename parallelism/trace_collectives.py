@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class CollectiveRow(NamedTuple):
-    """All collectives of one name, algorithm and choice of axes."""
+    """All collectives of one name, algorithm, as run and as priced, and choice of axes."""
 
     name: str
     algorithm: str
+    """By which they were priced, where they were; else by which they were run."""
     axes: tuple[str, ...] | None
     operations: int
     """Counted once for each group that took part."""
@@ -45,15 +46,17 @@ def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRo
         return ()
     moved = moving(trace) if moved is None else moved
     events, since = columns.take(at), moved.since[at]
-    _, firsts, place = np.unique(events.key("name", "algorithm", "axes"), return_index=True, return_inverse=True)
+    key = events.key("name", "algorithm", "priced_algorithm", "axes")
+    _, firsts, place = np.unique(key, return_index=True, return_inverse=True)
     rows = []
     for i in np.argsort(firsts):
         alike = events.take(place == i)
         first = next(alike.take(slice(1)).events())
-        seconds, bus_bytes = _times(alike, since[place == i], first.name, first.algorithm or "direct")
+        run = first.algorithm or "direct"
+        seconds, bus_bytes = _times(alike, since[place == i], first.name, run)
         received, sent = (sum(alike.values(field)) for field in ("bytes_received", "bytes_sent"))
         rows.append(CollectiveRow(
-            first.name, first.algorithm or "direct", first.axes, operations(alike), received, sent, seconds,
+            first.name, first.priced_algorithm or run, first.axes, operations(alike), received, sent, seconds,
             bus_bytes / seconds if bus_bytes and seconds > 0 else None))
     return tuple(rows)
 

@@ -24,6 +24,10 @@ class TrainedStage(Stage):
         self._early: dict[int, list[Layer]] = {}
         self._summed = 0
 
+    @property
+    def dtype(self) -> npt.DTypeLike | None:
+        return next((array.dtype for layer in self.layers for array in layer), None)
+
     def add(self, microbatch: int, gradients: list[Layer]) -> None:
         """The gradients of a microbatch, added to ``gradients``."""
         if not self.accumulate:

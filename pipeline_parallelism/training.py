@@ -117,7 +117,8 @@ class TrainStep(Step):
             flushed = Flushed(device, replicas_axis, stages, self.pipeline.microbatches)
             self.run_stages(device, stages, flushed.done)
             gradients = flushed.gradients()
-            with device.compute("update", nbytes=3 * nbytes):  # reads parameters and gradients, writes parameters
+            # reads parameters and gradients, writes parameters
+            with device.compute("update", nbytes=3 * nbytes, dtype=stages[min(stages)].dtype):
                 updates = {
                     stage: update_layers(self.optimizer, of_stage, gradients[stage], states.get(stage))
                     for stage, of_stage in resident.layers.items()

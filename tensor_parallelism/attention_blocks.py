@@ -133,7 +133,7 @@ def _computing(device: Device, name: str, flops: Any, q: Array, piece: Piece, *,
     columns = piece.columns.stop - piece.columns.start
     nbytes = scores * batch * heads * rows * columns * q.itemsize
     device.hold(SCORES, nbytes)
-    with device.compute(name, flops=flops(batch, heads, rows, columns, head_dim)):
+    with device.compute(name, flops=flops(batch, heads, rows, columns, head_dim), dtype=q.dtype):
         yield
     device.hold(SCORES, -nbytes)
 

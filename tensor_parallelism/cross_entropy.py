@@ -91,7 +91,7 @@ class CrossEntropy(Layer):
         logits = logits.astype(dtype, copy=False)
         targets = moved(device, plan["targets"], targets.astype(np.int64, copy=False))
         largest = moved(device, plan["largest"], largest_logits(logits))
-        with device.compute("cross-entropy", flops=3 * logits.size, nbytes=2 * logits.nbytes):
+        with device.compute("cross-entropy", flops=3 * logits.size, nbytes=2 * logits.nbytes, dtype=dtype):
             exps = exponentials(logits, largest)
             local = exps.sum(axis=-1, dtype=dtype)
         sums = np.maximum(moved(device, plan["sums"], local), 1)      # as they are; 0 where a recorder moves nothing
@@ -107,7 +107,7 @@ class CrossEntropy(Layer):
         scale = np.asarray(grad)
         if scale.ndim:
             raise ValueError(f"the gradient of the loss is a number, got shape {scale.shape}")
-        with device.compute("cross-entropy backward", flops=2 * exps.size, nbytes=2 * exps.nbytes):
+        with device.compute("cross-entropy backward", flops=2 * exps.size, nbytes=2 * exps.nbytes, dtype=exps.dtype):
             found = cross_entropy_backward(
                 exps, sums, targets, float(scale) / targets_of(shapes), self._first(device, shapes)
             )

@@ -79,7 +79,7 @@ class Dropout(ShardedOperation):
             return x.copy(), Saved(None)
         if shape is None:
             shape = device.global_shape(x, self.sharding)
-        with device.compute("dropout", flops=x.size, nbytes=2 * x.nbytes):
+        with device.compute("dropout", flops=x.size, nbytes=2 * x.nbytes, dtype=x.dtype):
             block: list[Any] = list(self.sharding.slices(shape, device.mesh, device.rank))
             if rows is not None:
                 block[1] = rows
@@ -96,7 +96,7 @@ class Dropout(ShardedOperation):
         if grad.shape != saved.mask.shape:
             raise ValueError(f"the gradient of y is of the shape of its shard, {saved.mask.shape} on rank "
                              f"{device.rank}, got {grad.shape}")
-        with device.compute("dropout backward", flops=grad.size, nbytes=2 * grad.nbytes):
+        with device.compute("dropout backward", flops=grad.size, nbytes=2 * grad.nbytes, dtype=grad.dtype):
             found = dropout(grad, saved.mask, self.rate)
         device.hold("activations", -saved.mask.nbytes)
         return (found,)

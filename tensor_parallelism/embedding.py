@@ -81,7 +81,7 @@ class Embedding(Layer):
         check_tokens("tokens", tokens, shapes[1][0])
         tokens = moved(device, plan["tokens"], tokens.astype(np.int64, copy=False))
         dtype = plan["out"].dtype
-        with device.compute("embedding", nbytes=2 * tokens.size * table.shape[1] * dtype.itemsize):
+        with device.compute("embedding", nbytes=2 * tokens.size * table.shape[1] * dtype.itemsize, dtype=dtype):
             found = lookup(table.astype(dtype, copy=False), tokens, self._first(device, shapes))
         return moved(device, plan["out"], found), Saved(tokens, shapes, dtype)
 
@@ -92,7 +92,7 @@ class Embedding(Layer):
         grad = check_gradient(device, grad, self.sharding.out, plan["out"].shape)
         grad = moved(device, plan["grad"], grad)
         rows, _ = self.sharding.table.local_shape(shapes[1], device.mesh, device.rank)
-        with device.compute("embedding backward", flops=grad.size, nbytes=2 * grad.nbytes):
+        with device.compute("embedding backward", flops=grad.size, nbytes=2 * grad.nbytes, dtype=grad.dtype):
             found = lookup_backward(grad, tokens, rows, self._first(device, shapes))
         return None, moved(device, plan["table_grad"], found)
 

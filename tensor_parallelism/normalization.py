@@ -85,7 +85,7 @@ class _Normalization(Layer):
         weight = moved(device, plan["weight"], arrays[1])
         bias = moved(device, plan["bias"], arrays[2]) if self.CENTRED else None
         mean = moved(device, plan["mean"], feature_sums(x)) / dtype.type(features) if self.CENTRED else None
-        with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes):
+        with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes, dtype=x.dtype):
             centred = x if mean is None else x - mean
             squares = feature_products(centred, centred)
         scale = normalization_scale(moved(device, plan["squares"], squares), features, self.epsilon)
@@ -102,7 +102,7 @@ class _Normalization(Layer):
         hat, weight, scale, shapes, dtype = saved
         plan = self.plan(shapes, device.mesh, dtype)
         grad = check_gradient(device, grad, self.sharding.out, shapes[0]).astype(dtype, copy=False)
-        with device.compute("normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes):
+        with device.compute("normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes, dtype=dtype):
             products = grad * hat
             sums = normalization_backward_sums(grad, products, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])

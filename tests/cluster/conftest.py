@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -27,6 +29,16 @@ def nobody_listens_to_the_garbage_collector():
     gc.callbacks.clear()
     yield
     gc.callbacks[:] = listeners
+
+
+@pytest.fixture
+def hogs():
+    """Two processes that burn the cores."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for hog in burning:
+        hog.kill()
+        hog.wait()
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,6 @@ of each.
 import os
 import random
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,16 +182,6 @@ def clusters():
     yield get
     for cluster in open_ones.values():
         cluster.close()
-
-
-@pytest.fixture
-def hogs():
-    """Two processes that burn the cores."""
-    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-    yield
-    for hog in burning:
-        hog.kill()
-        hog.wait()
 
 
 def right_programs(clusters, count):

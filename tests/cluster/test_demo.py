@@ -401,10 +401,19 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
     assert status == 0 and "axes that leave a node none\n" in out and "priced as              bfloat16" in out
 
 
-@pytest.mark.parametrize("words", ["matmul", "ffn", "attention", "moe", "reshard S0,R R,S0"])
-def test_every_demo_of_a_model_says_what_it_would_take_elsewhere(capsys, words):
-    status, out = here(capsys, f"{words} --backend thread --hardware dgx-h100")
-    assert status == 0 and "The same on dgx-h100" in out and "step time" in out
+@pytest.mark.parametrize(("words", "leaving"), [
+    ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),
+    ("attention --dp 2 --cp 8", "dp (over infiniband)"), (f"gpt --pp 2 --tp 2 {SMALL_GPT}", "none"),
+    ("moe --dp 2 --ep 5", "dp (over infiniband), ep (over infiniband)"), ("reshard [x,_] [_,x]", "none"),
+])
+def test_every_demo_of_a_model_says_what_it_would_take_elsewhere(capsys, words, leaving):
+    status, out = here(capsys, f"{words} --backend thread --hardware dgx-h100:2")
+    assert status == 0 and "The same on dgx-h100" in out
+    shares = re.findall(
+        r"^  (compute|exposed communication|bubble) +(\d+\.\d)% of the devices' time$", out, re.MULTILINE)
+    assert [name for name, _ in shares] == ["compute", "exposed communication", "bubble"]
+    assert sum(float(share) for _, share in shares) == pytest.approx(100, abs=0.2)
+    assert re.search(r"^  step time +\d", out, re.MULTILINE) and f"  axes that leave a node {leaving}\n" in out
 
 
 def test_a_hardware_that_cannot_be_is_a_wrong_word(capsys, tmp_path):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallelism.pipeline_execution import Stage
 
-class PricedStage:
+
+class PricedStage(Stage):
     """Its ``costs`` by kind of action are flops: seconds, where a device makes one a second."""
-
-    dropped = ()
 
     def __init__(self, costs):
         self.costs = costs
@@ -27,6 +27,3 @@ class PricedStage:
 
     def cost(self, kind, microbatch):
         return self.costs[kind], 0.0
-
-    def held(self, microbatch):
-        return 0

@@ -127,6 +127,7 @@ def gpt_parser() -> Parser:
     parser.add_argument("--learning-rate", type=positive, default=0.005, metavar="X", help="of Adam (0.005)")
     parser.add_argument("--prompt", default="A device ", metavar="TEXT", help="what it goes on from (A device )")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="save the record of the last step")
+    _add_hardware(parser)
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of weights, batches and writing (0)")
     _add_backend(parser)
     return parser

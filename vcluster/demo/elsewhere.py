@@ -51,9 +51,8 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     if dtype is not None:
         screen.line(f"  priced as              {dtype}, as it has no float64")
     screen.line(f"  step time              {seconds(there.makespan_seconds)}")
-    for name, part in (
-        ("compute", computing), ("exposed communication", exposed), ("bubble", available - computing - exposed),
-    ):
+    bubble = max(0.0, available - computing - exposed)
+    for name, part in (("compute", computing), ("exposed communication", exposed), ("bubble", bubble)):
         share = part / available if available else 0.0
         screen.line(f"  {name:22} {share:.1%} of the devices' time")
     screen.line(f"  not declared           {seconds(there.undeclared_seconds)} of CPU time here, free there")

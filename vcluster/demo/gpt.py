@@ -18,6 +18,7 @@ from parallelism.trace import Trace
 from pipeline_parallelism import Training, Transformer
 from vcluster.demo.command_line import WrongWords, mesh_of, writable
 from vcluster.demo.data import DataError
+from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.pipelines import (
     largest_difference,
     layers_on,
@@ -31,6 +32,7 @@ from vcluster.demo.screen import WIDTH, Screen
 from vcluster.demo.text import VOCABULARY, docstrings, in_one_line, pieces, tokens_of
 
 if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
     from vcluster.cluster import VirtualCluster
 
 TOLERANCE = 1e-9
@@ -57,6 +59,7 @@ class Job:
     backend: str
     prompt: bytes
     trace: Path | None
+    hardware: Hardware | None
 
     def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens and targets of a step: the targets are one token on."""
@@ -110,9 +113,10 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords("--prompt: needs a character at least")
     if arguments.trace is not None:
         writable(arguments.trace)
+    hardware = hardware_of(arguments.hardware, mesh.size)
     return Job(
         mesh, model, Adam(arguments.learning_rate), tokens, arguments.rows, arguments.steps, arguments.seed,
-        arguments.backend, arguments.prompt.encode("utf-8", "surrogateescape"), arguments.trace,
+        arguments.backend, arguments.prompt.encode("utf-8", "surrogateescape"), arguments.trace, hardware,
     )
 
 
@@ -142,9 +146,10 @@ def show(arguments: argparse.Namespace) -> int:
     good = _show_verdict(screen, trained, alone)
     screen.heading("Bytes in the last step")
     good = _show_bytes(screen, job, trained.step) and good
+    record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
     if job.trace is not None:
         try:
-            trained.step.save(job.trace)
+            record.save(job.trace)
         except OSError as error:
             raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
         screen.line()

@@ -29,8 +29,8 @@ MOST_DEVICES = 1024
 MOST_ROWS = 200
 LONGEST_NAME = 120
 _ASYNCHRONOUS_LANES = 3
-_DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "algorithm", "bytes_sent",
-            "bytes_received", "flops", "location")
+_DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "algorithm",
+            "priced_algorithm", "bytes_sent", "bytes_received", "flops", "location")
 
 Data = dict[str, Any]
 

@@ -243,8 +243,8 @@ function timeline(given) {
       + seconds(start[i]));
     if (waited[i] > 0) lines.push("waits " + seconds(waited[i]) + " of it for others");
     const words = [PARTS[part[i]] === "communication" ? "" : LABELS[PARTS[part[i]]] || PARTS[part[i]]];
-    for (const key of ["stage", "microbatch", "phase", "algorithm", "axes"])
-      if (known(key)) words.push(key + " " + detail[key](i));
+    for (const key of ["stage", "microbatch", "phase", "algorithm", "priced_algorithm", "axes"])
+      if (known(key)) words.push(key.replace("_", " ") + " " + detail[key](i));
     if (known("peer")) words.push(detail.peer(i) === -1 ? "with the host" : "with rank " + detail.peer(i));
     if (known("bytes_received") && detail.bytes_received(i)) words.push(bytes(detail.bytes_received(i)) + " received");
     if (known("bytes_sent") && detail.bytes_sent(i)) words.push(bytes(detail.bytes_sent(i)) + " sent");
