@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parallelism.hardware import Hardware
 from parallelism.hierarchy import Groups
-from parallelism.links import Ints
+from parallelism.links import Ints, Link
 from parallelism.phases import Phase, Phases
 
 
@@ -25,6 +25,17 @@ class Line(NamedTuple):
     latency_seconds: float
     load: int
     per_second: float
+    link: Link | None = None
+    """Where that changes with S."""
+
+    def seconds(self, nbytes: float) -> float:
+        """What it takes for a buffer of ``nbytes``."""
+        latency, per_second = self.latency_seconds, self.per_second
+        if self.link is not None:
+            other = self.link.line(nbytes, collective=True)
+            latency += other[0] - self.link.latency_seconds
+            per_second *= other[1] / self.link.bytes_per_second
+        return latency + nbytes * self.load / per_second
 
 
 class Term(NamedTuple):
@@ -37,9 +48,9 @@ class Term(NamedTuple):
         """What so many of them take for a buffer of ``nbytes``; piped, a chain of so many links."""
         if self.piped:
             latency = max(line.latency_seconds for line in self.lines)
-            whole = max(nbytes * load / per_second for _, load, per_second in self.lines)
+            whole = max(nbytes * line.load / line.per_second for line in self.lines)
             return _pipelined(times, latency, whole, nbytes)
-        return times * max(latency + nbytes * load / per_second for latency, load, per_second in self.lines)
+        return times * max(line.seconds(nbytes) for line in self.lines)
 
 
 def terms(hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0) -> dict[Term, int]:
@@ -84,7 +95,8 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple
             slowed = concerns.ravel()[met]
             latency = latency + slowed * fault.delay_seconds
             loads.append((int(parts[met][slowed].sum()), fault.bandwidth_factor * per_second))
-        lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1])))
+        changing = link if link.pieces or link.collective_pieces else None
+        lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1]), changing))
     return tuple(lines)
 
 

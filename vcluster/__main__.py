@@ -25,7 +25,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} compare A B       of two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   described clusters; one of them or a file
-  {PROGRAM} calibrate FILE    this machine, measured, as such a file
+  {PROGRAM} calibrate         this machine, measured: what "host" means
   {PROGRAM} --version         which one this is
 
 In Python:
@@ -165,19 +165,39 @@ def _spared(page: Path, trace: Path) -> None:
 
 def calibrate(words: Sequence[str]) -> int:
     """This machine, measured, as a hardware file."""
+    from parallelism.host_file import VARIABLE, host_file
+
     parser = Parser(
-        prog=f"{PROGRAM} calibrate", description="Measures this machine, and describes it in a hardware file.")
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="where to")
+        prog=f"{PROGRAM} calibrate", description="Measures this machine, describes it in a hardware file, and says how "
+        "far virtual time is from wall time in what it was not fitted to.  Takes about a minute; let nothing else run.",
+        epilog=f"""without a FILE it is written to where hardware="host" looks for it:
+  $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json;
+  {VARIABLE}=PATH names another file, and empty it names none""")
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="where to")
+    parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
                         help="devices that compute at the same time (as many as cores)")
     arguments = _parsed(parser, words)
     if arguments is None:
         return 0
-    writable(arguments.file)
+    if arguments.check and arguments.file is not None:
+        raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
+    path = None if arguments.check else arguments.file or host_file()
+    if path is None and not arguments.check:
+        raise WrongWords(f"{VARIABLE} is empty, so there is no file for hardware='host'; name one, or --check")
+    if path is not None:
+        try:
+            if arguments.file is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            writable(path)
+        except OSError as error:
+            raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
     from vcluster.calibrate import calibrate as measured
 
-    print(measured(arguments.file, arguments.devices))
-    print(f"\nwritten to {arguments.file}, for VirtualCluster(hardware={str(arguments.file)!r}, compute='modelled')")
+    print(measured(arguments.devices, path))
+    if path is not None:
+        meant = "host" if arguments.file is None else str(path)
+        print(f"\nwritten to {path}, for VirtualCluster(hardware={meant!r})")
     return 0
 
 
