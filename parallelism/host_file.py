@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 
 VARIABLE = "VCLUSTER_HOST_HARDWARE"
+CALIBRATED = "this-machine"
+"""The name of what a calibration describes."""
 
 
 def host_file() -> Path | None:

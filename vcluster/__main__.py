@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vcluster.demo.command_line import Parser, WrongWords, nearest, serve, whole, writable
 
 if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
     from parallelism.trace import Trace
 
 PROGRAM = "python -m vcluster"
@@ -99,10 +100,15 @@ def report(words: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
     parser.add_argument("trace", type=Path, metavar="TRACE.json", help="what Trace.save or a demo has written")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write it as one page that needs nothing else")
+    parser.add_argument("--hardware", metavar="NAME",
+                        help="whose roof the page draws: a preset, a file, or host (what the trace names)")
     arguments = _parsed(parser, words)
     if arguments is None:
         return 0
     trace = _loaded(arguments.trace)
+    if arguments.hardware is not None and arguments.html is None:
+        raise WrongWords("--hardware is for the page, --html")
+    roof = _roof(arguments.hardware)
     if arguments.html is not None:
         _spared(arguments.html, arguments.trace)
     from vcluster.report import html, timeline
@@ -112,11 +118,26 @@ def report(words: Sequence[str]) -> int:
     print(timeline(trace))
     if arguments.html is not None:
         try:
-            html(trace, arguments.html)
+            html(trace, arguments.html, hardware=roof)
         except OSError as error:
             raise WrongWords(f"--html: {arguments.html} cannot be written: {error.strerror or error}") from None
         print(f"\nThe page is {arguments.html}")
     return 0
+
+
+def _roof(name: str | None) -> Hardware | None:
+    if name is None:
+        return None
+    from parallelism import host_file
+    from parallelism.hardware import Hardware
+
+    try:
+        found = Hardware.of_host() if name == "host" else Hardware.of(name)
+    except ValueError as error:
+        raise WrongWords(f"--hardware: {error}") from None
+    if found is None:
+        raise WrongWords(f"--hardware host: {host_file.told()}")
+    return found
 
 
 def compare(words: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 
 from parallelism.hardware import Hardware
+from parallelism.host_file import CALIBRATED
 from parallelism.links import HostLink, Link, Piece
 from vcluster.agreement import INLINE_BYTES
 from vcluster.calibration_cases import (
@@ -40,7 +41,6 @@ from vcluster.calibration_cases import (
 from vcluster.fitting import Floats, fitted
 from vcluster.large import PRIVATE_BYTES
 
-NAME = "this-machine"
 PREDICTED = (MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES)
 """The families of which it is told how far off they are; products and copies only serve the fit."""
 TURNS = (INLINE_BYTES + 1, PRIVATE_BYTES)
@@ -113,7 +113,7 @@ def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
 
 def _start(devices: int) -> Hardware:
     return Hardware(
-        NAME, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
+        CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
         (Link("shared memory", devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
         title="this machine, as it was measured")
 
