@@ -4,13 +4,16 @@
 
     seconds = launch + max(flops / (peak * e(flops)), bytes / (bandwidth * e_m(bytes)))
 
-where e and e_m are ``efficiency * sqrt(t / (t + ramp))``, t being the seconds at the full rate.
+where e and e_m are ``efficiency * sqrt(t / (t + ramp))``, t being the seconds at the full rate.  Where a hardware does
+one after the other (``memory_overlap`` below 1), that part of the shorter which is not behind the longer comes on top.
 
 **A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
-MPP*, 1994).
+MPP*, 1994); in a memory those of messages of its size.
 
 **A collective** takes what the phases of its algorithm take: `parallelism.phases` has the formulas and their sources,
 `parallelism.phase_times` what they are on several levels of links, and ``hierarchical`` is `parallelism.hierarchy`.
+Where the hardware tells how fast it adds up and lays out, that comes on top by any algorithm: the term in gamma of
+Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
 """
 
 from __future__ import annotations
@@ -96,14 +99,15 @@ class Costs:
             raise ValueError(f"flops and bytes must be at least 0; got {flops} flops and {nbytes} bytes")
         if not flops and not nbytes:
             return 0.0
-        hardware, longest = self.hardware, 0.0
+        hardware, computing, moving = self.hardware, 0.0, 0.0
         if flops:
             full = flops / hardware.peak(dtype)
-            longest = _ramped(full, hardware.flops_ramp_seconds, hardware.flops_efficiency)
+            computing = _ramped(full, hardware.flops_ramp_seconds, hardware.flops_efficiency)
         if nbytes:
             full = nbytes / hardware.memory_bytes_per_second
-            longest = max(longest, _ramped(full, hardware.memory_ramp_seconds, hardware.memory_efficiency))
-        return (hardware.kernel_launch_seconds + longest) * hardware.slowdown(rank)
+            moving = _ramped(full, hardware.memory_ramp_seconds, hardware.memory_efficiency)
+        longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
+        return (hardware.kernel_launch_seconds + longest + besides) * hardware.slowdown(rank)
 
     def path(self, source: int, target: int) -> LinkPath:
         """`Hardware.path`, remembered."""
@@ -115,7 +119,11 @@ class Costs:
     def message_seconds(self, nbytes: float, source: int, target: int) -> float:
         """What a message takes that shares its path with none; one to oneself nothing."""
         path = self.path(source, target)
-        return path.latency_seconds + nbytes / path.bytes_per_second
+        latency, bandwidth = path.latency_seconds, path.bytes_per_second
+        if path.level is not None and (link := self.hardware.links[path.level]).pieces:
+            other = link.line(nbytes)
+            latency, bandwidth = latency - link.latency_seconds + other[0], bandwidth / link.bytes_per_second * other[1]
+        return latency + nbytes / bandwidth
 
     def host_seconds(self, nbytes: float) -> float:
         """What a message between a device and its host takes."""
@@ -149,6 +157,8 @@ class Costs:
                 seconds, name = self._cheapest(collective, nbytes, (ranks,), root, pairs)
             else:
                 seconds, name = self._by(collective, algorithm, nbytes, (ranks,), root, pairs), algorithm
+            if len(ranks) > 1:
+                seconds += nbytes / self.hardware.collective_bytes_per_second.get(collective, inf)
             found = self._collectives[key] = CollectiveCost(collective, name, nbytes, len(ranks), seconds)
         return found
 

@@ -2,6 +2,7 @@
 
     Hardware.preset("dgx-h100")             one of the presets; "dgx-h100:4" is four nodes of it, "tpu-v4:4x4x8" a slice
     Hardware.load("ours.toml")              your own, in TOML or JSON
+    Hardware.of_host()                      this machine, if it was calibrated
     hardware.slow(rank=3, factor=1.5)       the same with a straggler
     hardware.fault(source=0, target=1, bandwidth_factor=0.5)      ... with a link at half its bandwidth
     hardware.placed_by(mesh, ("pp", "dp", "tp"))                  ... with the ranks laid onto it in another order
@@ -22,7 +23,10 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from parallelism import checked, hardware_files, hardware_table
-from parallelism.links import HostLink, Link
+from parallelism.communication import COLLECTIVES
+from parallelism.hardware_files import HardwareFileError
+from parallelism.host_file import VARIABLE, host_file, is_calibrated
+from parallelism.links import HostLink, Link, Piece
 from parallelism.mesh import Axes, Mesh
 from parallelism.slowdowns import LinkFault, Straggler
 
@@ -52,8 +56,10 @@ class Hardware:
     """Devices that are all alike, and the levels of links that join them, innermost first.
 
     A piece of compute reaches ``efficiency * sqrt(t / (t + ramp_seconds))`` of the rate, where t is what it takes at
-    that rate; so for flops and for memory.  ``kernel_launch_seconds`` comes on top.  ``placement[rank]`` is a place;
-    empty: rank r is at place r.  ``sources`` says of a field where its number is from.
+    that rate; so for flops and for memory.  ``memory_overlap`` is what part of the shorter of the two goes on behind
+    the longer.  ``kernel_launch_seconds`` comes on top.  A collective of S bytes takes, beside its messages,
+    S over ``collective_bytes_per_second`` of its name, where that is given.
+    ``placement[rank]`` is a place; empty: rank r is at place r.  ``sources`` says of a field where its number is from.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -70,6 +76,9 @@ class Hardware:
     flops_ramp_seconds: float = 0.0
     memory_efficiency: float = 1.0
     memory_ramp_seconds: float = 0.0
+    memory_overlap: float = 1.0
+    collective_bytes_per_second: Mapping[str, float] = checked.Table({})
+    """By collective: how fast a device adds up, and lays out, what it does not receive as it is to lie."""
     placement: tuple[int, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     faults: tuple[LinkFault, ...] = ()
@@ -86,12 +95,14 @@ class Hardware:
             field: checked.number(field, getattr(self, field), above=0, most=1)
             for field in ("flops_efficiency", "memory_efficiency")
         }
+        shares["memory_overlap"] = checked.number("memory_overlap", self.memory_overlap, most=1)
         values: dict[str, Any] = {
             "name": name, **seconds, **shares,
             "flops_per_second": _rates(self.flops_per_second),
             "memory_bytes": checked.number("memory_bytes", self.memory_bytes, "of bytes", above=0),
             "memory_bytes_per_second": checked.number(
                 "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0),
+            "collective_bytes_per_second": _by_collective(self.collective_bytes_per_second),
             "links": checked.each("links", self.links, Link),
             "stragglers": checked.each("stragglers", self.stragglers, Straggler),
             "faults": checked.each("faults", self.faults, LinkFault),
@@ -152,6 +163,27 @@ class Hardware:
         return cls._of_fields(hardware_files.read(path), path)
 
     @classmethod
+    def of_host(cls, devices: int | None = None) -> Hardware | None:
+        """This machine as it was calibrated (`parallelism.host_file`); None if it was not.
+
+        Of one level of links it has room for so many ``devices``: they share what there is.  `HardwareFileError` for a
+        file that is none.
+        """
+        path = host_file()
+        if path is None or not is_calibrated():
+            return None
+        try:
+            found = cls.load(path)
+        except HardwareFileError as error:
+            raise HardwareFileError(
+                f"{error}; it stands for hardware='host': python -m vcluster calibrate writes it anew, "
+                f"{VARIABLE}= does without") from None
+        levels = found.links
+        if devices is not None and devices > found.ranks and len(levels) == len(levels[0].extents) == 1:
+            found = found.resized(devices)
+        return found
+
+    @classmethod
     def of(cls, hardware: Hardware | str | PathLike[str]) -> Hardware:
         """A hardware as it is given: as itself, as the name of a preset, or as a file."""
         if isinstance(hardware, cls):
@@ -165,6 +197,10 @@ class Hardware:
     @classmethod
     def _of_fields(cls, document: dict[str, Any], path: str | PathLike[str]) -> Hardware:
         table = dict(document)
+        if isinstance(table.get("links"), list):
+            for pieces in ("pieces", "collective_pieces"):
+                table["links"] = [hardware_files.with_each(link, pieces, Piece, path, f"links[{i}].{pieces}")
+                                  for i, link in enumerate(table["links"])]
         for field, kind in (("links", Link), ("stragglers", Straggler), ("faults", LinkFault)):
             if field in table:
                 table[field] = hardware_files.build_each(kind, table[field], path, field)
@@ -269,11 +305,12 @@ class Hardware:
         level = self.level(source, target)
         link = self.links[level]
         distance, numbers = link.path(self._insides[level], self.place(source), self.place(target))
-        channels: list[Channel] = [(level, -1, number) for number in numbers]
+        channels: list[Channel] = [(level, -1, number) for number in numbers] if link.shared else []
         latency, bandwidth = distance * link.latency_seconds, link.bytes_per_second
         for i, fault in enumerate(self.faults):
             if fault.concerns(source, target):
-                channels.append((level, i, 0))
+                if link.shared:
+                    channels.append((level, i, 0))
                 latency += fault.delay_seconds
                 bandwidth = min(bandwidth, fault.bandwidth_factor * link.bytes_per_second)
         return LinkPath(latency, bandwidth, tuple(channels), level)
@@ -329,6 +366,19 @@ def _rates(rates: Any) -> Mapping[str, float]:
     return checked.Table({
         name: checked.number(f"flops_per_second.{name}", rate, "of flops a second", above=0)
         for name, rate in rates.items()
+    })
+
+
+def _by_collective(values: Any) -> Mapping[str, float]:
+    field = "collective_bytes_per_second"
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{field} must be a table of numbers by collective; got {checked.shown(values)}")
+    for name in values:
+        if name not in COLLECTIVES:
+            close = checked.did_you_mean(name, COLLECTIVES) or f"; there are {', '.join(COLLECTIVES)}"
+            raise ValueError(f"{field} must be of collectives; got {checked.shown(name)}{close}")
+    return checked.Table({
+        name: checked.number(f"{field}.{name}", rate, "of bytes a second", above=0) for name, rate in values.items()
     })
 
 

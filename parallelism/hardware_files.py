@@ -110,6 +110,13 @@ def build_each(
     return tuple(build(kind, table, path, f"{where}[{i}].") for i, table in enumerate(tables))
 
 
+def with_each(table: Any, field: str, kind: type[Described], path: str | PathLike[str], where: str) -> Any:
+    """A table whose list of tables in a field, where it has one, is of descriptions."""
+    if not isinstance(table, dict) or field not in table:
+        return table
+    return {**table, field: build_each(kind, table[field], path, where)}
+
+
 def _told(path: object) -> str:
     """A name from outside, on one line and not too long."""
     text = str(path)

@@ -28,9 +28,17 @@ def rows(hardware: Hardware) -> list[Row]:
     unit = "devices"
     for link in hardware.links:
         told.append((link.name, _joined(link, unit)))
+        for what, pieces in (("", link.pieces), ("collectives ", link.collective_pieces)):
+            told += [("", f"{what}from {quantity(piece.from_bytes)}B on: {duration(piece.latency_seconds)}, "
+                          f"{quantity(piece.bytes_per_second)}B/s") for piece in pieces]
         unit = "groups of those"
     host = hardware.host
     told.append(("host", f"{duration(host.latency_seconds)}, {quantity(host.bytes_per_second)}B/s"))
+    if hardware.memory_overlap < 1:
+        told.insert(5, ("", f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"))
+    if hardware.collective_bytes_per_second:
+        rates = ", ".join(f"{name} {quantity(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items())
+        told.append(("beside", rates))
     if hardware.placement:
         places = ", ".join(map(str, hardware.placement[:16])) + ", ..." * (len(hardware.placement) > 16)
         told.append(("ranks at", places))

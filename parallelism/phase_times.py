@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from parallelism.hardware import Channel, Hardware
 from parallelism.hierarchy import Groups
-from parallelism.links import Ints
+from parallelism.links import Ints, Link
 from parallelism.phases import Phase, Phases
 
 
@@ -26,6 +26,17 @@ class Line(NamedTuple):
     latency_seconds: float
     load: int
     per_second: float
+    link: Link | None = None
+    """Where that changes with S."""
+
+    def seconds(self, nbytes: float) -> float:
+        """What it takes for a buffer of ``nbytes``."""
+        latency, per_second = self.latency_seconds, self.per_second
+        if self.link is not None:
+            other = self.link.line(nbytes, collective=True)
+            latency += other[0] - self.link.latency_seconds
+            per_second *= other[1] / self.link.bytes_per_second
+        return latency + nbytes * self.load / per_second
 
 
 class Term(NamedTuple):
@@ -38,9 +49,9 @@ class Term(NamedTuple):
         """What so many of them take for a buffer of ``nbytes``; piped, a chain of so many links."""
         if self.piped:
             latency = max(line.latency_seconds for line in self.lines)
-            whole = max(nbytes * load / per_second for _, load, per_second in self.lines)
+            whole = max(nbytes * line.load / line.per_second for line in self.lines)
             return _pipelined(times, latency, whole, nbytes)
-        return times * max(latency + nbytes * load / per_second for latency, load, per_second in self.lines)
+        return times * max(line.seconds(nbytes) for line in self.lines)
 
 
 def terms(hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0) -> dict[Term, int]:
@@ -69,6 +80,8 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
     for phase in made:
         times = (1 if phase.piped else phase.times) / phase.whole
         for used in _used(hardware, phase, ranks, places):
+            if not hardware.links[used.level].shared:
+                continue
             loads = [(-1, number, load) for number, load in zip(
                 used.channels.tolist(), used.loads.tolist(), strict=True)]
             loads += [(i, 0, float(used.parts[slowed].sum())) for i, slowed in enumerate(used.slowed)]
@@ -121,7 +134,8 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple
         for fault, slowed in zip(hardware.faults, used.slowed, strict=True):
             latency = latency + slowed * fault.delay_seconds
             loads.append((int(used.parts[slowed].sum()), fault.bandwidth_factor * per_second))
-        lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1])))
+        changing = link if link.pieces or link.collective_pieces else None
+        lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1]), changing))
     return tuple(lines)
 
 

@@ -343,15 +343,19 @@ class Trace(Sequence[Event]):
     ) -> Trace:
         """The same record priced elsewhere: what a run there would give.
 
-        ``hardware`` is a `Hardware`, the name of a preset, a file, or ``"host"``.  What is None is as in this trace.
+        ``hardware`` is a `Hardware`, the name of a preset, a file, or ``"host"``: this machine as it was calibrated,
+        or, if it was not, CPU seconds with free messages.  What is None is as in this trace.
         ``ValueError`` for a hardware with too few devices or no rate for a dtype, and where CPU times are asked for
         that a modelled trace has left out.
         """
+        from parallelism.hardware import Hardware
         from parallelism.pricing import Pricing
 
         if compute == "measured" != self.compute:
             raise ValueError("compute='measured' wants CPU times, and a modelled trace has left out some of them")
         to_host = isinstance(hardware, str) and hardware == "host"
+        if to_host:
+            hardware = Hardware.of_host(self.size) or hardware
         return self.priced_by(Pricing.of(
             hardware, self.compute if compute is None else compute,
             priced_dtype or (None if to_host else self.priced_dtype),

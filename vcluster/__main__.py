@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vcluster.demo.command_line import Parser, WrongWords, nearest, serve, whole, writable
 
 if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
     from parallelism.trace import Trace
 
 PROGRAM = "python -m vcluster"
@@ -25,7 +26,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} compare A B       of two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   described clusters; one of them or a file
-  {PROGRAM} calibrate FILE    this machine, measured, as such a file
+  {PROGRAM} calibrate         this machine, measured: what "host" means
   {PROGRAM} --version         which one this is
 
 In Python:
@@ -99,10 +100,15 @@ def report(words: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
     parser.add_argument("trace", type=Path, metavar="TRACE.json", help="what Trace.save or a demo has written")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write it as one page that needs nothing else")
+    parser.add_argument("--hardware", metavar="NAME",
+                        help="whose roof the page draws: a preset, a file, or host (what the trace names)")
     arguments = _parsed(parser, words)
     if arguments is None:
         return 0
     trace = _loaded(arguments.trace)
+    if arguments.hardware is not None and arguments.html is None:
+        raise WrongWords("--hardware is for the page, --html")
+    roof = _roof(arguments.hardware)
     if arguments.html is not None:
         _spared(arguments.html, arguments.trace)
     from vcluster.report import html, timeline
@@ -112,11 +118,26 @@ def report(words: Sequence[str]) -> int:
     print(timeline(trace))
     if arguments.html is not None:
         try:
-            html(trace, arguments.html)
+            html(trace, arguments.html, hardware=roof)
         except OSError as error:
             raise WrongWords(f"--html: {arguments.html} cannot be written: {error.strerror or error}") from None
         print(f"\nThe page is {arguments.html}")
     return 0
+
+
+def _roof(name: str | None) -> Hardware | None:
+    if name is None:
+        return None
+    from parallelism import host_file
+    from parallelism.hardware import Hardware
+
+    try:
+        found = Hardware.of_host() if name == "host" else Hardware.of(name)
+    except ValueError as error:
+        raise WrongWords(f"--hardware: {error}") from None
+    if found is None:
+        raise WrongWords(f"--hardware host: {host_file.told()}")
+    return found
 
 
 def compare(words: Sequence[str]) -> int:
@@ -165,19 +186,39 @@ def _spared(page: Path, trace: Path) -> None:
 
 def calibrate(words: Sequence[str]) -> int:
     """This machine, measured, as a hardware file."""
+    from parallelism.host_file import VARIABLE, host_file
+
     parser = Parser(
-        prog=f"{PROGRAM} calibrate", description="Measures this machine, and describes it in a hardware file.")
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="where to")
+        prog=f"{PROGRAM} calibrate", description="Measures this machine, describes it in a hardware file, and says how "
+        "far virtual time is from wall time in what it was not fitted to.  Takes about a minute; let nothing else run.",
+        epilog=f"""without a FILE it is written to where hardware="host" looks for it:
+  $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json;
+  {VARIABLE}=PATH names another file, and empty it names none""")
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="where to")
+    parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
                         help="devices that compute at the same time (as many as cores)")
     arguments = _parsed(parser, words)
     if arguments is None:
         return 0
-    writable(arguments.file)
+    if arguments.check and arguments.file is not None:
+        raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
+    path = None if arguments.check else arguments.file or host_file()
+    if path is None and not arguments.check:
+        raise WrongWords(f"{VARIABLE} is empty, so there is no file for hardware='host'; name one, or --check")
+    if path is not None:
+        try:
+            if arguments.file is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            writable(path)
+        except OSError as error:
+            raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
     from vcluster.calibrate import calibrate as measured
 
-    print(measured(arguments.file, arguments.devices))
-    print(f"\nwritten to {arguments.file}, for VirtualCluster(hardware={str(arguments.file)!r}, compute='modelled')")
+    print(measured(arguments.devices, path))
+    if path is not None:
+        meant = "host" if arguments.file is None else str(path)
+        print(f"\nwritten to {path}, for VirtualCluster(hardware={meant!r})")
     return 0
 
 

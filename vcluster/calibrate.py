@@ -1,11 +1,11 @@
 """This machine as a `Hardware`: measured through the tracer, fitted, written with where its numbers are from.
 
-    python -m vcluster calibrate mine.json
-    VirtualCluster(2, hardware="mine.json", compute="modelled")
+    python -m vcluster calibrate                from now on what hardware="host" means
+    python -m vcluster calibrate --check        how far off it is; nothing is written
 
-Products and copies are known by the CPU seconds of the devices' threads; messages go to and fro between two devices,
-collectives follow a barrier, and both are known by the wall.  The model is `parallelism.cost`'s, with one level of
-links.  It is fitted to every other case; the rest are held out, and say how far it can be trusted.
+The model is `parallelism.cost`'s, with one level of links: the memory that the devices share.  Everything is fitted to
+every other case of `vcluster.calibration_cases`, by wall time; the others are held out, and say how far it can be
+trusted.  What Python does around a piece of compute, in programs such as these, is part of its launch.
 """
 
 from __future__ import annotations
@@ -21,44 +21,48 @@ from statistics import median
 import numpy as np
 import psutil
 
-from parallelism.cost import Costs
 from parallelism.hardware import Hardware
-from parallelism.links import HostLink, Link
-from parallelism.operation import Device
-from vcluster.cluster import VirtualCluster
+from parallelism.host_file import CALIBRATED
+from parallelism.links import HostLink, Link, Piece
+from vcluster.agreement import INLINE_BYTES
+from vcluster.calibration_cases import (
+    COLLECTIVE_NAMES,
+    COLLECTIVES,
+    COPIES,
+    DTYPES,
+    MESSAGES,
+    PIPELINES,
+    POLICIES,
+    PRODUCTS,
+    STREAMS,
+    Case,
+    measured,
+)
 from vcluster.fitting import Floats, fitted
-from vcluster.run import Run
+from vcluster.large import PRIVATE_BYTES
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-DTYPES = ("float32", "float64")
-WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-COPIED = tuple(1 << k for k in range(12, 27, 2))
-MOVED = tuple(1 << k for k in range(6, 23, 2))
-NAME = "this-machine"
+PREDICTED = (MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES)
+"""The families of which it is told how far off they are; products and copies only serve the fit."""
+TURNS = (INLINE_BYTES + 1, PRIVATE_BYTES)
+"""From so many bytes on an array goes another way."""
+_ROUNDS = 15
 
 
 @dataclass(frozen=True)
-class Case:
-    """Something that was measured: what it was, how large, how long it took."""
+class Spread:
+    """Relative errors, without their signs."""
 
-    kind: str
-    """``matmul``, ``copy``, ``message``, or a collective."""
-    size: int
-    """The width of the matrices; bytes otherwise: those copied, of the message, of the whole buffer."""
-    seconds: float
-    dtype: str | None = None
+    cases: int
+    median: float
+    quartiles: tuple[float, float]
+    largest: float
 
-    def predicted(self, costs: Costs, devices: int) -> float:
-        """What it would take on a hardware."""
-        if self.kind == "matmul":
-            assert self.dtype is not None
-            n = float(self.size)
-            return costs.compute_seconds(2 * n**3, 3 * n**2 * np.dtype(self.dtype).itemsize, dtype=self.dtype)
-        if self.kind == "copy":
-            return costs.compute_seconds(nbytes=2 * self.size)
-        if self.kind == "message":
-            return costs.message_seconds(self.size, 0, 1)
-        return costs.collective(self.kind, self.size, range(devices)).seconds
+    @classmethod
+    def of(cls, errors: Iterable[float]) -> Spread:
+        """Of at least one error."""
+        sizes = np.abs(list(errors))
+        low, middle, high = np.quantile(sizes, (0.25, 0.5, 0.75)).tolist()
+        return cls(len(sizes), middle, (low, high), float(sizes.max()))
 
 
 @dataclass(frozen=True)
@@ -66,164 +70,117 @@ class Calibration:
     """A machine as it was found, and how well the model tells what it was not fitted to."""
 
     hardware: Hardware
-    cases: tuple[Case, ...]
+    fitted_to: tuple[Case, ...]
     held_out: tuple[Case, ...]
 
-    def errors(self, kind: str | None = None) -> tuple[float, ...]:
-        """The relative errors, predicted against measured, of the cases held out."""
-        costs = Costs(self.hardware)
-        return tuple(abs(case.predicted(costs, self.hardware.devices) / case.seconds - 1) for case in self.held_out
-                     if kind in (None, case.kind))
+    def errors(self, family: str | None = None) -> tuple[float, ...]:
+        """Predicted over measured, less 1, of the cases held out: virtual against wall time."""
+        families = PREDICTED if family is None else (family,)
+        return tuple(case.error(self.hardware) for case in self.held_out if case.family in families)
 
     def __str__(self) -> str:
-        lines = [str(self.hardware), "", "error of what was held out   cases  median  largest"]
-        for kind in (*dict.fromkeys(case.kind for case in self.held_out), None):
-            errors = self.errors(kind)
-            lines.append(f"  {kind or 'all':26} {len(errors):5}  {median(errors):6.1%}  {max(errors):7.1%}")
+        head = f"{'virtual against wall time':26}  cases  median  middle half      largest"
+        lines = [str(self.hardware), "", head]
+        for family in (*PREDICTED, None):
+            errors = self.errors(family)
+            if errors:
+                spread = Spread.of(errors)
+                half = "{:5.1%} to {:5.1%}".format(*spread.quartiles)
+                lines.append(
+                    f"  {family or 'all':24}  {spread.cases:5}  {spread.median:6.1%}  {half}  {spread.largest:7.1%}")
         return "\n".join(lines)
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
-
-def measured(
-    cluster: VirtualCluster, *, widths: Iterable[int] = WIDTHS, copied: Iterable[int] = COPIED,
-    moved: Iterable[int] = MOVED, repeats: int = 30,
-) -> list[Case]:
-    """Each case on the cluster, at least 2 devices, as the median of its repetitions."""
-    cases = []
-    for dtype in DTYPES:
-        for width in widths:
-            run = cluster.run(_products, width, dtype, _fewer(repeats, width**3 // 64))
-            cases.append(Case("matmul", width, _cpu(run, "matmul"), dtype))
-    for nbytes in copied:
-        cases.append(Case("copy", nbytes, _cpu(cluster.run(_copies, nbytes, _fewer(repeats, nbytes)), "copy")))
-    for nbytes in moved:
-        cases.append(Case("message", nbytes, _round_trip(cluster.run(_to_and_fro, nbytes, _fewer(repeats, nbytes)))))
-    for name in COLLECTIVES:
-        for nbytes in moved:
-            whole = nbytes * cluster.size
-            run = cluster.run(_collective, name, whole, _fewer(repeats, whole))
-            cases.append(Case(name, whole, _together(run, name)))
-    return cases
-
-
-def _fewer(repeats: int, nbytes: int) -> int:
-    return max(min(repeats, 5), min(repeats, (1 << 25) // max(nbytes, 1)))
-
-
-def _products(device: Device, width: int, dtype: str, repeats: int) -> None:
-    a = np.ones((width, width), dtype)
-    for _ in range(repeats):
-        device.matmul(a, a)
-
-
-def _copies(device: Device, nbytes: int, repeats: int) -> None:
-    x, y = np.ones(nbytes // 8), np.empty(nbytes // 8)
-    for _ in range(repeats):
-        with device.compute("copy", nbytes=2 * nbytes):
-            np.copyto(y, x)
-
-
-def _to_and_fro(device: Device, nbytes: int, repeats: int) -> None:
-    x = np.ones(nbytes // 8)
-    device.barrier()
-    for _ in range(repeats if device.rank < 2 else 0):
-        if device.rank == 0:
-            device.send(x, 1)
-            device.recv(1)
-        else:
-            device.recv(0)
-            device.send(x, 0)
-
-
-def _collective(device: Device, name: str, nbytes: int, repeats: int) -> None:
-    x = np.ones(nbytes // 8 // (device.size if name == "all_gather" else 1))
-    for _ in range(repeats):
-        device.barrier()
-        result = getattr(device, name)(x)
-        del result
-
-
-def _cpu(run: Run, name: str) -> float:
-    return median(event.cpu_seconds for event in run.trace.filter(kind="compute", name=name))
-
-
-def _round_trip(run: Run) -> float:
-    """Half of what it takes from the begin of a send until its answer has been received."""
-    sends, recvs = (run.trace.filter(kind=kind, rank=0) for kind in ("send", "recv"))
-    return median(back.wall_start_seconds + back.wall_duration_seconds - there.wall_start_seconds
-                  for there, back in zip(sends, recvs, strict=True)) / 2
-
-
-def _together(run: Run, name: str) -> float:
-    """Who comes last waits for nobody: the shortest of each."""
-    by_rank = [run.trace.filter(kind="collective", name=name, rank=rank) for rank in range(len(run))]
-    shortest = [min(event.wall_duration_seconds for event in events) for events in zip(*by_rank, strict=True)]
-    return float(median(shortest))
-
-
-# -- fitting -----------------------------------------------------------------------------------------------------------
-
 def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
-    """The hardware that fits every other case of each kind and dtype; ``ValueError`` for fewer than two of one."""
-    fitted_to: list[Case] = []
-    held_out: list[Case] = []
-    for alike in dict.fromkeys((case.kind, case.dtype) for case in cases):
-        found = sorted((case for case in cases if (case.kind, case.dtype) == alike), key=lambda case: case.size)
-        if len(found) < 2:
-            raise ValueError(f"calibration needs at least 2 cases of each kind; got 1 of {alike[0]}")
-        fitted_to += found[::2]
-        held_out += found[1::2]
-    hardware = _start(devices)
-    computes = [case for case in fitted_to if case.kind in ("matmul", "copy")]
-    moves = [case for case in fitted_to if case.kind not in ("matmul", "copy")]
-    hardware = _nearest(hardware, computes, _with_compute, (1e-6, 3e10, 1.5e10, 1e-6, 8e9, 1e-7))
-    hardware = _nearest(hardware, moves, _with_links, (2e-5, 2e9))
-    found_there = Calibration(hardware, tuple(fitted_to), tuple(held_out))
-    told = (f"fitted to {len(fitted_to)} cases by python -m vcluster calibrate, {datetime.now(UTC):%Y-%m-%d}, on "
-            f"{platform.machine()} with {os.cpu_count()} cores, {platform.system()}, NumPy {np.__version__}; "
-            f"median error {median(found_there.errors()):.1%} of {len(held_out)} cases held out")
-    fields = ("flops_per_second", "flops_ramp_seconds", "kernel_launch_seconds", "memory_bytes_per_second",
-              "memory_ramp_seconds", "links")
-    sources = {**dict.fromkeys(fields, told), "memory_bytes": "what the system has, in equal parts",
-               "host": "as a message between devices"}
-    return replace(found_there, hardware=replace(hardware, sources=sources))
+    """The hardware that fits every other case; ``ValueError`` for fewer than two of one name."""
+    names = [(case.family, case.name) for case in cases]
+    for family, name in dict.fromkeys(names):
+        if len({case.held_out for case in cases if (case.family, case.name) == (family, name)}) < 2:
+            raise ValueError(f"calibration needs at least 2 cases of each kind; got 1 of {family}, {name}")
+    fitted_to, held_out = (tuple(case for case in cases if case.held_out is held) for held in (False, True))
+
+    def of(*families: str) -> list[Case]:
+        return [case for case in fitted_to if case.family in families]
+
+    hardware = _nearest(_start(devices), of(PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
+    copies = hardware.memory_bytes_per_second
+    hardware = _nearest(hardware, of(MESSAGES), _with_messages, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10))
+    hardware = _nearest(hardware, of(COLLECTIVES), _with_collectives,
+                        (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10, *(2e10 for _ in COLLECTIVE_NAMES)))
+    hardware = _nearest(hardware, of(POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
+    return _told(Calibration(hardware, fitted_to, held_out), copies)
 
 
 def _start(devices: int) -> Hardware:
     return Hardware(
-        NAME, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
-        (Link("shared memory", devices, 1e-5, 1e9),), HostLink(1e-5, 1e9), title="this machine, as it was measured")
+        CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
+        (Link("shared memory", devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
+        title="this machine, as it was measured")
 
 
-def _with_compute(hardware: Hardware, found: Floats) -> Hardware:
-    launch, single, double, ramp, bandwidth, memory_ramp = found.tolist()
+def _with_rates(hardware: Hardware, found: Floats) -> Hardware:
+    launch, single, double, bandwidth = found.tolist()
     return replace(
         hardware, kernel_launch_seconds=launch, flops_per_second=dict(zip(DTYPES, (single, double), strict=True)),
-        flops_ramp_seconds=ramp, memory_bytes_per_second=bandwidth, memory_ramp_seconds=memory_ramp)
+        memory_bytes_per_second=bandwidth)
 
 
-def _with_links(hardware: Hardware, found: Floats) -> Hardware:
-    latency, bandwidth = found.tolist()
+def _with_messages(hardware: Hardware, found: Floats) -> Hardware:
     (link,) = hardware.links
-    joined = Link(link.name, link.extents, latency, bandwidth)
+    latency, bandwidth, *values = found.tolist()
+    joined = Link(link.name, link.extents, latency, bandwidth, "memory", pieces=_pieces(TURNS, values))
     return replace(hardware, links=(joined,), host=HostLink(latency, bandwidth))
+
+
+def _with_collectives(hardware: Hardware, found: Floats) -> Hardware:
+    (link,) = hardware.links
+    turns = (1, *TURNS)
+    values = found.tolist()
+    pieces, rates = _pieces(turns, values), values[2 * len(turns):]
+    joined = Link(link.name, link.extents, link.latency_seconds, link.bytes_per_second, "memory", pieces=link.pieces,
+                  collective_pieces=pieces)
+    return replace(hardware, links=(joined,),
+                   collective_bytes_per_second=dict(zip(COLLECTIVE_NAMES, rates, strict=True)))
+
+
+def _with_programs(hardware: Hardware, found: Floats) -> Hardware:
+    launch, bandwidth, apart = found.tolist()
+    return replace(hardware, kernel_launch_seconds=launch, memory_bytes_per_second=bandwidth,
+                   memory_overlap=1 / (1 + apart))
+
+
+def _pieces(turns: Sequence[int], values: Sequence[float]) -> list[Piece]:
+    return [Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns)]
 
 
 def _nearest(
     hardware: Hardware, cases: Sequence[Case], changed: Callable[[Hardware, Floats], Hardware], start: Sequence[float]
 ) -> Hardware:
     def predict(parameters: Floats) -> list[float]:
-        costs = Costs(changed(hardware, parameters))
-        return [case.predicted(costs, hardware.devices) for case in cases]
+        there = changed(hardware, parameters)
+        return [case.predicted(there) for case in cases]
 
-    return changed(hardware, fitted(predict, [case.seconds for case in cases], start))
+    return changed(hardware, fitted(predict, [case.seconds for case in cases], start, _ROUNDS))
 
 
-def calibrate(path: str | PathLike[str], devices: int) -> Calibration:
-    """Measures this machine with so many devices, and writes what was found to ``path``."""
-    with VirtualCluster(devices) as cluster:
-        cases = measured(cluster)
-    found = calibrated(cases, devices)
-    found.hardware.save(path)
+def _told(found: Calibration, copied_per_second: float) -> Calibration:
+    """The same, with where its numbers are from."""
+    errors = [abs(error) for error in found.errors()]
+    told = (f"fitted to {len(found.fitted_to)} cases by python -m vcluster calibrate, {datetime.now(UTC):%Y-%m-%d}, on "
+            f"{platform.machine()} with {os.cpu_count()} cores, {platform.system()}, NumPy {np.__version__}; virtual "
+            f"against wall time: median error {median(errors):.1%} of {len(errors)} cases held out")
+    programs = f"{told}; in programs: the Python around it, and the traffic that nothing declares, are in it"
+    sources = {
+        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second"), told),
+        **dict.fromkeys(("kernel_launch_seconds", "memory_overlap"), programs),
+        "memory_bytes_per_second": f"{programs}; a copy alone goes at {copied_per_second:.3g} bytes a second",
+        "memory_bytes": "what the system has, in equal parts", "host": "as a message between devices"}
+    return replace(found, hardware=replace(found.hardware, sources=sources))
+
+
+def calibrate(devices: int, path: str | PathLike[str] | None = None) -> Calibration:
+    """Measures this machine with so many devices, and writes what was found to ``path``, if one is given."""
+    found = calibrated(measured(devices), devices)
+    if path is not None:
+        found.hardware.save(path)
     return found

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from parallelism.host_file import is_calibrated
 from parallelism.mesh import Mesh
 from vcluster.errors import ClusterError
 from vcluster.forkserver import start_early
@@ -57,7 +58,8 @@ class VirtualCluster:
     ``start_method``
         ``"forkserver"`` (Linux), ``"spawn"`` (macOS) or ``"fork"``.
     ``hardware``
-        what virtual time stands for: ``"host"`` (CPU seconds, messages free), a `Hardware`, a preset's name, a file.
+        what virtual time stands for: a `Hardware`, a preset's name, a file, or ``"host"``: this machine as `python -m
+        vcluster calibrate` found it; if it never did, CPU seconds, and messages are free.
     ``compute``
         ``"measured"``: CPU seconds of the device's thread; ``"modelled"``: declared flops, bytes or seconds, the same
         to the last bit in every run.
@@ -253,10 +255,15 @@ def _pricing(
 ) -> Pricing | None:
     """How runs are priced; None: as always, by the CPU time of the host."""
     _one_of("compute", compute, ("measured", "modelled"))
-    if isinstance(hardware, str) and hardware == "host" and compute == "measured" and priced_dtype is None:
+    host = isinstance(hardware, str) and hardware == "host"
+    calibrated = host and is_calibrated()
+    if host and not calibrated and compute == "measured" and priced_dtype is None:
         return None     # the descriptions of hardware are loaded by who has one
+    from parallelism.hardware import Hardware
     from parallelism.pricing import Pricing
 
+    if calibrated:
+        hardware = Hardware.of_host(size) or hardware
     return Pricing.of(hardware, compute, priced_dtype).for_devices(size)
 
 

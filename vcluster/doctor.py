@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallelism.host_file import told as told_of_host
 from vcluster.machine import DEVICES, Container, Facts, Started, gather
 
 WIDTH = 80
@@ -168,7 +169,7 @@ def report(findings: Sequence[Finding]) -> str:
 
 def show() -> int:
     """Looks, prints the report; the exit status: 1 if something gets in the way."""
-    findings = examine(gather())
+    findings = [*examine(gather()), Finding("host", told_of_host())]
     print(report(findings))
     return int(any(finding.to_do is not None for finding in findings))
 

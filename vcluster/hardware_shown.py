@@ -5,20 +5,27 @@ from __future__ import annotations
 from textwrap import wrap
 
 from parallelism.hardware import Hardware
+from parallelism.host_file import told as told_of_host
 
 WIDTH = 100
 
 
 def every() -> str:
     """The presets, a line each."""
-    told = [Hardware.preset(name) for name in Hardware.presets()]
-    width = max(len(hardware.name) for hardware in told)
-    return "\n".join(f"{hardware.name:{width}}  {hardware.title}" for hardware in told)
+    presets = [Hardware.preset(name) for name in Hardware.presets()]
+    width = max(len(hardware.name) for hardware in presets)
+    lines = [f"{hardware.name:{width}}  {hardware.title}" for hardware in presets]
+    return "\n".join([*lines, f"{'host':{width}}  {told_of_host()}"])
 
 
 def one(name: str) -> str:
-    """One, preset or file, as a table with where its numbers are from.  ``ValueError`` for one that there is not."""
-    hardware = Hardware.of(name)
+    """One, preset or file or ``host``, as a table with where its numbers are from.
+
+    ``ValueError`` for one that there is not.
+    """
+    hardware = Hardware.of_host() if name == "host" else Hardware.of(name)
+    if hardware is None:
+        return f"host: {told_of_host()}"
     lines = [str(hardware)]
     if hardware.sources:
         lines += ["", "where the numbers are from"]

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware
-from parallelism.links import HostLink, Link
+from parallelism.host_file import VARIABLE
+from parallelism.links import HostLink, Link, Piece
 from vcluster import VirtualCluster
 from vcluster import __main__ as top
-from vcluster.calibrate import COLLECTIVES, COPIED, DTYPES, MOVED, WIDTHS, Case, calibrated, measured
+from vcluster.calibrate import TURNS, Spread, calibrated
+from vcluster.calibration_cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, Sizes, measured
 from vcluster.demo.command_line import serve
 from vcluster.fitting import fitted
 
 KNOWN = Hardware(
-    "known", {"float32": 4e10, "float64": 2e10}, 1e9, 1e10, (Link("memory", 4, 2e-5, 3e9),), HostLink(1e-5, 1e9),
-    kernel_launch_seconds=2e-6, flops_ramp_seconds=1e-5, memory_ramp_seconds=1e-6)
+    "known", {"float32": 4e10, "float64": 2e10}, 1e9, 1e10,
+    (Link("memory", 2, 2e-5, 3e9, "memory", pieces=[Piece(turn, 6e-5, 9e9) for turn in TURNS],
+          collective_pieces=[Piece(turn, 3e-5, 5e9) for turn in (1, *TURNS)]),),
+    HostLink(1e-5, 1e9), kernel_launch_seconds=2e-6, memory_overlap=0.5,
+    collective_bytes_per_second=dict.fromkeys(COLLECTIVE_NAMES, 8e9))
+SMALL = Sizes(
+    products=(8, 64, 96, 128), copies=(64, 4096, 1 << 16), moved=(64, 1 << 12, 1 << 15, 1 << 18, 1 << 19, 1 << 22),
+    policies=(16, 48), microbatches=(1,), widths=(8, 32), rows=(4,), repeats=2, rounds=1)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return measured(2, SMALL, backend="thread")
 
 
 def test_a_fit_finds_the_parameters_of_exact_measurements():
@@ -30,42 +45,67 @@ def test_a_fit_is_least_in_the_relative_error():
     np.testing.assert_allclose(found, (1 + 1 / 10) / (1 + 1 / 100), rtol=1e-8)     # of (p - 1)^2 + (p / 10 - 1)^2
 
 
-def test_a_machine_that_is_the_model_is_found_again():
-    costs = Costs(KNOWN)
-    looks = [("matmul", width, dtype) for dtype in DTYPES for width in WIDTHS] + [("copy", n, None) for n in COPIED]
-    looks += [(kind, n, None) for kind in ("message", *COLLECTIVES) for n in MOVED]
-    cases = [Case(kind, n, 1.0, dtype) for kind, n, dtype in looks]
-    cases = [Case(c.kind, c.size, c.predicted(costs, 4), c.dtype) for c in cases]
-    found = calibrated(cases, 4)
-    assert max(found.errors()) < 1e-3 and len(found.held_out) + len(found.cases) == len(cases)
-    assert found.hardware.links[0].bytes_per_second == pytest.approx(3e9, rel=1e-3)
-    assert found.hardware.kernel_launch_seconds == pytest.approx(2e-6, rel=1e-2)
+def test_a_spread_is_median_quartiles_and_the_largest_of_the_sizes():
+    assert Spread.of((-0.5, 0.25, 0.0, 1.0, -0.125)) == Spread(5, 0.25, (0.125, 0.5), 1.0)
+
+
+def test_every_family_is_measured_and_every_other_case_is_held_out(cases):
+    assert tuple(dict.fromkeys(case.family for case in cases)) == FAMILIES
+    assert all(case.seconds > 0 and case.trace.size == 2 for case in cases)
+    assert {case.name for case in cases if case.family == PIPELINES} == {
+        "gpipe", "1f1b", "zero_bubble_h1", "interleaved_1f1b"}
+    half = [case.place for case in cases if case.name == "1f1b" and case.held_out]
+    assert half == [(0, 1, 0)]
+
+
+def test_a_case_is_one_repetition_without_its_barriers(cases):
+    for case in cases:
+        assert not case.trace.count("barrier")
+    there_and_back = next(case for case in cases if case.name == "there and back")
+    assert [len(there_and_back.trace.filter(kind="recv", rank=rank)) for rank in (0, 1)] == [1, 1]
+    assert there_and_back.predicted(KNOWN) == pytest.approx(2 * (2e-5 + 64 / 3e9), rel=1e-12)
+
+
+def test_a_machine_that_is_the_model_is_found_again(cases, monkeypatch):
+    monkeypatch.setattr("vcluster.calibrate._ROUNDS", 8)
+    exact = [replace(case, seconds=case.predicted(KNOWN)) for case in cases]
+    found = calibrated(exact, 2)
+    assert len(found.held_out) + len(found.fitted_to) == len(cases)
+    spread = Spread.of(found.errors())
+    assert spread.median < 0.05
+    assert found.hardware.flops_per_second["float64"] == pytest.approx(2e10, rel=0.5)
+    assert found.hardware.links[0].latency_seconds == pytest.approx(2e-5, rel=0.01)
     assert "cases held out" in found.hardware.sources["links"]
-    assert "all_to_all" in str(found) and "median" in str(found)
+    for words in ("pipelined MLP", "matmul policies", "middle half", "all  "):
+        assert words in str(found)
 
 
-def test_one_case_of_a_kind_is_too_few():
-    with pytest.raises(ValueError, match="at least 2 cases of each kind; got 1 of copy"):
-        calibrated([Case("copy", 8, 1.0)], 2)
+def test_one_case_of_a_kind_is_too_few(cases):
+    with pytest.raises(ValueError, match="at least 2 cases of each kind; got 1 of copies, float64"):
+        calibrated([case for case in cases if case.family == "copies"][:1], 2)
 
 
-def test_this_machine_is_measured_written_and_used(tmp_path):
-    with VirtualCluster(2, backend="thread") as cluster:
-        cases = measured(cluster, widths=(16, 32), copied=(64, 4096), moved=(64, 4096), repeats=3)
-    assert [case.kind for case in cases] == ["matmul"] * 4 + ["copy"] * 2 + ["message"] * 2 + [
-        kind for kind in COLLECTIVES for _ in range(2)]
-    assert all(case.seconds > 0 for case in cases)
-    found = calibrated(cases, 2).hardware
-    found.save(tmp_path / "mine.json")
-    assert Hardware.load(tmp_path / "mine.json") == found and found.devices == 2
-    with VirtualCluster(2, backend="thread", hardware=tmp_path / "mine.json", compute="modelled") as cluster:
+def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monkeypatch):
+    monkeypatch.setattr("vcluster.calibrate._ROUNDS", 1)
+    monkeypatch.setattr("vcluster.calibrate.measured", lambda devices: cases)
+    path = tmp_path / "new" / "host.json"
+    monkeypatch.setenv(VARIABLE, str(path))
+    assert serve(top.PROGRAM, top.main, ["calibrate", "--devices", "2", "--check"]) == 0 and not path.exists()
+    assert serve(top.PROGRAM, top.main, ["calibrate", "--devices", "2"]) == 0
+    found = Hardware.load(path)
+    assert found.devices == 2 and found.name == "this-machine"
+    with VirtualCluster(3, backend="thread", compute="modelled") as cluster:
         trace = cluster.run(lambda device: device.all_reduce(np.ones(512))).trace
-    assert trace.makespan_seconds == Costs(found).collective("all_reduce", 4096, (0, 1)).seconds
+    assert trace.hardware == "this-machine"
+    assert trace.makespan_seconds == Costs(found.resized(3)).collective("all_reduce", 4096, range(3)).seconds > 0
 
 
-def test_wrong_words_are_told(capsys):
-    for words in ("calibrate", "calibrate /nonexistent/mine.json", "calibrate mine.json --devices 1"):
+def test_wrong_words_are_told(capsys, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")
+    for words in ("calibrate", "calibrate /nonexistent/mine.json", "calibrate mine.json --devices 1",
+                  "calibrate mine.json --check"):
         assert serve(top.PROGRAM, top.main, words.split()) == 2
     told = capsys.readouterr().err
-    for words in ("required: FILE.json", "/nonexistent/mine.json cannot be written", "from 2 to 64, got 1"):
+    for words in (f"{VARIABLE} is empty", "/nonexistent/mine.json cannot be written", "from 2 to 64, got 1",
+                  "--check writes nothing; leave out mine.json"):
         assert words in told

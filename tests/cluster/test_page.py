@@ -9,6 +9,8 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from parallelism.columns import Columns, Table
+from parallelism.hardware import Hardware
+from parallelism.links import HostLink, Link
 from parallelism.trace import Event, Trace
 from vcluster import report
 
@@ -69,6 +71,54 @@ def test_it_loads_without_a_word_on_the_console_and_has_a_bar_for_each_event_tha
     assert opened.value("document.querySelectorAll('#split tbody tr').length") == 2 + 4
     assert "peak 1.43 MiB" in opened.text("#memory-said")
     assert opened.text("#collectives tbody td") == "all_reduce"
+
+
+def a_product(rank=0, flops=8e9, nbytes=1e9, seconds=4.0, **more):
+    return Event(rank, "compute", "matmul", 2.0 * rank, seconds, 0, 2 * seconds, flops=flops, nbytes=nbytes, **more)
+
+
+HARDWARE = Hardware("by hand", {"float32": 4e9, "float64": 2e9}, 1e9, 0.5e9, (Link("x", 2, 1, 1),), HostLink(1, 1))
+
+
+def test_the_roofline_has_a_point_for_computes_that_look_alike_and_tells_them_by_key_and_pointer(browser, tmp_path):
+    events = [a_product(dtype="float32"), a_product(1, dtype="float32"), a_product(1, 1e9, 2e9, 8.0, phase="F")]
+    report.html(Trace(events, hardware="by hand"), tmp_path / "page.html", hardware=HARDWARE)
+    browser.open(tmp_path / "page.html")
+    assert browser.problems == [] and state(browser, "points") == "2"
+    assert "The roof is that of by hand." in browser.text("#roof-words")
+    browser.value("document.getElementById('roof').focus()")
+    browser.press("n")
+    assert browser.text("#roof-said") == (
+        "point 1 of 2: phase F (forward); 1 time, 8.00 s in all; 0.500 flops per byte, 125 Mflop/s; "
+        "50.0% of the roof there, which is that of memory")
+    browser.press("ArrowRight", "ArrowRight")
+    assert browser.text("#roof-said").startswith("point 2 of 2: matmul (other compute); 2 times, 8.00 s in all; 8.00 f")
+    assert browser.text("#roof-said").endswith("50.0% of the roof there, which is that of arithmetic")
+    browser.value("document.getElementById('roof').scrollIntoView()")
+    box = browser.value("(b => [b.x, b.y, b.width, b.height])(document.getElementById('roof').getBoundingClientRect())")
+    browser.mouse("mouseMoved", box[0] + 5, box[1] + 5)
+    assert browser.value("document.getElementById('roof-tip').hidden") is True
+    for row in range(18, 340, 4):       # somewhere in the middle column stands the point of 8 flops a byte
+        x = 78 + (box[2] - 78 - 16) * (np.log10(8) + 1) / 3
+        browser.mouse("mouseMoved", box[0] + x, box[1] + row)
+        if not browser.value("document.getElementById('roof-tip').hidden"):
+            break
+    assert browser.text("#roof-tip").startswith("matmul (other compute)\n2 times")
+    assert browser.problems == []
+
+
+def test_virtual_and_wall_time_stand_side_by_side_and_turns_on_the_cores_are_told(browser, tmp_path):
+    report.html(Trace([a_product(cpu_seconds=2.0), a_product(1)], hardware=None), tmp_path / "page.html")
+    for dark in (False, True):
+        browser.open(tmp_path / "page.html", dark=dark)
+        rows = "[...document.querySelectorAll('#measured tbody tr')]"
+        assert browser.value(f"{rows}.map(row => [...row.cells].map(cell => cell.innerText).join('|'))") == [
+            "the whole run||6.00 s|8.00 s|0.750|2", "compute matmul||8.00 s|16.0 s|0.500|2"]
+        assert "Compute had a core for 12% of its wall time: devices took turns" in browser.text("#measured-words")
+        assert "Messages and collectives are free" in browser.text("#measured-words")
+        width = "document.querySelector('#measured tbody tr:last-child .c-%s').style.width"
+        assert [browser.value(width % clock) for clock in ("virtual", "wall")] == ["50%", "100%"]
+    assert browser.problems == []
 
 
 def pixels(browser, x, y, width, height):
@@ -138,7 +188,8 @@ def test_the_critical_path_is_drawn_and_can_be_taken_away(opened):
 def test_no_name_runs_or_breaks_out(browser, tmp_path):
     bad = ("</script><script>window.ran = 1</script>", "<img src=x onerror='window.ran = 1'>", "\u2028\u2029",
            "__proto__", "constructor", "\x00\x1b\udc80", "@@DATA@@", "${window.ran = 1}", "'\"`\\")
-    events = [Event(i % 2, "compute", name, i, 1, phase=name, location=name) for i, name in enumerate(bad)]
+    events = [Event(i % 2, "compute", name, i, 1, 0, 1, phase=name, location=name, flops=8.0 + i, nbytes=4.0,
+                    dtype=name) for i, name in enumerate(bad)]
     events += [Event(1, "collective", name, 20, 1, axes=(name,), algorithm=name, bytes_received=8,
                      sources=((0, 8),)) for name in bad]
     events += [Event(0, "memory", name, i, nbytes=9) for i, name in enumerate(bad)]
@@ -146,6 +197,9 @@ def test_no_name_runs_or_breaks_out(browser, tmp_path):
     browser.open(tmp_path / "bad.html")
     browser.value("document.getElementById('bars').focus()")
     browser.press("n", "n", "n", "ArrowDown")
+    browser.value("document.getElementById('roof').focus()")
+    browser.press("n", "n")
+    assert "point 2 of 9" in browser.text("#roof-said")
     assert browser.value("window.ran") is None and browser.problems == []
     assert browser.value("document.querySelectorAll('script').length") == 2
     assert browser.value("document.querySelectorAll('img').length") == 0
@@ -171,6 +225,8 @@ def long_trace(count, ranks=16):
         "name": Table(tuple(f"work {i}" for i in range(99)), random.integers(0, 99, ranks * each).astype(np.int32)),
         "start_seconds": (np.cumsum(seconds, axis=1) - seconds).ravel(), "duration_seconds": seconds.ravel(),
         "phase": Table((None, "F", "B"), np.where(kind == 0, 1 + np.arange(len(kind)) % 4 // 2, 0).astype(np.int32)),
+        "flops": np.where(kind == 0, random.exponential(1e6, ranks * each), 0), "nbytes": np.where(kind == 0, 1e6, 0),
+        "wall_duration_seconds": seconds.ravel(),
     }), ranks)
 
 

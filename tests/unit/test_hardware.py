@@ -150,7 +150,8 @@ def test_a_wrong_field_is_named_with_what_was_expected_and_what_came(fields, wor
     ({"extents": 2.0}, "extents must be a whole number of at least 1 and at most 1048576; got 2.0"),
     ({"extents": (2, 2)}, r"extents of a switch must be one whole number; got \(2, 2\)"),
     ({"extents": (), "shape": "torus"}, r"extents of a torus must be a list of at least one whole number; got \(\)"),
-    ({"shape": "rnig"}, "shape must be one of switch, ring, torus, fully_connected; got 'rnig'; did you mean 'ring'"),
+    ({"shape": "rnig"},
+     "shape must be one of switch, ring, torus, fully_connected, memory; got 'rnig'; did you mean 'ring'"),
     ({"shape": ["ring"]}, r"shape must be one of .*; got \['ring'\]"),
     ({"ports": 0}, "ports must be a whole number of at least 1 and at most 1048576; got 0"),
     ({"extents": 2**50}, "extents must be a whole number of at least 1 and at most 1048576; got 1125899906842624"),
@@ -436,7 +437,7 @@ def test_in_a_notebook_names_are_escaped():
 
 def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, tmp_path):
     assert main(["hardware"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(Hardware.presets())
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*Hardware.presets(), "host"]
     assert main(["hardware", "tpu-v4:2x2x3"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(str(Hardware.preset("tpu-v4:2x2x3")) + "\n\nwhere the numbers are from\n")

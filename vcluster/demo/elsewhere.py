@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
+from parallelism.host_file import told as told_of_host
 from parallelism.mesh import Mesh
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords
@@ -24,7 +25,9 @@ def hardware_of(name: str | None, size: int) -> Hardware | None:
     from parallelism.pricing import Pricing
 
     try:
-        found = Hardware.of(name)
+        found = Hardware.of_host(size) if name == "host" else Hardware.of(name)
+        if found is None:
+            raise WrongWords(f"--hardware host: {told_of_host()}")
         Pricing(found).for_devices(size)
     except (ValueError, OSError) as error:
         raise WrongWords(f"--hardware: {error}") from None

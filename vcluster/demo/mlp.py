@@ -163,7 +163,7 @@ def show(arguments: argparse.Namespace) -> int:
         screen.line(f"The record of that step is in {job.trace}")
     if job.html is not None:
         try:
-            html(record, job.html)
+            html(record, job.html, hardware=job.hardware)
         except OSError as error:
             raise WrongWords(f"--html: {job.html} cannot be written: {error.strerror or error}") from None
         screen.line()

@@ -8,7 +8,7 @@ for (const [label, value] of data.facts) {
 }
 for (const sentence of data.left_out) $("left-out").append(element("p", sentence));
 
-const sections = {timeline, split, collectives, matrix, memory};
+const sections = {timeline, split, measured, roofline, collectives, matrix, memory};
 for (const [key, draw] of Object.entries(sections)) {
   if (!data[key]) continue;
   document.querySelector("[data-section=" + key + "]").hidden = false;

@@ -15,25 +15,33 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from parallelism.hardware import Hardware
 from parallelism.trace import Trace
 from vcluster.report.payload import MOST_BARS, payload
+from vcluster.report.roofline import hardware_named
 
-SCRIPTS = ("drawing.js", "timeline.js", "tables.js", "memory.js", "page.js")
+SCRIPTS = ("drawing.js", "timeline.js", "tables.js", "roofline.js", "memory.js", "page.js")
 """They run as one, in this order."""
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def html(trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS) -> None:
+def html(
+    trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS,
+    hardware: Hardware | str | PathLike[str] | None = None,
+) -> None:
     """Writes the page of ``trace`` (or of a run) to ``path``.
 
-    It shows the verdict, the timeline (zoom, pan, hover, critical path), where each device's time went, the
-    collectives, the communication matrix by axis, and memory over time.  A trace with more than ``most_bars`` events
-    loses the shortest of them in the timeline, and the page says so.  ``OSError`` if the file cannot be written;
-    ``ValueError`` for fewer bars than 1.
+    It shows the verdict, the timeline (zoom, pan, hover, critical path), where each device's time went, virtual beside
+    wall time, the roofline, the collectives, the communication matrix by axis, and memory over time.  The roof is that
+    of ``hardware``: a `Hardware`, a preset or a file; None: what the trace names, if that is a preset or this machine.
+    A trace with more than ``most_bars`` events loses the shortest of them in the timeline, and the page says so.
+    ``OSError`` if the file cannot be written; ``ValueError`` for fewer bars than 1, and a hardware that there is not.
     """
     if most_bars < 1:
         raise ValueError(f"most_bars should be at least 1, got {most_bars}")
-    text = page(payload(getattr(trace, "trace", trace), most_bars=most_bars))
+    trace = getattr(trace, "trace", trace)
+    told = hardware_named(trace) if hardware is None else Hardware.of(hardware)
+    text = page(payload(trace, most_bars=most_bars, hardware=told))
     Path(path).write_text(text, encoding="ascii")
 
 

@@ -14,11 +14,14 @@ import numpy.typing as npt
 
 from parallelism.columns import ABSENT, Columns, Table
 from parallelism.critical_path import PathStep, critical_path
+from parallelism.hardware import Hardware
 from parallelism.trace import Trace
 from parallelism.trace_collectives import collectives
 from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
 from parallelism.trace_summary import fit, nbytes, rate, seconds
+from vcluster.report.measured import measured
+from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict
 
 MOST_BARS = 1_000_000
@@ -35,13 +38,16 @@ _DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "alg
 Data = dict[str, Any]
 
 
-def payload(trace: Trace, *, most_bars: int = MOST_BARS) -> Data:
-    """Everything on the page.  A forged trace may have times that add up to more than a float holds: none are drawn."""
+def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | None = None) -> Data:
+    """Everything on the page; ``hardware`` is the roof of the roofline.
+
+    A forged trace may have times that add up to more than a float holds: none are drawn.
+    """
     with np.errstate(all="ignore"):
-        return _payload(trace, most_bars)
+        return _payload(trace, most_bars, hardware)
 
 
-def _payload(trace: Trace, most_bars: int) -> Data:
+def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
     moved = moving(trace)
     by_rank, path, rows = split(trace, moved), critical_path(trace, moved), collectives(trace, moved)
     left_out: list[str] = []
@@ -60,6 +66,8 @@ def _payload(trace: Trace, most_bars: int) -> Data:
     if makespan > 0:
         data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
         data["split"] = _split(by_rank, shown, makespan)
+        data["measured"] = measured(trace)
+        data["roofline"] = roofline(trace, hardware)
     if rows:
         data["collectives"] = [
             [_clean(row.name), _clean(row.algorithm), _clean(", ".join(row.axes) if row.axes else "-"),
@@ -74,7 +82,7 @@ def _payload(trace: Trace, most_bars: int) -> Data:
     if memory:
         data["memory"] = memory
     data["left_out"] = left_out
-    return data
+    return {key: value for key, value in data.items() if value or key not in ("measured", "roofline")}
 
 
 def packed(numbers: npt.NDArray[Any]) -> Data:

@@ -1,0 +1,113 @@
+"""The roofline of a trace: its computes by flops per byte, below what the hardware can do.
+
+Williams, Waterman and Patterson, *Roofline: An Insightful Visual Performance Model for Multicore Architectures*, 2009:
+a piece of compute reaches at most ``min(peak, bandwidth * flops / bytes)``.  Flops and bytes are those that were
+declared, seconds are virtual.  Computes that look alike are one point.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.columns import Columns
+from parallelism.hardware import ITEMSIZE, Hardware
+from parallelism.host_file import CALIBRATED
+from parallelism.trace import Trace
+from parallelism.trace_split import PARTS, part_of
+from parallelism.trace_summary import fit
+
+MOST_POINTS = 1500
+MOST_ROOFS = 4
+_BINS = 40
+"""Of a factor of ten."""
+_LONGEST_NAME = 80
+_LARGEST = 1e100
+_NUMBERS = re.compile(r"\d+")
+
+Data = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+
+
+def roofline(trace: Trace, hardware: Hardware | None) -> Data:
+    """The points and the roofs; nothing where no compute has flops, bytes and a duration."""
+    events, seconds = _whole(trace.columns)
+    flops, nbytes = events.numbers("flops").astype(np.float64), events.numbers("nbytes") * _scale(trace, events)
+    there = (flops > 0) & (nbytes > 0) & (seconds > 0)
+    x, y = (np.divide(flops, below, out=np.zeros(len(flops)), where=there) for below in (nbytes, seconds))
+    shown = there & (x > 1 / _LARGEST) & (x < _LARGEST) & (y > 1 / _LARGEST) & (y < _LARGEST) & (seconds < _LARGEST)
+    if not shown.any():
+        return {}
+    points = _points(events.take(shown), x[shown], y[shown], seconds[shown])
+    return {**points, **_roofs(trace, events.take(shown), hardware), "of": int(np.count_nonzero(shown)),
+            "without": int(len(events) - np.count_nonzero(shown)), "compute": trace.compute}
+
+
+def hardware_named(trace: Trace) -> Hardware | None:
+    """The hardware that a trace names, where that can be looked up: a preset, or this machine as it was calibrated."""
+    try:
+        if trace.hardware == CALIBRATED:
+            return Hardware.of_host()
+        return Hardware.preset(trace.hardware) if trace.hardware in Hardware.presets() else None
+    except ValueError:
+        return None
+
+
+def _whole(columns: Columns) -> tuple[Columns, Floats]:
+    """The computes, and their seconds: where calls of the library divide one, those of its pieces together."""
+    computes = columns.take(columns.isin("kind", {"compute"}) & ~columns.present("parent"))
+    order = np.argsort(computes.numbers("rank"), kind="stable")
+    computes = computes.take(order)
+    begins = np.asarray(computes.numbers("part") == 0)
+    begins[:1] = True
+    seconds = np.zeros(int(np.count_nonzero(begins)))
+    np.add.at(seconds, np.cumsum(begins) - 1, computes.numbers("duration_seconds"))
+    return computes.take(begins), seconds
+
+
+def _scale(trace: Trace, events: Columns) -> Floats:
+    """The bytes that a byte of each event was priced as."""
+    scale = np.ones(len(events))
+    if trace.priced_dtype in ITEMSIZE:
+        for dtype in ("float16", "float32", "float64"):
+            scale[events.isin("dtype", {dtype})] = ITEMSIZE[trace.priced_dtype] / ITEMSIZE[dtype]
+        scale[~events.present("dtype")] = ITEMSIZE[trace.priced_dtype] / ITEMSIZE["float64"]
+    return scale
+
+
+def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
+    _, first, look = np.unique(events.key("name", "phase"), return_index=True, return_inverse=True)
+    looks = zip(*(events.take(first).values(field) for field in ("name", "phase")), strict=True)
+    plain = [fit(_NUMBERS.sub("#", str(name)) if phase is None else f"phase {phase}", _LONGEST_NAME)
+             for name, phase in looks]
+    number = {name: i for i, name in enumerate(dict.fromkeys(plain))}
+    name = np.array([number[text] for text in plain], np.int64)[look.ravel()]
+    parts = part_of(events).astype(np.int64)
+    key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
+    _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    place = place.ravel()
+    spent, count = np.bincount(place, seconds), np.bincount(place)
+    largest = np.argsort(-spent, kind="stable")[:MOST_POINTS]
+    largest = largest[np.lexsort((y[first[largest]], x[first[largest]]))]
+    at = first[largest]
+    words = list(number)
+    return {
+        "points": [
+            {"name": words[name[i]], "part": PARTS[parts[i]], "x": float(x[i]), "y": float(y[i]),
+             "seconds": float(spent[j]), "count": int(count[j])}
+            for i, j in zip(at.tolist(), largest.tolist(), strict=True)],
+        "more": len(spent) - len(largest)}
+
+
+def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
+    name = "this machine" if trace.hardware is None else fit(trace.hardware, _LONGEST_NAME)
+    if hardware is None:
+        return {"hardware": name, "roofs": []}
+    first = next(iter(hardware.flops_per_second))
+    occurring = {trace.priced_dtype} if trace.priced_dtype else {dtype or first for dtype in events.distinct("dtype")}
+    roofs = [{"dtype": dtype, "peak": peak} for dtype, peak in hardware.flops_per_second.items() if dtype in occurring]
+    roofs = roofs or [{"dtype": first, "peak": hardware.flops_per_second[first]}]
+    return {"hardware": hardware.name, "bandwidth": hardware.memory_bytes_per_second, "roofs": roofs[:MOST_ROOFS]}
