@@ -54,6 +54,8 @@ class Moved:
         self._kind, self._size = first.kind, g
         self._own: Ints = np.array([each.nbytes for each in said], np.int64)
         self.messages: Ints = np.full(g, g - 1, np.int64)
+        self.pairs: tuple[tuple[int, int], ...] = ()
+        """Of a permute: who sends to whom, as far as there is anything to send."""
         match first.kind:
             case "all_reduce":
                 self._pieces = first.pieces(g)
@@ -72,6 +74,7 @@ class Moved:
                 self.received, self.sent = self._cut.sum(0) - kept, self._cut.sum(1) - kept
             case _:
                 moved = [(s, t) for s, t in first.pairs if s != t]
+                self.pairs = tuple(sorted((s, t) for s, t in moved if self._own[s]))
                 self._source = {t: s for s, t in moved}
                 self.received, self.sent = np.zeros(g, np.int64), np.zeros(g, np.int64)
                 self.messages = np.zeros(g, np.int64)

@@ -22,6 +22,7 @@ from parallelism.ir.interpreter import checked_arrays
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
 from parallelism.sharding import TensorSharding
+from parallelism.simulated_events import Rows, Templates, row
 
 Array = NDArray[Any]
 
@@ -89,6 +90,19 @@ class Executable(Operation):
             first, _ = self.programs.classes[number]
             found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories)
         return found
+
+    def templates(self) -> Templates:
+        """What its devices would record, each class of them once."""
+        rows = []
+        for number in range(len(self.programs.classes)):
+            program, made = self.of_class(number), Rows()
+            made.rows.append(row("compute", self.name, seconds=0.0))
+            made.rows += [row("memory", category, nbytes=float(nbytes)) for category, nbytes in program.held]
+            made.add_program(program, self.mesh)
+            rows.append(made)
+        size, of = self.mesh.size, self.programs.class_of
+        class_of = np.array([of(rank) for rank in range(size)] if len(rows) > 1 else np.zeros(size), np.int64)
+        return Templates(self.mesh, rows, class_of)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs, given in order or by name in one argument, dealt out by their layouts."""
