@@ -31,6 +31,8 @@ class Said(NamedTuple):
     factors: tuple[int, ...] = ()
     """How an extent is cut over the group: the extents of the axes."""
     pairs: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[int, ...] | None = None
+    """The elements of each piece of a flat array, where they are told."""
 
     @property
     def nbytes(self) -> int:
@@ -41,6 +43,8 @@ class Said(NamedTuple):
         """Bytes of the pieces that the array is cut into, one for each of the group."""
         if self.kind == "all_reduce":
             return np.array(split_sizes(prod(self.shape), (size,)), np.int64) * self.itemsize
+        if self.sizes is not None:
+            return np.array(self.sizes, np.int64) * self.itemsize
         rest = self.itemsize * prod(n for d, n in enumerate(self.shape) if d != self.dim)
         return np.array(split_sizes(self.shape[self.dim], self.factors), np.int64) * rest
 

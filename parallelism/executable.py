@@ -98,7 +98,7 @@ class Executable(Operation):
             program, made = self.of_class(number), Rows()
             made.rows.append(row("compute", self.name, seconds=0.0))
             made.rows += [row("memory", category, nbytes=float(nbytes)) for category, nbytes in program.held]
-            made.add_program(program, self.mesh)
+            made.add_program(program, self.mesh, self.programs.classes[number][0])
             rows.append(made)
         size, of = self.mesh.size, self.programs.class_of
         class_of = np.array([of(rank) for rank in range(size)] if len(rows) > 1 else np.zeros(size), np.int64)
@@ -109,10 +109,10 @@ class Executable(Operation):
         if mesh != self.mesh:
             raise ValueError(f"{self.name} is laid out on {self.mesh!r} and cannot run on {mesh!r}")
         if len(args) != 1:
-            raise TypeError(f"{self.name} takes its inputs as one list, or by name in a dict; got {len(args)} arguments")
+            raise TypeError(f"{self.name} takes its inputs as one list, or one dict by name; got {len(args)} arguments")
         arrays = checked_arrays(self.programs.function, args[0])
         for number in range(len(self.programs.classes)):
-            _ = self.of_class(number).steps, self.of_class(number).held      # made before they are sent to the devices
+            _ = self.of_class(number).steps, self.of_class(number).held     # made once, before they are sent
         shards = [layout.shard(array, mesh) for layout, array in zip(self.programs.inputs, arrays, strict=True)]
         return [tuple(shard[rank] for shard in shards) for rank in range(mesh.size)]
 
@@ -121,6 +121,9 @@ class Executable(Operation):
         for entry in self._own_operators:
             OPERATORS.setdefault(entry.name, entry)
         program = self.of_class(self.programs.class_of(device.rank))
+        function = self.programs.program(device.rank)
+        if function != program.function:    # its parts begin elsewhere
+            program = DeviceProgram(function, self.categories)
         with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)

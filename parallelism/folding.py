@@ -72,9 +72,9 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
     """A number for each group, ``[group, position]``, the same only where a collective takes the same.
 
-    Groups are alike where every two members of the one are joined as the same two of the other: over switches, and where
-    all have links of their own, it is enough that they meet at the same levels; along a ring or torus they must lie at
-    the same places of it.
+    Groups are alike where every two members of the one are joined as the same two of the other: over switches, and
+    where all have links of their own, it is enough that they meet at the same levels; along a ring or torus they must
+    lie at the same places of it.
     """
     places = _placed(hardware, groups)
     keys = []
@@ -197,7 +197,8 @@ def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
     counts = np.bincount(message, minlength=len(like))
     ways = np.split(users[order], np.cumsum(counts)[:-1])
     seen: dict[int, bytes] = {}
-    return all(seen.setdefault(kind, way.tobytes()) == way.tobytes() for kind, way in zip(like.tolist(), ways, strict=True))
+    told = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
+    return all(seen.setdefault(kind, way) == way for kind, way in told)
 
 
 def _placed(hardware: Hardware, ranks: Ints) -> Ints:

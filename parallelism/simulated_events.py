@@ -19,9 +19,11 @@ import numpy.typing as npt
 
 from parallelism.collective_traffic import Moved, Said, moved, moved_alike
 from parallelism.columns import Columns, Table
-from parallelism.device_program import COLLECTIVES, DeviceProgram, communicates
+from parallelism.device_program import DeviceProgram, communicates
 from parallelism.ir import Op
+from parallelism.layouts import step_of
 from parallelism.mesh import Mesh
+from parallelism.relayout import called
 
 Ints = npt.NDArray[np.int64]
 Axes = tuple[str, ...]
@@ -56,8 +58,8 @@ class Rows:
     """Messages to and from a position along an axis: event, axis, position."""
     counts: Counter[Any] = field(default_factory=Counter)
 
-    def add_program(self, program: DeviceProgram, mesh: Mesh, **marks: Any) -> None:
-        """The events of `DeviceProgram.run`."""
+    def add_program(self, program: DeviceProgram, mesh: Mesh, rank: int = 0, **marks: Any) -> None:
+        """The events of `DeviceProgram.run` on a rank."""
         places = {name: mark for name, mark in marks.items() if name != "phase"}
         rows = self.rows
         memory = dict[tuple[str, int], Row]()
@@ -75,25 +77,25 @@ class Rows:
                 flops, traffic, dtype = price
                 rows.append(row("compute", op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks))
             elif communicates(op):
-                self.add_call(op, mesh)
+                self.add_call(op, mesh, rank)
             for category, nbytes in freed:
                 hold(category, -nbytes)
 
-    def add_call(self, op: Op, mesh: Mesh) -> None:
+    def add_call(self, op: Op, mesh: Mesh, rank: int) -> None:
         """The event of a collective, or of a message."""
-        if op.kind in COLLECTIVES:
-            axes = mesh.axes_of(op["axes"])
-            apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
-            number = self.counts["collective", apart]
-            self.counts["collective", apart] += 1
-            self.collectives.append((len(self.rows), apart, number, op))
-            self.rows.append(row(
-                "collective", op.kind, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name,
-                sequence=number))
+        if op.kind in ("send", "recv"):
+            sends = op.kind == "send"
+            peer, x = op["destination" if sends else "source"], (op.inputs if sends else op.outputs)[0].type
+            self.add_message(op.kind, peer, op["tag"], int(x.nbytes), x.dtype.name)
             return
-        sends = op.kind == "send"
-        peer, x = op["destination" if sends else "source"], (op.inputs if sends else op.outputs)[0].type
-        self.add_message(op.kind, peer, op["tag"], int(x.nbytes), x.dtype.name)
+        axes = mesh.axes_of(op["axes"])
+        apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+        number = self.counts["collective", apart]
+        self.counts["collective", apart] += 1
+        self.collectives.append((len(self.rows), apart, number, op))
+        name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
+        self.rows.append(row(
+            "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
 
     def add_message(
         self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
@@ -158,8 +160,8 @@ class Templates:
             for at, axes, number, op in part.collectives:
                 slot, look = numbers[axes], start + at
                 self.axes_of[look] = slot
-                if alike[slot]:
-                    said = self._said(op)
+                if alike[slot] and op.kind != "relayout":
+                    said = self._said(op, 0)
                     found = moved_alike(said, self.groups[slot].shape[1])
                     self._even[look] = found
                     if found.even:
@@ -169,7 +171,7 @@ class Templates:
                     everybody = dict.fromkeys(range(len(self.groups[slot])), found)
                 else:
                     everybody = {
-                        i: moved(tuple(self._said(self._call(rank, axes, number, op)) for rank in group))
+                        i: moved(tuple(self._said(self._call(rank, axes, number, op), rank) for rank in group))
                         for i, group in enumerate(self.groups[slot].tolist())
                     }
                 self._uneven[look] = everybody
@@ -190,10 +192,12 @@ class Templates:
                 f"{'nothing' if other is None else other.kind} to rank {rank}")
         return other
 
-    def _said(self, op: Op) -> Said:
-        axes, given = self.mesh.axes_of(op["axes"]), dict(op.attributes)
-        x = op.inputs[0].type
-        shape = tuple(int(n) for n in x.shape)
+    def _said(self, op: Op, rank: int) -> Said:
+        x, given = op.inputs[0].type, dict(op.attributes)
+        if op.kind == "relayout":
+            call = called(step_of(op, self.mesh), rank)
+            return Said(call.kind, (call.elements,), x.dtype.itemsize, pairs=call.pairs, sizes=call.sizes)
+        shape, axes = tuple(int(n) for n in x.shape), self.mesh.axes_of(op["axes"])
         factors = tuple(self.mesh.shape[axis] for axis in axes)
         dim = given.get("split_dim", given.get("dim", 0))
         return Said(op.kind, shape, x.dtype.itemsize, dim, factors, tuple(map(tuple, given.get("pairs", ()))))
