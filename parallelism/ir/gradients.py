@@ -12,6 +12,9 @@ from parallelism.ir.function import Function, Value
 from parallelism.ir.tracing import Traced, emit, recording
 from parallelism.ir.types import TensorType
 
+MARK = "gradient"
+"""The region of what goes back through a region, in front of its path."""
+
 
 def gradient(
     function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False
@@ -21,7 +24,8 @@ def gradient(
     ``with_respect_to`` are names of inputs or their numbers; None: all that are floating-point.  A function that
     returns one single floating-point number, a loss, is differentiated as it is.  Any other takes further inputs, in
     the end: ``grad.0``, ``grad.1``, ..., the gradient of something with respect to each of its floating-point outputs.
-    With ``keep_outputs`` the outputs come first.  What no gradient needs is left out.
+    With ``keep_outputs`` the outputs come first.  What no gradient needs is left out.  The ops that go back through one
+    of the region ``block.0`` are marked ``gradient.block.0``.
 
     ``ValueError`` for an input that is not there or has no gradient, and for an operator without a derivative.
     """
@@ -43,10 +47,11 @@ def gradient(
             grads = [_of(found, value, builder) for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
-            parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
-            for value, part in zip(op.inputs, parts, strict=True):
-                if part is not None and value in depends:
-                    _accumulate(found, value, part)
+            with builder.region(op.region and f"{MARK}.{op.region}"):
+                parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
+                for value, part in zip(op.inputs, parts, strict=True):
+                    if part is not None and value in depends:
+                        _accumulate(found, value, part)
         returned = [_of(found, value, builder).value for value in chosen]
     if keep_outputs:
         returned = [*function.outputs, *returned]
