@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from parallelism.ir import Expression, Extent, Function, Op, Rule, TensorType, Value, symbol
-from parallelism.ir.extents import names_in, quotient, specialized
+from parallelism.ir import Expression, Function, Op, Rule, TensorType, Value, symbol
+from parallelism.ir.extents import Extent, names_in, quotient, specialized
 
 SUMMED_WITH_OTHERS = {"add", "subtract", "negative", "sum", "reshape", "transpose", "squeeze", "convert"}
 """What keeps a sum over rows one, if all of its inputs are."""

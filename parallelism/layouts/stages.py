@@ -15,9 +15,11 @@ The backward in two halves, for schedules that split it: `backward_input` makes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
-from parallelism.ir import Extent, Function, TensorType, Value
+from parallelism.ir import Function
+from parallelism.ir.extents import Extent
 
 GRADIENT = "grad."
 """Before the name of a value: the input of a backward that is its gradient."""
@@ -51,10 +53,11 @@ class StageFunctions:
         ``(what it reads of the forward, weights, grad.name for each of answered) -> gradients of (returned, trained)``.
         An output that no gradient reaches is a constant of zeros.
     ``backward_input``, ``backward_weights``
-        its halves: ``(as backward) -> (gradients of returned, then what it makes of `between`)`` and
-        ``(between, weights) -> gradients of trained``.
+        its halves: ``(as backward) -> (gradients of returned, then those of between that it makes besides)`` and
+        ``(between, weights) -> gradients of trained``.  The first has just what the gradients of ``returned`` need, so
+        on a stage that returns none it has nothing to do.
     ``between``
-        what is kept from the one half to the other, weights aside: inputs and further outputs of the first.
+        what is kept from the one half to the other, weights aside: inputs and outputs of the first.
 
     The inputs of each function are the values that it reads and no others, in no order to rely on: they are found by
     name.  Its outputs are in the order given here.
@@ -75,6 +78,34 @@ class StageFunctions:
     saved: tuple[str, ...]
     between: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        given = {*self.received, *self.data, *self.weights}
+        grads = {f"{GRADIENT}{name}" for name in self.answered}
+        kept = {*self.saved, *self.weights, *grads}
+        again = set() if self.recompute is None else {value.name for value in self.recompute.outputs}
+        for function, there in (
+            (self.forward, given), (self.backward, kept | again), (self.backward_input, kept | again),
+            (self.backward_weights, {*self.between, *self.weights}),
+        ):
+            if missing := {value.name for value in function.inputs} - there:
+                raise ValueError(f"@{function.name} takes {', '.join(sorted(missing))}, which its stage has not then")
+        if tuple(value.name for value in self.forward.outputs)[:len(self.sent)] != self.sent:
+            raise ValueError(f"@{self.forward.name} returns other values than are sent: {', '.join(self.sent)}")
+
+    def specialize(self, **numbers: Extent) -> StageFunctions:
+        """With these in place of symbols, in every function that has them."""
+        found = {
+            field.name: function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
+            for field in fields(self) if isinstance(function := getattr(self, field.name), Function)
+        }
+        return replace(self, **found)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The names that stand for extents in its functions."""
+        functions = (self.forward, self.backward, self.backward_input, self.backward_weights, self.recompute)
+        return frozenset().union(*(function.symbols for function in functions if function is not None))
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -84,5 +115,30 @@ class Stages:
     """The program that was cut: of one microbatch."""
     functions: tuple[StageFunctions, ...]
     """Of each stage, in order."""
-    batch: str | None
-    """The symbol for the rows of a microbatch; None if the program is for one microbatch, whatever its size."""
+    batch: str
+    """The symbol for the rows of a microbatch; those of the whole batch are ``B_whole``, the first one ``B_first``."""
+
+    def __post_init__(self) -> None:
+        for number, (stage, following) in enumerate(zip(self.functions, self.functions[1:], strict=False)):
+            if (stage.sent, stage.answered) != (following.received, following.returned):
+                raise ValueError(f"stage {number} of @{self.function.name} sends {', '.join(stage.sent)}, and stage "
+                                 f"{number + 1} receives {', '.join(following.received)}")
+
+    def __len__(self) -> int:
+        return len(self.functions)
+
+    @property
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """The stages that have a copy of each weight."""
+        found: dict[str, list[int]] = {}
+        for number, stage in enumerate(self.functions):
+            for name in stage.weights:
+                found.setdefault(name, []).append(number)
+        return {name: tuple(numbers) for name, numbers in found.items()}
+
+    def specialize(self, **numbers: Extent) -> Stages:
+        """With these in place of the symbols, some or all, as `Function.specialize` does it."""
+        known = {name: numbers[name] for name in numbers.keys() & self.function.symbols}
+        return replace(
+            self, function=self.function.specialize(**known),
+            functions=tuple(stage.specialize(**numbers) for stage in self.functions))
