@@ -25,7 +25,7 @@ def with_backward(
     returned = [value for value in received if value in learning]
     answered = [value for value in forward.outputs if value in learning]
     joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
-    backward = left_over(f"{forward.name}.backward", joint, forward.values, joint.outputs)
+    backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
     needed = [value for value in forward.values if value in backward.inputs and value not in weights]
     made = [value for value in needed if value not in forward.inputs]
     again = left_over(f"{forward.name}.recompute", forward, forward.inputs, made) if recompute and made else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
@@ -30,8 +29,11 @@ def _least_largest(total: Sequence[float], stages: int) -> float:
         found = best[:stage + 1]
         for end in range(stage + 1, count + 1):
             # the longer the last stage, the more it costs and the less the others: the best is where they cross
-            cross = bisect_left(range(stage, end), True, key=lambda i, end=end: best[i] >= total[end] - total[i]) + stage
-            found.append(min(max(best[i], total[end] - total[i]) for i in (cross - 1, cross) if stage <= i < end))
+            low, high = stage, end - 1
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if best[middle] >= total[end] - total[middle] else (middle + 1, high)
+            found.append(min(max(best[i], total[end] - total[i]) for i in (low - 1, low) if i >= stage))
         best = found
     return best[count]
 
@@ -58,10 +60,10 @@ def _least_sent(total: Sequence[float], stages: int, sent: Sequence[float], most
         best = found
         before.append(cut)
     cuts, end = [], count
-    for cut in reversed(before):
+    for cut in before[:0:-1]:
         end = cut[end]
         cuts.append(end)
-    return tuple(cuts[-2::-1])
+    return tuple(cuts[::-1])
 
 
 def begun_by(names: Sequence[str], places: Sequence[set[str]], what: str) -> tuple[int, ...]:
@@ -69,7 +71,7 @@ def begun_by(names: Sequence[str], places: Sequence[set[str]], what: str) -> tup
 
     ``ValueError`` for a name that no op has, and for stages that would be empty or out of order.
     """
-    cuts = []
+    cuts: list[int] = []
     for name in names:
         found = next((place for place, known in enumerate(places) if name in known), None)
         if found is None:

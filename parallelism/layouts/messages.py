@@ -21,7 +21,7 @@ def packed(arrays: Sequence[Array]) -> Array:
     """
     if len(arrays) == 1:
         return arrays[0]
-    return np.concatenate([np.zeros(0, np.uint8), *(np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays)])
+    return np.concatenate([np.zeros(0, np.uint8), *(np.ravel(x).view(np.uint8) for x in arrays)])
 
 
 def unpacked(message: Array, types: Sequence[TensorType]) -> list[Array]:

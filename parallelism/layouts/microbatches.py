@@ -1,12 +1,13 @@
 """The program of a part of a batch: of some of its rows, so that what the parts make adds up to what the whole makes.
 
 A batch is cut along one symbol.  In shapes the symbol stays, and stands for the rows of the part; where a program
-computes with it, as a mean over the batch does, it is the rows of the whole.  So losses that are sums over the batch and
-losses that are means of it add up alike, with no weights, however uneven the parts.
+computes with it, as a mean over the batch does, it is the rows of the whole.  So losses that are sums over the batch
+and losses that are means of it add up alike, with no weights, however uneven the parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +27,10 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     has two more: with ``B`` of them, ``B_whole`` are the rows of the whole batch, ``B_first`` the number of the first
     one in the part, so that counted numbers and random ones are those that they are in the whole.
 
-    ``ValueError``, naming the op, where the outputs are no sums over the rows: an operator that sees all rows at once (a
-    softmax over the batch, a norm with its mean), a dim made of the batch in which it is not the outermost, something
-    not linear of a sum over the batch, a sum to which something is added that knows no rows (it would be added for each
-    part).
+    ``ValueError``, naming the op, where the outputs are no sums over the rows: an operator that sees all rows at once
+    (a softmax over the batch, a norm with its mean), a dim made of the batch in which it is not the outermost,
+    something not linear of a sum over the batch, a sum to which something is added that knows no rows (it would be
+    added for each part).
     """
     if batch not in function.symbols:
         known = ", ".join(sorted(function.symbols)) or "none"
@@ -55,10 +56,11 @@ def batch_dim(type: TensorType, batch: str) -> int | None:
 def _of_rows(op: Op, batch: str) -> Op:
     """The op with the numbers of the whole batch where it computes with them."""
     given = dict(op.attributes)
-    whole, first = {batch: symbol(f"{batch}_whole")}, {batch: symbol(f"{batch}_first")}
+    whole: dict[str, Extent] = {batch: symbol(f"{batch}_whole")}
+    first: dict[str, Extent] = {batch: symbol(f"{batch}_first")}
     if "starts" in given:
         given["starts"] = tuple(
-            start + (extent.specialize(**first) if batch in names_in(extent) else 0)
+            start + (specialized(extent, first) if batch in names_in(extent) else 0)
             for start, extent in zip(given["starts"], given["shape"], strict=True)
         )
     for name in given.keys() & {"value", "rows", "whole"}:
@@ -66,7 +68,7 @@ def _of_rows(op: Op, batch: str) -> Op:
     return replace(op, attributes=tuple(given.items()))
 
 
-def _with(value: Any, numbers: dict[str, Extent]) -> Any:
+def _with(value: Any, numbers: Mapping[str, Extent]) -> Any:
     if isinstance(value, tuple):
         return tuple(_with(part, numbers) for part in value)
     return specialized(value, numbers) if isinstance(value, Expression) else value

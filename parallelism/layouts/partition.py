@@ -25,10 +25,10 @@ def partition(
 ) -> Stages:
     """Cut a loss into stages, each with its part of the forward and of the backward.
 
-    ``function`` returns the loss alone, a single floating-point number that is a sum over the rows of a batch, or a mean
-    of them; ``batch`` is the symbol for their number.  The stages are for one microbatch: see `microbatched`, which also
-    tells what cannot be cut.  Inputs without rows are weights; ``trained`` are those to differentiate by, all that are
-    floating-point if not given.
+    ``function`` returns the loss alone, a single floating-point number that is a sum over the rows of a batch, or a
+    mean of them; ``batch`` is the symbol for their number.  The stages are for one microbatch: see `microbatched`,
+    which also tells what cannot be cut.  Inputs without rows are weights; ``trained`` are those to differentiate by,
+    all that are floating-point if not given.
 
     ``stages`` are names of values or regions, each the beginning of a stage but the first; or a number of stages, of
     which the largest costs as little as can be, and of these cuts the one that sends fewest bytes: ``cost(op)`` is that
@@ -54,7 +54,8 @@ def partition(
     whole = microbatched(function, batch)
     program = _Program(whole, batch, trained)
     if isinstance(stages, int):
-        cuts = program.balanced_cuts(stages, cost, {batch: 1, f"{batch}_whole": 1, f"{batch}_first": 0, **(sizes or {})})
+        one = {batch: 1, f"{batch}_whole": 1, f"{batch}_first": 0}
+        cuts = program.balanced_cuts(stages, cost, {**one, **(sizes or {})})
     else:
         cuts = begun_by(stages, [program.names(op) for op in program.chain], f"@{function.name}")
     again = range(len(cuts) + 1) if recompute is True else recompute or ()
@@ -96,9 +97,10 @@ class _Program:
         needed = {name: sizes[name] for name in self.function.symbols & sizes.keys()}
         priced = self.function.specialize(**needed) if needed else self.function
         if priced.symbols:
-            raise ValueError(f"to compare what ops of @{priced.name} cost, sizes must tell {', '.join(priced.symbols)}")
-        in_chain = set(self.made)
-        ops = [op for op, plain in zip(priced.ops, self.function.ops, strict=True) if not in_chain.isdisjoint(plain.outputs)]
+            raise ValueError(f"to compare what the ops of @{priced.name} cost, sizes must tell "
+                             f"{', '.join(sorted(priced.symbols))}")
+        chain = set(self.chain)
+        ops = [op for op, plain in zip(priced.ops, self.function.ops, strict=True) if plain in chain]
         changes = [0] * (len(self.chain) + 2)
         for was, value in zip(self.function.values, priced.values, strict=True):
             if was in self.made:

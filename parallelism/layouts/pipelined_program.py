@@ -76,8 +76,8 @@ class PipelinedProgram(PipelinedOperation):
         replicas = dealt(0, rows, 1 + max(replica for _, replica in places))
         parts = [dealt(first, count, self.pipeline.microbatches) for first, count in replicas]
         if not all(count for each in parts for _, count in each):
-            raise ValueError(f"a batch of {rows} rows cannot be dealt to {len(replicas)} x {self.pipeline.microbatches} "
-                             f"microbatches: some would have none")
+            raise ValueError(f"a batch of {rows} rows cannot be dealt to {len(replicas)} x "
+                             f"{self.pipeline.microbatches} microbatches: some would have none")
         found = []
         for position, replica in places:
             mine = [self.stages.functions[number] for number in self.stages_on(position)]
@@ -98,7 +98,7 @@ class PipelinedProgram(PipelinedOperation):
         self.run_stages(device, stages)
         _, replicas = pipeline_axes(self.pipeline, device.mesh, self.inside)
         found: dict[str, Array] = {}
-        for number, stage in stages.items():
+        for stage in stages.values():
             arrays = [*stage.gradients]
             if stage.last:
                 arrays.append(np.asarray(reduce(np.add, (stage.outputs[k][0] for k in sorted(stage.outputs)))))

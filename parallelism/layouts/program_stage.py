@@ -105,7 +105,7 @@ class ProgramStage(Stage):
         functions = self.of(microbatch)
         function = {"F": functions.forward, "B": functions.backward, "I": functions.backward_input,
                     "W": functions.backward_weights, "R": functions.recompute}[kind]
-        return (float(function.flops), float(function.nbytes)) if function else (0.0, 0.0)  # type: ignore[arg-type]
+        return (float(function.flops), float(function.nbytes)) if function else (0.0, 0.0)
 
     def held(self, microbatch: int) -> int:
         """Bytes kept for the backward of this microbatch; data, which stays anyway, is none of them."""

@@ -15,7 +15,7 @@ The backward in two halves, for schedules that split it: `backward_input` makes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from parallelism.ir import Function
@@ -94,11 +94,13 @@ class StageFunctions:
 
     def specialize(self, **numbers: Extent) -> StageFunctions:
         """With these in place of symbols, in every function that has them."""
-        found = {
-            field.name: function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
-            for field in fields(self) if isinstance(function := getattr(self, field.name), Function)
-        }
-        return replace(self, **found)
+        def known(function: Function) -> Function:
+            return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
+
+        return replace(
+            self, forward=known(self.forward), backward=known(self.backward),
+            backward_input=known(self.backward_input), backward_weights=known(self.backward_weights),
+            recompute=self.recompute and known(self.recompute))
 
     @cached_property
     def symbols(self) -> frozenset[str]:
