@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.layouts.batches import Part, checked, dealt, rows_of
-from parallelism.layouts.program_stage import ProgramStage
+from parallelism.program_stage import ProgramStage
 from parallelism.layouts.stages import Stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
