@@ -35,5 +35,6 @@ from parallelism.ir.types import TensorType
 __all__ = [
     "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",
     "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div", "freed_after", "gradient",
-    "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "region", "symbol", "symbols", "verify",
+    "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "region", "symbol", "symbols",
+    "verify",
 ]

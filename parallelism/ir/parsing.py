@@ -167,8 +167,9 @@ class _Parser(Reader):
     def region(self) -> str:
         self.expect("=")
         token = self.expect_kind("string", "the path of a region, as \"block.0\"")
+        path = self.string(token)
         try:
-            return check_path(self.string(token))
+            return check_path(path)
         except ValueError as error:
             self.fail(str(error), token.place)
 

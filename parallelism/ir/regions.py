@@ -97,16 +97,15 @@ def _around(function: Function, path: str, old: Function) -> tuple[list[Op], lis
             before.append(op)
     for value in old.inputs:
         if value in late:
-            raise ValueError(f"region {path!r} of @{function.name} is not one piece: what it makes is needed outside of "
-                             f"it for %{value.name}, which it takes")
+            raise ValueError(f"region {path!r} of @{function.name} is not one piece: what it makes is needed outside "
+                             f"of it for %{value.name}, which it takes")
     return before, after
 
 
 def _named(function: Function, path: str, old: Function, new: Function) -> dict[Value, Value]:
     """What the values of ``new`` become: inputs those that there are, outputs under the names that they replace."""
     values = dict(zip(new.inputs, old.inputs, strict=True))
-    kept = {was for was in old.outputs}
-    taken = {value.name for value in (*function.inputs, *_outside(function, path), *kept)}
+    taken = {value.name for value in (*function.inputs, *_outside(function, path), *old.outputs)}
     names = {now: was.name for was, now in reversed(list(zip(old.outputs, new.outputs, strict=True)))}
     for op in new.ops:
         for value in op.outputs:

@@ -258,8 +258,9 @@ def region(path: str) -> Iterator[None]:
 
     Where nothing is recorded it does nothing.  ``ValueError`` for what is no path of names.
     """
+    check_path(path)
     builder = _recording.get()
-    with builder.region(check_path(path)) if builder else nullcontext():
+    with builder.region(path) if builder else nullcontext():
         yield
 
 

@@ -111,8 +111,8 @@ def test_a_region_that_is_not_there_is_told():
     for path in ("", "a..b", ".a", "a b", 3):
         with pytest.raises(ValueError, match=r"a region is a path of names with a . between, as block.0, got "):
             MODEL.region(path)
-        with pytest.raises(ValueError, match="a region is a path of names"), ir.region(path):
-            pass
+        with pytest.raises(ValueError, match="a region is a path of names"):
+            ir.region(path).__enter__()
         with pytest.raises(ValueError, match="a region is a path of names"):
             replace(MODEL.ops[0], region=path)
 
@@ -196,8 +196,8 @@ def test_a_region_that_is_needed_for_its_own_input_is_refused():
 
     function = ir.record(around, T("f64", (3,)))
     assert [v.name for v in function.region("a").inputs] == ["x", "1"]
-    with pytest.raises(ValueError, match="region 'a' of @around is not one piece: what it makes is needed outside of it "
-                                         "for %1, which it takes"):
+    with pytest.raises(ValueError, match="region 'a' of @around is not one piece: what it makes is needed outside of "
+                                         "it for %1, which it takes"):
         function.replaced("a", function.region("a"))
 
 
@@ -213,6 +213,15 @@ def programs(draw):
     return builder.function("f", draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)))
 
 
+def is_one_piece(function, part):
+    """Whether nothing outside stands between what a region makes and what it takes."""
+    outside = {value for op in part.ops for value in op.outputs}
+    for op in function.ops:
+        if op not in part.ops and not outside.isdisjoint(op.inputs):
+            outside.update(op.outputs)
+    return outside.isdisjoint(part.inputs)
+
+
 @given(programs())
 def test_a_part_computes_what_it_computed_inside(function):
     arrays = [np.array([1.0, 2]), np.array([3.0, -1])]
@@ -220,11 +229,11 @@ def test_a_part_computes_what_it_computed_inside(function):
     for path in function.regions:
         part = function.region(path)
         assert [op for op in function.ops if op in part.ops] == list(part.ops)
-        try:
-            new = function.replaced(path, part)
-        except ValueError as error:
-            assert "is not one piece" in str(error)
+        if not is_one_piece(function, part):
+            with pytest.raises(ValueError, match="is not one piece"):
+                function.replaced(path, part)
             continue
+        new = function.replaced(path, part)
         assert new.region(path) == part
         for a, b in zip(run(new, *arrays), expected, strict=True):
             assert_array_equal(a, b)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def step(stages, inputs, microbatches, *, halves=False):
     return loss, gradients
 
 
-# -- what the stages do together -----------------------------------------------------------------------------------------
+# -- what the stages do together ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -148,7 +148,7 @@ def test_a_stage_that_recomputes_keeps_its_inputs_alone():
     assert again.forward.outputs == plain.forward.outputs[:len(plain.sent)]
 
 
-# -- where values go -----------------------------------------------------------------------------------------------------
+# -- where values go ---------------------------------------------------------------------------------------------------
 
 
 def test_a_value_that_is_used_later_passes_through_the_stages_between():
@@ -230,7 +230,7 @@ def test_a_message_of_another_size_is_refused():
         unpacked(np.zeros(27, np.uint8), [tensor(3), tensor(dtype="f32")])
 
 
-# -- where it is cut -----------------------------------------------------------------------------------------------------
+# -- where it is cut ---------------------------------------------------------------------------------------------------
 
 
 @given(st.data())
@@ -242,7 +242,7 @@ def test_cuts_are_the_best_of_all(data):
 
     def price(cuts):
         edges = [0, *cuts, count]
-        return max(sum(costs[a:b]) for a, b in zip(edges, edges[1:], strict=False)), sum(sent[c] for c in cuts)
+        return max(sum(costs[a:b]) for a, b in pairwise(edges)), sum(sent[c] for c in cuts)
 
     found = balanced(costs, stages, sent)
     assert len(found) == stages - 1 and price(found) == min(map(price, combinations(range(1, count), stages - 1)))
@@ -297,7 +297,7 @@ def test_stages_are_values():
     assert specialized.functions[1].forward == stages.functions[1].forward.specialize(B=3)
 
 
-# -- microbatches --------------------------------------------------------------------------------------------------------
+# -- microbatches ------------------------------------------------------------------------------------------------------
 
 
 def of_mean(x, w):

@@ -1,0 +1,261 @@
+"""The events that the devices of an executable would leave, by columns: each class of equal devices once, then by rank.
+
+    templates   for each class of devices the events of one, without what differs between ranks
+    by_rank     the events of some ranks: the templates taken as often as there are ranks, with group, sources and peer
+
+What belongs together is told as a run tells it: the k-th collective of a group, the k-th message of a channel and tag.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collective_traffic import Moved, Said, moved, moved_alike
+from parallelism.columns import Columns, Table
+from parallelism.device_program import COLLECTIVES, DeviceProgram, communicates
+from parallelism.ir import Op
+from parallelism.mesh import Mesh
+
+Ints = npt.NDArray[np.int64]
+Axes = tuple[str, ...]
+
+FIELDS = (
+    "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
+    "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase",
+)
+_PLACE = {name: i for i, name in enumerate(FIELDS)}
+_BLANK: list[Any] = [None, None, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None]
+
+Row = list[Any]
+
+
+def row(kind: str, name: str, **values: Any) -> Row:
+    """An event as far as it is the same for all ranks of a class."""
+    made = _BLANK.copy()
+    made[0], made[1] = kind, name
+    for key, value in values.items():
+        made[_PLACE[key]] = value
+    return made
+
+
+@dataclass
+class Rows:
+    """The events of one class of devices, as they are added; and which are collectives."""
+
+    rows: list[Row] = field(default_factory=list)
+    collectives: list[tuple[int, Axes, int, Op]] = field(default_factory=list)
+    """Event, axes of more than one device, which of its group it is, the op."""
+    counts: Counter[Any] = field(default_factory=Counter)
+
+    def add_program(self, program: DeviceProgram, mesh: Mesh, **marks: Any) -> None:
+        """The events of `DeviceProgram.run`."""
+        places = {name: mark for name, mark in marks.items() if name != "phase"}
+        rows = self.rows
+        memory = dict[tuple[str, int], Row]()
+
+        def hold(category: str, nbytes: int) -> None:
+            found = memory.get((category, nbytes))
+            if found is None:
+                found = memory[category, nbytes] = row("memory", category, nbytes=float(nbytes), **places)
+            rows.append(found)
+
+        for op, price, made, freed, _ in program.steps:
+            for category, nbytes in made:
+                hold(category, nbytes)
+            if price is not None:
+                flops, traffic, dtype = price
+                rows.append(row("compute", op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks))
+            elif communicates(op):
+                self.add_call(op, mesh)
+            for category, nbytes in freed:
+                hold(category, -nbytes)
+
+    def add_call(self, op: Op, mesh: Mesh) -> None:
+        """The event of a collective, or of a message."""
+        if op.kind in COLLECTIVES:
+            axes = mesh.axes_of(op["axes"])
+            apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+            number = self.counts["collective", apart]
+            self.counts["collective", apart] += 1
+            self.collectives.append((len(self.rows), apart, number, op))
+            self.rows.append(row(
+                "collective", op.kind, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name,
+                sequence=number))
+            return
+        sends = op.kind == "send"
+        peer, nbytes = op["destination" if sends else "source"], int((op.inputs if sends else op.outputs)[0].type.nbytes)
+        counted = {"bytes_sent": nbytes, "messages": 1} if sends else {"bytes_received": nbytes}
+        self.add_message(op.kind, peer, op["tag"], **counted)
+        if sends:
+            self.rows[-1][_PLACE["dtype"]] = op.inputs[0].type.dtype.name
+
+    def add_message(self, kind: str, peer: int, tag: int, **counted: Any) -> None:
+        """The event of a send or a recv; ``peer`` is a rank."""
+        key = kind, peer, tag
+        self.rows.append(row(kind, kind, peer=peer, tag=tag, sequence=self.counts[key], **counted))
+        self.counts[key] += 1
+
+
+class Templates:
+    """The events of each class of devices, and how the ranks of a mesh are dealt to the classes."""
+
+    def __init__(self, mesh: Mesh, rows: Sequence[Rows], class_of: npt.NDArray[np.int64]) -> None:
+        self.mesh, self.rows, self.class_of = mesh, rows, class_of
+        self.axes: list[Axes] = sorted({axes for each in rows for _, axes, _, _ in each.collectives})
+        """Those along which anybody meets; of each a number from 0."""
+        self.groups = [members(mesh, axes) for axes in self.axes]
+        self.group_of = np.array([_by_member(groups) for groups in self.groups]).reshape(len(self.axes), mesh.size)
+        """``[axes, rank]``: which of the groups the rank is in."""
+        self.starts = np.cumsum([0, *(len(each.rows) for each in rows)])
+        self.looks = Columns.of_rows((each for part in rows for each in part.rows), FIELDS)
+        """The events of all classes, one class after the other."""
+        self.axes_of = np.full(len(self.looks), -1)
+        """Of each, the number of its axes; -1 for what is no collective."""
+        self._calls = [{(axes, number): op for _, axes, number, op in each.collectives} for each in rows]
+        self._uneven: dict[int, dict[int, Moved]] = {}
+        self._even: dict[int, Moved] = {}
+        self._count()
+
+    def _count(self) -> None:
+        """The bytes of each collective: once for the class where all its members move the same, else by group."""
+        numbers = {axes: i for i, axes in enumerate(self.axes)}
+        sent, received, messages = (self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+        alike = [self._alike(groups) for groups in self.groups]
+        for part, start in zip(self.rows, self.starts.tolist(), strict=False):
+            for at, axes, number, op in part.collectives:
+                slot, look = numbers[axes], start + at
+                self.axes_of[look] = slot
+                if alike[slot]:
+                    said = self._said(op)
+                    found = moved_alike(said, self.groups[slot].shape[1])
+                    self._even[look] = found
+                    if found.even:
+                        sent[look], received[look] = found.sent[0], found.received[0]
+                        messages[look] = found.messages[0]
+                        continue
+                    everybody = dict.fromkeys(range(len(self.groups[slot])), found)
+                else:
+                    everybody = {
+                        i: moved(tuple(self._said(self._call(rank, axes, number, op)) for rank in group))
+                        for i, group in enumerate(self.groups[slot].tolist())
+                    }
+                self._uneven[look] = everybody
+        self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)
+
+    def _alike(self, groups: Ints) -> bool:
+        """Whether the members of each group are of one class."""
+        if len(self.rows) == 1:
+            return True
+        classes = self.class_of[groups]
+        return bool((classes == classes[:, :1]).all())
+
+    def _call(self, rank: int, axes: Axes, number: int, mine: Op) -> Op:
+        other = self._calls[self.class_of[rank]].get((axes, number))
+        if other is None or other.kind != mine.kind:
+            raise ValueError(
+                f"collective {number} over {', '.join(axes)} is {mine.kind} to some of a group, and "
+                f"{'nothing' if other is None else other.kind} to rank {rank}")
+        return other
+
+    def _said(self, op: Op) -> Said:
+        axes, given = self.mesh.axes_of(op["axes"]), dict(op.attributes)
+        x = op.inputs[0].type
+        shape = tuple(int(n) for n in x.shape)
+        factors = tuple(self.mesh.shape[axis] for axis in axes)
+        dim = given.get("split_dim", given.get("dim", 0))
+        return Said(op.kind, shape, x.dtype.itemsize, dim, factors, tuple(map(tuple, given.get("pairs", ()))))
+
+    # -- by rank -------------------------------------------------------------------------------------------------------
+
+    def by_rank(self, ranks: Sequence[int]) -> tuple[Columns, list[int]]:
+        """The events of these ranks, one rank after the other, and how many each has."""
+        classes = self.class_of[list(ranks)]
+        lengths = np.diff(self.starts)[classes]
+        where = np.concatenate([np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist()] or [[]])
+        where = where.astype(np.int64)
+        rank = np.repeat(np.array(ranks, np.int64), lengths)
+        serial = np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        events = self.looks.take(where).with_columns(rank=rank, serial=serial)
+        at = np.flatnonzero(self.axes_of[where] >= 0)
+        if len(at):
+            events = self._with_groups(events, where, rank, at)
+        return events, lengths.tolist()
+
+    def _with_groups(self, events: Columns, where: Ints, rank: Ints, at: Ints) -> Columns:
+        slots, look = self.axes_of[where[at]], where[at]
+        first = np.cumsum([0, *(len(groups) for groups in self.groups)])
+        number = first[slots] + self.group_of[slots, rank[at]]
+        different, place = np.unique(number, return_inverse=True)
+        group = np.zeros(len(events), np.int32)
+        group[at] = place + 1
+        told = [self._group(int(n), first) for n in different]
+        positions = [{rank: i for i, rank in enumerate(members)} for members in told]
+        sources, index = self._sources(look, place, rank[at], told, positions)
+        source = np.zeros(len(events), np.int32)
+        source[at] = index
+        columns: dict[str, Any] = {
+            "group": Table((None, *told), group), "sources": Table(((), *sources), source)}
+        uneven = np.isin(look, list(self._uneven)) if self._uneven else np.zeros(len(at), np.bool_)
+        if uneven.any():
+            sent, received, messages = (
+                events.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+            for i in np.flatnonzero(uneven).tolist():
+                found = self._uneven[int(look[i])][int(number[i] - first[slots[i]])]
+                position = positions[place[i]][int(rank[at[i]])]
+                sent[at[i]], received[at[i]] = found.sent[position], found.received[position]
+                messages[at[i]] = found.messages[position]
+            columns |= {"bytes_sent": sent, "bytes_received": received, "messages": messages}
+        return events.with_columns(**columns)
+
+    def _group(self, number: int, first: Ints) -> tuple[int, ...]:
+        slot = int(np.searchsorted(first, number, "right")) - 1
+        return tuple(self.groups[slot][number - first[slot]].tolist())
+
+    def _sources(
+        self, look: Ints, place: Ints, ranks: Ints, told: Sequence[tuple[int, ...]],
+        positions: Sequence[dict[int, int]],
+    ) -> tuple[list[Any], Ints]:
+        """The different lists of who gives what, and for each collective event which is its own."""
+        key = np.stack([look, place, ranks], axis=1)
+        different, inverse = np.unique(key, axis=0, return_inverse=True)
+        known: dict[Any, int] = {}
+        index = np.zeros(len(different), np.int64)
+        made: list[Any] = []
+        for i, (one, group, rank) in enumerate(different.tolist()):
+            found = self._moved(one, group, told)
+            same = id(found), group, rank
+            if same not in known:
+                made.append(tuple((told[group][q], n) for q, n in found.sources(positions[group][rank])))
+                known[same] = len(made)
+            index[i] = known[same]
+        return made, index[inverse.ravel()]
+
+    def _moved(self, look: int, group: int, told: Sequence[tuple[int, ...]]) -> Moved:
+        found = self._even.get(look)
+        if found is not None:
+            return found
+        slot = int(self.axes_of[look])
+        return self._uneven[look][int(self.group_of[slot, told[group][0]])]
+
+
+def members(mesh: Mesh, axes: Axes) -> Ints:
+    """The groups along axes, ``[group, position]``: `Mesh.groups`, as an array."""
+    ranks = np.arange(mesh.size).reshape([*mesh.shape.values()] or [1])
+    places = [mesh.axes.index(axis) for axis in axes]
+    rest = [i for i in range(len(mesh.axes)) if i not in places]
+    return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in axes))
+
+
+def _by_member(groups: Ints) -> Ints:
+    found = np.empty(groups.size, np.int64)
+    found[groups.ravel()] = np.repeat(np.arange(len(groups)), groups.shape[1])
+    return found
+
+
