@@ -23,6 +23,14 @@ Array = NDArray[Any]
 Block = tuple[slice, ...]
 
 
+def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
+    """This device's part after one step of a plan, from its part ``x`` before it; those that it joins run it, too.
+
+    **Communication**: ``step.bytes_received[device.rank]`` bytes are received.
+    """
+    return _MOVES[step.kind](device, step, x)
+
+
 def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:
     """This device's shard of the target, from its shard ``x`` of the source: a new array.
 
@@ -46,7 +54,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
         if spent and step.kind == "all_reduce" and result.dtype.kind == "f" and result.flags.carray:
             device.all_reduce(result, step.axes, op=device_op(step.before.op, result.dtype), out=result)
         else:
-            result = _MOVES[step.kind](device, step, result)
+            result = run_step(device, step, result)
     return result.copy() if not spent and np.may_share_memory(result, array) else result
 
 

@@ -1,0 +1,207 @@
+"""From the layouts of a few values to one for every value, by the rules of the dims of the ops between them.
+
+A dim that nobody has laid out takes the axes of those with the same letter in an op: its results first, in the order of
+the program, then, backwards, what it takes; again and again until nothing changes.  What was said stays, whoever said
+it:
+
+1. A layout that a value was given is as it is, dims that are whole included.
+2. What was found first stays, and forwards goes before backwards: the batch that comes in decides before the weights.
+3. Where inputs of an op disagree about a letter, the layout of most of them, then of the first of them.
+4. An axis that two dims of one value could have goes to the outer one.
+
+Then every op is placed (`parallelism.layouts.placement`).  A value that was not given a layout lies as it is made; one
+that is partial is reduced at once, into the layout that was found for it (an all_reduce, or a reduce_scatter), unless
+the one op that needs it can go on with the terms (`parallelism.layouts.pending`).  Where an op needs a value otherwise
+than it lies, it is laid out anew, and that is a `Conflict`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from parallelism.ir.extents import Extent
+from parallelism.ir.function import Function, Op, Value
+from parallelism.layouts.annotation import laid_out
+from parallelism.layouts.conflicts import Conflict, Paths
+from parallelism.layouts.devices import Axes, Devices
+from parallelism.layouts.pending import carries, finite_constants
+from parallelism.layouts.placement import Placement, dims_of, placement, sharding
+from parallelism.layouts.relations import Letters, Relation, relation
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+
+COLLECTIVES = frozenset((
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "send", "recv", "all_slice", "relayout",
+))
+
+
+def propagate(
+    function: Function, mesh: Mesh | Mapping[str, Extent], conflicts: list[Conflict] | None = None
+) -> Function:
+    """The function with a layout on every value: those that are there stay, the others are found.
+
+    ``conflicts`` is given what had to be laid out anew for an op, and why each side wants what it does.  Whatever is
+    found, and whatever was annotated, the numbers are those of the whole.  ``ValueError`` for an axis that the mesh has
+    not, and for a function with collectives.
+    """
+    devices = Devices.of(mesh)
+    given = _given(function, devices)
+    if len(given) == len(list(function.values)) and conflicts is None:
+        return laid_out(function, given)
+    found = _Propagation(function, devices, given)
+    found.spread()
+    return laid_out(function, found.settle([] if conflicts is None else conflicts))
+
+
+def _given(function: Function, devices: Devices) -> dict[str, TensorSharding]:
+    """The layouts that are there, by name."""
+    found = {value.name: value.layout for value in function.values if value.layout is not None}
+    for op in function.ops:
+        if op.kind in COLLECTIVES:
+            raise ValueError(f"@{function.name} has collectives, as the program of one device: {op}")
+        if op.kind == "reshard":
+            value, = op.outputs
+            found[value.name] = TensorSharding.parse(op["layout"]).over(value.type.ndim)
+    for name, layout in found.items():
+        devices.check(layout, f"@{function.name}, %{name}")
+    return found
+
+
+class _Propagation:
+    def __init__(self, function: Function, devices: Devices, given: Mapping[str, TensorSharding]) -> None:
+        self.function = function
+        self.devices = devices
+        self.given = given
+        self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
+        self.dims: dict[str, list[Axes]] = {}
+        self.used: dict[str, set[str]] = {}
+        for value in function.values:
+            layout = given.get(value.name)
+            self.dims[value.name] = list(dims_of(layout)) if layout else [()] * value.type.ndim
+            self.used[value.name] = {*layout.axes, *layout.partial} if layout else set()
+        self.paths = Paths(function)
+
+    # -- from value to value -------------------------------------------------------------------------------------------
+
+    def spread(self) -> None:
+        """Forwards and backwards until nothing changes."""
+        makers = [(number, op, of) for number, (op, of) in enumerate(zip(self.function.ops, self.relations, strict=True))]
+        while True:
+            changed = sum(self._forwards(*made) for made in makers)
+            changed += sum(self._backwards(*made) for made in reversed(makers))
+            if not changed:
+                return
+
+    def _forwards(self, number: int, op: Op, of: Relation) -> int:
+        return sum(
+            self._take(number, value, letters, list(zip(op.inputs, of.inputs, strict=True)), of)
+            for value, letters in zip(op.outputs, of.outputs, strict=True) if value.name not in self.given
+        )
+
+    def _backwards(self, number: int, op: Op, of: Relation) -> int:
+        sides = [*zip(op.outputs, of.outputs, strict=True), *zip(op.inputs, of.inputs, strict=True)]
+        return sum(
+            self._take(number, value, letters, sides, of)
+            for value, letters in zip(op.inputs, of.inputs, strict=True) if value.name not in self.given
+        )
+
+    def _take(
+        self, number: int, value: Value, letters: Letters, sides: Sequence[tuple[Value, Letters]], of: Relation
+    ) -> int:
+        """Axes for the dims of a value that have none, from the dims of others with the same letters."""
+        dims, used, changed = self.dims[value.name], self.used[value.name], 0
+        for d, letter in enumerate(letters):
+            if letter is None or dims[d]:
+                continue
+            asked = [
+                (axes, other, e) for other, theirs in sides for e, same in enumerate(theirs)
+                if same == letter and (axes := self.dims[other.name][e])
+            ]
+            if not asked:
+                continue
+            counts = Counter(axes for axes, _, _ in asked)
+            best, source, place = max(asked, key=lambda ask: (counts[ask[0]], len(ask[0])))
+            free = next((i for i, axis in enumerate(best) if axis in used), len(best))
+            axes = of.exact(letter, best[:free], self.devices)
+            if axes:
+                dims[d] = axes
+                used.update(axes)
+                self.paths.came(value, d, number, source, place)
+                changed += 1
+        return changed
+
+    # -- and for every op ----------------------------------------------------------------------------------------------
+
+    def settle(self, conflicts: list[Conflict]) -> dict[str, TensorSharding]:
+        """The layout of every value."""
+        layouts = dict(self.given)
+        constants = finite_constants(self.function)
+        alone = _used_once(self.function)
+        made: dict[str, TensorSharding] = {}
+        for value in self.function.inputs:
+            layouts.setdefault(value.name, sharding(tuple(self.dims[value.name])))
+        for op in self.function.ops:
+            found = self._placed(op, layouts, constants)
+            while stopped := [
+                value for value, wanted in zip(op.inputs, found.inputs, strict=True)
+                if value.name in made and layouts[value.name].partial != wanted.partial
+            ]:
+                for value in stopped:                       # nobody else has seen it yet
+                    layouts[value.name] = self._reduced(value, made.pop(value.name))
+                found = self._placed(op, layouts, constants)
+            for value, layout in zip(op.outputs, found.outputs, strict=True):
+                if value.name in self.given:
+                    continue
+                layouts[value.name] = layout
+                if layout.partial:
+                    user = alone.get(value.name)
+                    if user is not None and (user.kind == "reshard" or self._may_carry(user, value, constants)):
+                        made[value.name] = layout
+                    else:
+                        layouts[value.name] = self._reduced(value, layout)
+            if op.kind != "reshard":
+                conflicts.extend(self.paths.conflicts(op, layouts, found))
+        return layouts
+
+    def _placed(self, op: Op, layouts: Mapping[str, TensorSharding], constants: frozenset[str]) -> Placement:
+        if op.kind == "reshard":
+            return Placement((layouts[op.inputs[0].name],), (layouts[op.outputs[0].name],))
+        homes = tuple(
+            layouts.get(value.name) or sharding(tuple(self.dims[value.name])) for value in op.outputs
+        )
+        return op_placement(op, tuple(layouts[value.name] for value in op.inputs), homes, self.devices, constants)
+
+    def _may_carry(self, user: Op, value: Value, constants: frozenset[str]) -> bool:
+        """Whether its only user could go on with terms, if all others that it takes are terms, too."""
+        others = {other.name for other in user.inputs} - constants if user.kind not in ("add", "subtract") else set()
+        pending = dict.fromkeys({value.name, *(v.name for v in user.inputs if user.kind in ("add", "subtract"))}, "sum")
+        return not others - {value.name} and carries(user, pending, constants)
+
+    def _reduced(self, value: Value, made: TensorSharding) -> TensorSharding:
+        """What was found for it, as far as a reduction of what is made leads there."""
+        target: list[Axes] = []
+        for wish, now in zip(self.dims[value.name], dims_of(made), strict=True):
+            more = wish[len(now):] if wish[:len(now)] == now else ()
+            count = next((i for i, axis in enumerate(more) if axis not in made.partial), len(more))
+            target.append((*now, *more[:count]))
+        return sharding(tuple(target))
+
+
+def op_placement(
+    op: Op, inputs: tuple[TensorSharding, ...], outputs: tuple[TensorSharding, ...], devices: Devices,
+    constants: frozenset[str],
+) -> Placement:
+    """`placement` of an op whose inputs lie so."""
+    pending = {
+        value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
+    }
+    through = bool(pending) and carries(op, pending, constants)
+    return placement(op.kind, op.types, op.attributes, inputs, outputs, devices, carries=through)
+
+
+def _used_once(function: Function) -> dict[str, Op]:
+    """The op that uses a value, for those that are used once."""
+    counts = Counter(value.name for op in function.ops for value in op.inputs)
+    counts.update(value.name for value in function.outputs)
+    return {value.name: op for op in function.ops for value in op.inputs if counts[value.name] == 1}
