@@ -31,6 +31,8 @@ class Said(NamedTuple):
     factors: tuple[int, ...] = ()
     """How an extent is cut over the group: the extents of the axes."""
     pairs: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[int, ...] | None = None
+    """The elements of each piece of a flat array, where they are told."""
 
     @property
     def nbytes(self) -> int:
@@ -41,6 +43,8 @@ class Said(NamedTuple):
         """Bytes of the pieces that the array is cut into, one for each of the group."""
         if self.kind == "all_reduce":
             return np.array(split_sizes(prod(self.shape), (size,)), np.int64) * self.itemsize
+        if self.sizes is not None:
+            return np.array(self.sizes, np.int64) * self.itemsize
         rest = self.itemsize * prod(n for d, n in enumerate(self.shape) if d != self.dim)
         return np.array(split_sizes(self.shape[self.dim], self.factors), np.int64) * rest
 
@@ -54,6 +58,8 @@ class Moved:
         self._kind, self._size = first.kind, g
         self._own: Ints = np.array([each.nbytes for each in said], np.int64)
         self.messages: Ints = np.full(g, g - 1, np.int64)
+        self.pairs: tuple[tuple[int, int], ...] = ()
+        """Of a permute: who sends to whom, as far as there is anything to send."""
         match first.kind:
             case "all_reduce":
                 self._pieces = first.pieces(g)
@@ -72,6 +78,7 @@ class Moved:
                 self.received, self.sent = self._cut.sum(0) - kept, self._cut.sum(1) - kept
             case _:
                 moved = [(s, t) for s, t in first.pairs if s != t]
+                self.pairs = tuple(sorted((s, t) for s, t in moved if self._own[s]))
                 self._source = {t: s for s, t in moved}
                 self.received, self.sent = np.zeros(g, np.int64), np.zeros(g, np.int64)
                 self.messages = np.zeros(g, np.int64)

@@ -1,7 +1,7 @@
 """The program of one device, made ready: what each op declares, what it holds in memory, how it is run.
 
-It is run on a `Device` (`DeviceProgram.run`) and simulated (`parallelism.simulated_events`) from the same list of steps,
-so that what is declared and held is the same.  A step holds what it makes, computes or communicates, and then gives back
+It is run on a `Device` (`DeviceProgram.run`) and simulated (`parallelism.simulated_events`) from one list of steps, so
+that what is declared and held is the same.  A step holds what it makes, computes or communicates, and then gives back
 what nobody reads any more:
 
     memory +     one event for each category of what it makes; a view makes nothing
@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 
 from parallelism.ir import Function, Op, Value, freed_after
 from parallelism.ir.interpreter import run as run_kernel
+from parallelism.layouts import step_of
 from parallelism.operation import Device
 from parallelism.partial import device_op
+from parallelism.relayout import run_step
+from parallelism.splitting import split_sizes, starts
 
 Array = NDArray[Any]
 Held = tuple[tuple[str, int], ...]
 """Categories of memory, with bytes."""
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-MESSAGES = ("send", "recv")
+CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "send", "recv")
 INPUTS, ACTIVATIONS, OUTPUTS = "inputs", "activations", "outputs"
 
 
@@ -69,8 +71,8 @@ class DeviceProgram:
 
     def __post_init__(self) -> None:
         if self.function.symbols:
-            raise ValueError(f"@{self.function.name} has symbols in its shapes, {', '.join(sorted(self.function.symbols))}"
-                             "; specialize it before it is run or simulated")
+            symbols = ", ".join(sorted(self.function.symbols))
+            raise ValueError(f"@{self.function.name} has symbols, {symbols}; specialize it first")
 
     @cached_property
     def held(self) -> Held:
@@ -109,11 +111,9 @@ class DeviceProgram:
             if price is not None:
                 flops, traffic, dtype = price
                 with device.compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks):
-                    outputs = run_kernel(op, inputs)
-            elif op.kind in _CALLS:
-                outputs = _CALLS[op.kind](device, op, inputs)
+                    outputs = _run(device, op, inputs)
             else:
-                outputs = run_kernel(op, inputs)
+                outputs = _run(device, op, inputs)
             for value, array in zip(op.outputs, outputs, strict=True):
                 values[value.name] = array
             del inputs, outputs
@@ -144,56 +144,70 @@ class DeviceProgram:
 
 def communicates(op: Op) -> bool:
     """Whether an op is a call of the device's."""
-    return op.kind in _CALLS
+    return op.kind in CALLS or (op.kind == "relayout" and op["step"] != "slice")
 
 
 def _price(op: Op) -> Price | None:
     if communicates(op) or op.operator.view:
         return None
-    nbytes = float(op.nbytes)
+    cut = op.kind in ("all_slice", "relayout")      # of what is cut only the part that is kept is read
+    nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
     dtype = next((value.type.dtype.name for value in (*op.outputs, *op.inputs) if value.type.dtype.kind == "f"), None)
     flops = float(op.flops) if dtype is not None else 0.0
     return Price(flops, nbytes, dtype) if flops or nbytes else None
 
 
-# -- what communicates -------------------------------------------------------------------------------------------------
-
-Call = Callable[[Device, Op, list[Array]], tuple[Array, ...]]
-
-
-def _all_reduce(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    x, = inputs
-    return np.asarray(device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype))),
-
-
-def _all_gather(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    return np.asarray(device.all_gather(inputs[0], op["axes"], dim=op["dim"])),
-
-
-def _reduce_scatter(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    x, = inputs
-    return np.asarray(device.reduce_scatter(x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype))),
+def _run(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
+    """The outputs: contiguous arrays that own their memory, but for views."""
+    if op.kind in ("send", "recv"):
+        if op.kind == "recv":
+            return np.asarray(device.recv(op["source"], tag=op["tag"])),
+        device.send(inputs[0], op["destination"], tag=op["tag"])
+        return ()
+    call = _ON_A_DEVICE.get(op.kind)
+    if call is None:
+        return run_kernel(op, inputs)
+    array = np.asarray(call(device, op, inputs[0]))
+    if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
+        array = np.array(array, order="C")
+    return array,
 
 
-def _all_to_all(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    moved = device.all_to_all(inputs[0], op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"])
-    return np.asarray(moved),
+# -- what is done to the part of a device ------------------------------------------------------------------------------
 
 
-def _permute(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    return np.asarray(device.permute(inputs[0], op["pairs"], op["axes"])),
+def _all_reduce(device: Device, op: Op, x: Array) -> Array:
+    return device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype))
 
 
-def _send(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    device.send(inputs[0], op["destination"], tag=op["tag"])
-    return ()
+def _all_gather(device: Device, op: Op, x: Array) -> Array:
+    return device.all_gather(x, op["axes"], dim=op["dim"])
 
 
-def _recv(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    return np.asarray(device.recv(op["source"], tag=op["tag"])),
+def _reduce_scatter(device: Device, op: Op, x: Array) -> Array:
+    return device.reduce_scatter(x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype))
 
 
-_CALLS: dict[str, Call] = {
+def _all_to_all(device: Device, op: Op, x: Array) -> Array:
+    return device.all_to_all(x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"])
+
+
+def _permute(device: Device, op: Op, x: Array) -> Array:
+    return device.permute(x, op["pairs"], op["axes"])
+
+
+def _all_slice(device: Device, op: Op, x: Array) -> Array:
+    extents = device.mesh.shape
+    places = starts(split_sizes(x.shape[op["dim"]], tuple(extents[axis] for axis in op["axes"])))
+    mine = device.position(op["axes"])
+    return x[(slice(None),) * op["dim"] + (slice(places[mine], places[mine + 1]),)]
+
+
+def _relayout(device: Device, op: Op, x: Array) -> Array:
+    return run_step(device, step_of(op, device.mesh), x)
+
+
+_ON_A_DEVICE: dict[str, Callable[[Device, Op, Array], Any]] = {
     "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all, "permute": _permute, "send": _send, "recv": _recv,
+    "all_to_all": _all_to_all, "permute": _permute, "all_slice": _all_slice, "relayout": _relayout,
 }

@@ -22,6 +22,7 @@ from parallelism.ir.interpreter import checked_arrays
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
 from parallelism.sharding import TensorSharding
+from parallelism.simulated_events import Rows, Templates, row
 
 Array = NDArray[Any]
 
@@ -90,15 +91,28 @@ class Executable(Operation):
             found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories)
         return found
 
+    def templates(self) -> Templates:
+        """What its devices would record, each class of them once."""
+        rows = []
+        for number in range(len(self.programs.classes)):
+            program, made = self.of_class(number), Rows()
+            made.rows.append(row("compute", self.name, seconds=0.0))
+            made.rows += [row("memory", category, nbytes=float(nbytes)) for category, nbytes in program.held]
+            made.add_program(program, self.mesh, self.programs.classes[number][0])
+            rows.append(made)
+        size, of = self.mesh.size, self.programs.class_of
+        class_of = np.array([of(rank) for rank in range(size)] if len(rows) > 1 else np.zeros(size), np.int64)
+        return Templates(self.mesh, rows, class_of)
+
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs, given in order or by name in one argument, dealt out by their layouts."""
         if mesh != self.mesh:
             raise ValueError(f"{self.name} is laid out on {self.mesh!r} and cannot run on {mesh!r}")
         if len(args) != 1:
-            raise TypeError(f"{self.name} takes its inputs as one list, or by name in a dict; got {len(args)} arguments")
+            raise TypeError(f"{self.name} takes its inputs as one list, or one dict by name; got {len(args)} arguments")
         arrays = checked_arrays(self.programs.function, args[0])
         for number in range(len(self.programs.classes)):
-            _ = self.of_class(number).steps, self.of_class(number).held      # made before they are sent to the devices
+            _ = self.of_class(number).steps, self.of_class(number).held     # made once, before they are sent
         shards = [layout.shard(array, mesh) for layout, array in zip(self.programs.inputs, arrays, strict=True)]
         return [tuple(shard[rank] for shard in shards) for rank in range(mesh.size)]
 
@@ -107,6 +121,9 @@ class Executable(Operation):
         for entry in self._own_operators:
             OPERATORS.setdefault(entry.name, entry)
         program = self.of_class(self.programs.class_of(device.rank))
+        function = self.programs.program(device.rank)
+        if function != program.function:    # its parts begin elsewhere
+            program = DeviceProgram(function, self.categories)
         with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)

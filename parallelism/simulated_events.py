@@ -12,26 +12,28 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.collective_traffic import Moved, Said, moved, moved_alike
 from parallelism.columns import Columns, Table
-from parallelism.device_program import COLLECTIVES, DeviceProgram, communicates
+from parallelism.device_program import DeviceProgram, communicates
 from parallelism.ir import Op
+from parallelism.layouts import step_of
 from parallelism.mesh import Mesh
+from parallelism.relayout import called
 
 Ints = npt.NDArray[np.int64]
 Axes = tuple[str, ...]
 
 FIELDS = (
     "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
-    "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase",
+    "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
 )
 _PLACE = {name: i for i, name in enumerate(FIELDS)}
-_BLANK: list[Any] = [None, None, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None]
+_BLANK: list[Any] = [None, None, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None, None]
 
 Row = list[Any]
 
@@ -52,10 +54,12 @@ class Rows:
     rows: list[Row] = field(default_factory=list)
     collectives: list[tuple[int, Axes, int, Op]] = field(default_factory=list)
     """Event, axes of more than one device, which of its group it is, the op."""
+    along: list[tuple[int, str, int]] = field(default_factory=list)
+    """Messages to and from a position along an axis: event, axis, position."""
     counts: Counter[Any] = field(default_factory=Counter)
 
-    def add_program(self, program: DeviceProgram, mesh: Mesh, **marks: Any) -> None:
-        """The events of `DeviceProgram.run`."""
+    def add_program(self, program: DeviceProgram, mesh: Mesh, rank: int = 0, **marks: Any) -> None:
+        """The events of `DeviceProgram.run` on a rank."""
         places = {name: mark for name, mark in marks.items() if name != "phase"}
         rows = self.rows
         memory = dict[tuple[str, int], Row]()
@@ -73,34 +77,51 @@ class Rows:
                 flops, traffic, dtype = price
                 rows.append(row("compute", op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks))
             elif communicates(op):
-                self.add_call(op, mesh)
+                self.add_call(op, mesh, rank)
             for category, nbytes in freed:
                 hold(category, -nbytes)
 
-    def add_call(self, op: Op, mesh: Mesh) -> None:
+    def add_call(self, op: Op, mesh: Mesh, rank: int) -> None:
         """The event of a collective, or of a message."""
-        if op.kind in COLLECTIVES:
-            axes = mesh.axes_of(op["axes"])
-            apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
-            number = self.counts["collective", apart]
-            self.counts["collective", apart] += 1
-            self.collectives.append((len(self.rows), apart, number, op))
-            self.rows.append(row(
-                "collective", op.kind, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name,
-                sequence=number))
+        if op.kind in ("send", "recv"):
+            sends = op.kind == "send"
+            peer, x = op["destination" if sends else "source"], (op.inputs if sends else op.outputs)[0].type
+            self.add_message(op.kind, peer, op["tag"], int(x.nbytes), x.dtype.name)
             return
-        sends = op.kind == "send"
-        peer, nbytes = op["destination" if sends else "source"], int((op.inputs if sends else op.outputs)[0].type.nbytes)
-        counted = {"bytes_sent": nbytes, "messages": 1} if sends else {"bytes_received": nbytes}
-        self.add_message(op.kind, peer, op["tag"], **counted)
-        if sends:
-            self.rows[-1][_PLACE["dtype"]] = op.inputs[0].type.dtype.name
+        axes = mesh.axes_of(op["axes"])
+        apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+        number = self.counts["collective", apart]
+        self.counts["collective", apart] += 1
+        self.collectives.append((len(self.rows), apart, number, op))
+        name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
+        self.rows.append(row(
+            "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
 
-    def add_message(self, kind: str, peer: int, tag: int, **counted: Any) -> None:
-        """The event of a send or a recv; ``peer`` is a rank."""
-        key = kind, peer, tag
-        self.rows.append(row(kind, kind, peer=peer, tag=tag, sequence=self.counts[key], **counted))
+    def add_message(
+        self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
+        work: int | None = None,
+    ) -> None:
+        """The event of a send or a recv; ``peer`` is a rank, or a position along an axis."""
+        key = kind, axis, peer, tag
+        values: dict[str, Any] = {"tag": tag, "sequence": self.counts[key], "work": work}
+        if kind == "send":
+            values |= {"bytes_sent": nbytes, "messages": 1, "dtype": dtype}
+        else:
+            values["bytes_received"] = nbytes
+        if axis is not None:
+            self.along.append((len(self.rows), axis, peer))
+        self.rows.append(row(kind, kind, peer=peer, **values))
         self.counts[key] += 1
+
+
+class ByRank(NamedTuple):
+    """The events of some ranks, one rank after the other."""
+
+    events: Columns
+    lengths: list[int]
+    """How many each rank has."""
+    looks: Ints
+    """For each event, its place in `Templates.looks`."""
 
 
 class Templates:
@@ -118,7 +139,13 @@ class Templates:
         """The events of all classes, one class after the other."""
         self.axes_of = np.full(len(self.looks), -1)
         """Of each, the number of its axes; -1 for what is no collective."""
-        self._calls = [{(axes, number): op for _, axes, number, op in each.collectives} for each in rows]
+        self.peer_axis = np.full(len(self.looks), -1)
+        """Of a message along an axis: the number of that axis in the mesh; its ``peer`` is a position."""
+        for part, start in zip(rows, self.starts.tolist(), strict=False):
+            for at, axis, _ in part.along:
+                self.peer_axis[start + at] = mesh.axes.index(axis)
+        self._calls: list[dict[tuple[Axes, int], Op]] = [
+            {(axes, number): op for _, axes, number, op in each.collectives} for each in rows]
         self._uneven: dict[int, dict[int, Moved]] = {}
         self._even: dict[int, Moved] = {}
         self._count()
@@ -126,14 +153,15 @@ class Templates:
     def _count(self) -> None:
         """The bytes of each collective: once for the class where all its members move the same, else by group."""
         numbers = {axes: i for i, axes in enumerate(self.axes)}
-        sent, received, messages = (self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+        sent, received, messages = (
+            self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
         alike = [self._alike(groups) for groups in self.groups]
         for part, start in zip(self.rows, self.starts.tolist(), strict=False):
             for at, axes, number, op in part.collectives:
                 slot, look = numbers[axes], start + at
                 self.axes_of[look] = slot
-                if alike[slot]:
-                    said = self._said(op)
+                if alike[slot] and op.kind != "relayout":
+                    said = self._said(op, 0)
                     found = moved_alike(said, self.groups[slot].shape[1])
                     self._even[look] = found
                     if found.even:
@@ -143,7 +171,7 @@ class Templates:
                     everybody = dict.fromkeys(range(len(self.groups[slot])), found)
                 else:
                     everybody = {
-                        i: moved(tuple(self._said(self._call(rank, axes, number, op)) for rank in group))
+                        i: moved(tuple(self._said(self._call(rank, axes, number, op), rank) for rank in group))
                         for i, group in enumerate(self.groups[slot].tolist())
                     }
                 self._uneven[look] = everybody
@@ -164,29 +192,53 @@ class Templates:
                 f"{'nothing' if other is None else other.kind} to rank {rank}")
         return other
 
-    def _said(self, op: Op) -> Said:
-        axes, given = self.mesh.axes_of(op["axes"]), dict(op.attributes)
-        x = op.inputs[0].type
-        shape = tuple(int(n) for n in x.shape)
+    def _said(self, op: Op, rank: int) -> Said:
+        x, given = op.inputs[0].type, dict(op.attributes)
+        if op.kind == "relayout":
+            call = called(step_of(op, self.mesh), rank)
+            return Said(call.kind, (call.elements,), x.dtype.itemsize, pairs=call.pairs, sizes=call.sizes)
+        shape, axes = tuple(int(n) for n in x.shape), self.mesh.axes_of(op["axes"])
         factors = tuple(self.mesh.shape[axis] for axis in axes)
         dim = given.get("split_dim", given.get("dim", 0))
         return Said(op.kind, shape, x.dtype.itemsize, dim, factors, tuple(map(tuple, given.get("pairs", ()))))
 
+    def differences(self) -> list[Ints]:
+        """What devices of one class move differently, by rank: bytes of the collectives whose pieces are uneven."""
+        found = []
+        for look, by_group in self._uneven.items():
+            groups = self.groups[self.axes_of[look]]
+            for of in ("sent", "received", "messages"):
+                moved_by = np.zeros(self.mesh.size, np.int64)
+                for number, group in enumerate(groups):
+                    moved_by[group] = getattr(by_group[number], of)
+                found.append(moved_by)
+        return found
+
     # -- by rank -------------------------------------------------------------------------------------------------------
 
-    def by_rank(self, ranks: Sequence[int]) -> tuple[Columns, list[int]]:
-        """The events of these ranks, one rank after the other, and how many each has."""
+    def by_rank(self, ranks: Sequence[int]) -> ByRank:
+        """The events of these ranks, one rank after the other."""
         classes = self.class_of[list(ranks)]
         lengths = np.diff(self.starts)[classes]
-        where = np.concatenate([np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist()] or [[]])
-        where = where.astype(np.int64)
+        spans = [np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist()]
+        where = np.concatenate([np.zeros(0, np.int64), *spans])
         rank = np.repeat(np.array(ranks, np.int64), lengths)
         serial = np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         events = self.looks.take(where).with_columns(rank=rank, serial=serial)
+        if (self.peer_axis >= 0).any():
+            events = events.with_columns(peer=self.peers(where, rank))
         at = np.flatnonzero(self.axes_of[where] >= 0)
         if len(at):
             events = self._with_groups(events, where, rank, at)
-        return events, lengths.tolist()
+        return ByRank(events, lengths.tolist(), where)
+
+    def peers(self, look: Ints, rank: Ints) -> Ints:
+        """The rank that each event's message is for, or from; `ABSENT` for what is no message."""
+        peer, axis = self.looks.numbers("peer")[look], self.peer_axis[look]
+        extents = np.array([*self.mesh.shape.values()], np.int64)
+        strides = np.append(np.cumprod(extents[::-1])[::-1][1:], 1)
+        position = rank // strides[axis] % extents[axis]
+        return np.where(axis >= 0, rank + (peer - position) * strides[axis], peer)
 
     def _with_groups(self, events: Columns, where: Ints, rank: Ints, at: Ints) -> Columns:
         slots, look = self.axes_of[where[at]], where[at]
@@ -229,7 +281,7 @@ class Templates:
         index = np.zeros(len(different), np.int64)
         made: list[Any] = []
         for i, (one, group, rank) in enumerate(different.tolist()):
-            found = self._moved(one, group, told)
+            found = self._moved(one, int(self.group_of[self.axes_of[one], rank]))
             same = id(found), group, rank
             if same not in known:
                 made.append(tuple((told[group][q], n) for q, n in found.sources(positions[group][rank])))
@@ -237,12 +289,20 @@ class Templates:
             index[i] = known[same]
         return made, index[inverse.ravel()]
 
-    def _moved(self, look: int, group: int, told: Sequence[tuple[int, ...]]) -> Moved:
-        found = self._even.get(look)
-        if found is not None:
-            return found
+    def collective(
+        self, look: int, number: int
+    ) -> tuple[str, tuple[int, ...], Ints, str | None, tuple[tuple[int, int], ...]]:
+        """Of a collective event, and the number of a group along its axes: kind, ranks, bytes that each receives, dtype,
+        and who sends to whom, where that is told."""
         slot = int(self.axes_of[look])
-        return self._uneven[look][int(self.group_of[slot, told[group][0]])]
+        group, found = tuple(self.groups[slot][number].tolist()), self._moved(look, number)
+        of_class = int(np.searchsorted(self.starts, look, "right")) - 1
+        event = self.rows[of_class].rows[look - int(self.starts[of_class])]
+        return event[_PLACE["name"]], group, found.received, event[_PLACE["dtype"]], found.pairs
+
+    def _moved(self, look: int, number: int) -> Moved:
+        found = self._even.get(look)
+        return self._uneven[look][number] if found is None else found
 
 
 def members(mesh: Mesh, axes: Axes) -> Ints:

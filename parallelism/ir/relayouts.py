@@ -1,5 +1,4 @@
-"""How a value changes its layout: as a wish in the program of the whole, and as what a device does that no collective of
-one dim says.
+"""How a value changes its layout: as a wish in the program of the whole, and as what no collective of one dim does.
 
 ``reshard`` stands in the program of the whole: from there on the value lies as ``layout`` says; to one process it is
 nothing.  ``all_slice`` and ``relayout`` stand in the program of one device (`parallelism.layouts.localize`).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,15 +33,12 @@ def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -
         value.name: replace(value, layout=layouts[value.name]) if value.name in layouts else value
         for value in function.values
     }
-    ops = [
-        replace(op, inputs=[values[value.name] for value in op.inputs],
-                outputs=[values[value.name] for value in op.outputs])
-        for op in function.ops
-    ]
-    return replace(
-        function, inputs=[values[value.name] for value in function.inputs], ops=ops,
-        outputs=[values[value.name] for value in function.outputs],
-    )
+
+    def laid(side: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(values[value.name] for value in side)
+
+    ops = tuple(replace(op, inputs=laid(op.inputs), outputs=laid(op.outputs)) for op in function.ops)
+    return replace(function, inputs=laid(function.inputs), ops=ops, outputs=laid(function.outputs))
 
 
 def constrain(x: Any, layout: TensorSharding | str) -> Any:

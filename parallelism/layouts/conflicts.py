@@ -43,8 +43,9 @@ class Conflict:
     def __str__(self) -> str:
         lies = f", from {self.lies_from}" if self.lies_from else ", as it is made"
         wanted = f"from {self.wanted_from}" if self.wanted_from else f"it sees dim {self.dim} whole"
-        made = "is to lie" if self.value in self.op.outputs else "needs it"
-        return f"%{self.value.name} lies as {self.lies.short()}{lies}; {self.op.kind} {made} as {self.wanted.short()}: {wanted}"
+        made = "makes it to lie" if self.value in self.op.outputs else "needs it"
+        return (f"%{self.value.name} lies as {self.lies.short()}{lies}; {self.op.kind} {made} as "
+                f"{self.wanted.short()}: {wanted}")
 
 
 class Paths:
@@ -94,7 +95,8 @@ class Paths:
         place = op.inputs.index(value)
         letter, axes = of.inputs[place][dim], dims_of(found.inputs[place])[dim]
         lost = set(dims_of(layouts[value.name])[dim]) - set(axes)
-        sides = [*zip(op.inputs, of.inputs, found.inputs, strict=True), *zip(op.outputs, of.outputs, found.outputs, strict=True)]
+        sides = [*zip(op.inputs, of.inputs, found.inputs, strict=True),
+                 *zip(op.outputs, of.outputs, found.outputs, strict=True)]
         for other, letters, wanted in sides:
             for d, now in enumerate(dims_of(layouts[other.name])):
                 same = axes and letters[d] == letter and other != value and now[:len(axes)] == axes

@@ -32,7 +32,8 @@ class Class(NamedTuple):
 
     rank: int
     """The lowest of them."""
-    count: int
+    size: int
+    """How many they are."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Localized:
 
     def part(self, value: Value, rank: int = 0) -> tuple[slice, ...]:
         """Where the part of a value that the device holds lies in the whole."""
-        return layout_of(value).slices(value.type.shape, self.mesh, rank)
+        return layout_of(value).slices(tuple(map(int, value.type.shape)), self.mesh, rank)
 
     def received_by(self, move: Move, rank: int) -> int:
         """The bytes that a device receives in one op of its program."""
@@ -253,14 +254,14 @@ def _program(localized: Localized, place: Mapping[str, int], rank: int) -> Funct
         todo = localized._moves(op)
         for count, move in enumerate(todo, 1):
             received = 0 if devices.symbolic else localized.received_by(move, rank)
-            attributes = move.attributes(whole, devices, lambda layout: local.type(whole, layout).shape, received)
+            attributes = move.attributes(whole, devices, local.type(whole, move.after).shape, received)
             name = result if count == len(todo) else _free(f"{result}.{count}", names)
             y = Value(name, local.type(whole, move.after))
             ops.append(Op(move.kind, (x,), tuple(attributes.items()), (y,), op.region))
             x = y
         values[result] = x
     made = (values[value.name] for value in function.outputs)
-    return Function(function.name, [values[value.name] for value in function.inputs], ops, tuple(made))
+    return Function(function.name, tuple(values[value.name] for value in function.inputs), tuple(ops), tuple(made))
 
 
 def _free(name: str, names: set[str]) -> str:
@@ -282,4 +283,4 @@ def _moved(localized: Localized, program: Function, place: Mapping[str, int]) ->
         Op(op.kind, op.inputs, starting[op.outputs[0].name], op.outputs, op.region)
         if op.outputs and op.outputs[0].name in starting else op for op in program.ops
     ]
-    return Function(program.name, program.inputs, ops, program.outputs)
+    return Function(program.name, program.inputs, tuple(ops), program.outputs)

@@ -6,7 +6,6 @@ permutes blocks, is a ``relayout``, which says both layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -39,12 +38,10 @@ class Move:
     """What it is a part of, on a mesh of the axes of both layouts only."""
 
     def attributes(
-        self, whole: TensorType, devices: Devices, local: Callable[[TensorSharding], tuple[Extent, ...]],
-        received: Extent,
+        self, whole: TensorType, devices: Devices, shape: tuple[Extent, ...], received: Extent
     ) -> dict[str, Any]:
-        """Those of the op; ``local`` is the shape that this device has under a layout."""
-        common = {"axes": self.axes, "group": devices.along(self.axes)}
-        shape = local(self.after)
+        """Those of the op, of a device that holds an array of this shape when it is done."""
+        common: dict[str, Any] = {"axes": self.axes, "group": devices.along(self.axes)}
         match self.kind:
             case "all_slice" | "all_gather":
                 return {**common, "dim": self.dim, "extent": shape[self.dim]}
@@ -82,8 +79,8 @@ def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devi
     if shape != type.shape or _symbolic(tuple(axes), devices):
         for move in found:
             if move.kind == "relayout":
-                raise ValueError(f"{source.short()} -> {target.short()} of {type} on {devices}: the step {move.step.kind} "
-                                 f"({move.step.moved}) takes numbers in place of symbols")
+                raise ValueError(f"{source.short()} -> {target.short()} of {type} on {devices}: the step "
+                                 f"{move.step.kind} ({move.step.moved}) takes numbers in place of symbols")
     return tuple(found)
 
 

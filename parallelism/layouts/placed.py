@@ -42,7 +42,7 @@ class _Placed:
                 self._reshard(op.inputs[0], value, op)
             else:
                 self._place(number, op)
-        return replace(self.whole, ops=self.ops)
+        return replace(self.whole, ops=tuple(self.ops))
 
     def _place(self, number: int, op: Op) -> None:
         layouts, homes = ([_layout(value) for value in side] for side in (op.inputs, op.outputs))
@@ -52,7 +52,7 @@ class _Placed:
             value if layout == value.layout else Value(self._name(value), value.type, layout)
             for value, layout in zip(op.outputs, found.outputs, strict=True)
         ]
-        self.ops.append(replace(op, inputs=inputs, outputs=made))
+        self.ops.append(replace(op, inputs=tuple(inputs), outputs=tuple(made)))
         for value, raw in zip(op.outputs, made, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)

@@ -79,8 +79,8 @@ def _placement(
     outputs: Sequence[TensorSharding], devices: Devices, kept: Axes,
 ) -> Placement:
     made = meaning(called[0], tuple(types), called[1]).outputs
-    split = letters_split(of, [*zip(of.inputs, types, inputs, strict=True), *zip(of.outputs, made, outputs, strict=True)],
-                          devices, kept)
+    tensors = [*zip(of.inputs, types, inputs, strict=True), *zip(of.outputs, made, outputs, strict=True)]
+    split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     pending = {axis for letter in of.reduced for axis in split.get(letter, ())}
     if pending and op != of.op:

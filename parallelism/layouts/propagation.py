@@ -86,7 +86,7 @@ class _Propagation:
 
     def spread(self) -> None:
         """Forwards and backwards until nothing changes."""
-        makers = [(number, op, of) for number, (op, of) in enumerate(zip(self.function.ops, self.relations, strict=True))]
+        makers = list(zip(range(len(self.relations)), self.function.ops, self.relations, strict=True))
         while True:
             changed = sum(self._forwards(*made) for made in makers)
             changed += sum(self._backwards(*made) for made in reversed(makers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from parallelism.ir.extents import Expression, Extent, product
@@ -41,7 +42,7 @@ class Relation(NamedTuple):
 
     def _splits(self, letter: str, factors: tuple[Extent, ...]) -> bool:
         extent, numbers = self.extents[letter], tuple(n for n in factors if isinstance(n, int))
-        if isinstance(extent, Expression) or len(numbers) < len(factors) or extent % product(numbers) == 0:
+        if isinstance(extent, Expression) or len(numbers) < len(factors) or extent % prod(numbers) == 0:
             return True
         sizes = split_sizes(extent, numbers)
         if self.op in ("max", "min") and letter in self.reduced and 0 in sizes:
