@@ -47,7 +47,7 @@ def splittable(rule):
 
 
 def cuts(extent, empty):
-    """Two ways to cut: into up to three that are nearly equal; into a small one, a large one and, if wanted, an empty one.
+    """Two ways to cut: into up to three nearly equal pieces; into a small, a large and, if wanted, an empty one.
     """
     third = -(-extent // 3)
     yield [0, *range(third, extent, third), extent]
