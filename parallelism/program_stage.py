@@ -1,141 +1,177 @@
-"""A stage of a program at work: its functions, run for each microbatch, and what that has kept."""
+"""A stage of a program at work on a device: its programs, run for each microbatch, and what that has kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.ir import Function, interpret
-from parallelism.layouts.batches import Part, rows_of
+from parallelism.device_program import ACTIVATIONS
+from parallelism.ir import TensorType
+from parallelism.layouts.batches import Part
 from parallelism.layouts.messages import packed, unpacked
-from parallelism.layouts.stages import GRADIENT, StageFunctions
+from parallelism.layouts.stages import GRADIENT
+from parallelism.operation import Device
 from parallelism.pipeline_execution import Stage
+from parallelism.stage_programs import GRADIENTS, StagePrograms
 
 Array = npt.NDArray[Any]
-Run = Callable[[Function, Sequence[Array]], Sequence[Array]]
-"""Runs a function on arrays in the order of its inputs, and returns its outputs."""
-
-
-def interpreted(function: Function, arrays: Sequence[Array]) -> Sequence[Array]:
-    """By the reference executor."""
-    return interpret(function, arrays).outputs
 
 
 class ProgramStage(Stage):
-    """One stage during one step, on one device.
+    """One stage during one step.
 
-    ``functions`` have no symbols but those of the ``batch``.  ``parts`` has, by microbatch, the number of its first row
-    and how many it has, in a batch of ``whole`` rows; ``data`` begins with the first row of the first microbatch.
+    ``data`` has this device's part of each microbatch, ``weights`` its parts of the weights.  Every op declares itself,
+    with the stage, the microbatch and the kind of the action.  What is held: ``activations`` are what an action has
+    before it, the message that it takes among it, and what is kept after it; ``gradients`` the sums, from the start, and
+    those of a microbatch until they are added.
     """
 
     def __init__(
-        self, functions: StageFunctions, batch: str, whole: int, parts: Sequence[Part],
-        data: Mapping[str, Array], weights: Mapping[str, Array], *, last: bool, run: Run = interpreted,
+        self, device: Device, number: int, programs: StagePrograms, parts: Sequence[Part],
+        data: Mapping[str, Sequence[Array]], weights: Mapping[str, Array], *, last: bool,
     ) -> None:
-        self.functions, self.batch, self.whole, self.parts = functions, batch, whole, parts
-        self.data, self.weights, self.last, self.run = data, weights, last, run
-        self.gradients: list[Array] = []
-        """Of ``functions.trained``: the sums over the microbatches whose backward is done, in the order of the
-        schedule."""
-        self.outputs: dict[int, list[Array]] = {}
+        self.device, self.number, self.programs, self.parts = device, number, programs, parts
+        self.data, self.weights, self.last = data, weights, last
+        types = programs.types(programs.functions.forward.inputs, programs.functions.trained)
+        self.gradients = Gradients(types)
+        self.outputs: dict[int, Array] = {}
         """What the last stage has made of each microbatch: its part of the loss."""
         self._kept: dict[int, dict[str, Array]] = {}
-        self._of_size: dict[tuple[int, int], StageFunctions] = {}
-
-    def of(self, microbatch: int) -> StageFunctions:
-        """The functions for the rows of a microbatch."""
-        first, rows = self.parts[microbatch]
-        if f"{self.batch}_first" not in self.functions.symbols:
-            first = 0
-        if (first, rows) not in self._of_size:
-            numbers = {self.batch: rows, f"{self.batch}_whole": self.whole, f"{self.batch}_first": first}
-            self._of_size[first, rows] = self.functions.specialize(**numbers)
-        return self._of_size[first, rows]
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The message to the next stage."""
-        functions = self.of(microbatch)
-        arrays = {**self.weights, **self._rows(microbatch)}
-        if x is not None:
-            types = {value.name: value.type for value in functions.forward.inputs}
-            message = unpacked(x, [types[name] for name in functions.received])
-            arrays.update(zip(functions.received, message, strict=True))
-        self._run(functions.forward, arrays)
-        sent = [arrays[name] for name in functions.sent]
+        stage = self.programs.of(self.parts[microbatch])
+        arrays = {name: parts[microbatch] for name, parts in self.data.items() if name in stage.data}
+        self._take("F", microbatch, arrays, stage.received, x)
+        self._run("F", microbatch, arrays)
+        sent = [arrays[name] for name in stage.sent]
         if self.last:
-            self.outputs[microbatch] = sent
-        self._kept[microbatch] = {name: arrays[name] for name in functions.saved}
+            self.outputs[microbatch], = sent
+        self._kept[microbatch] = {name: arrays[name] for name in stage.saved}
         return packed(sent)
 
     @property
     def dropped(self) -> Collection[int]:
         """The numbers of the values that are made again before a backward."""
-        again = self.functions.recompute
+        again = self.programs.functions.recompute
         return range(len(again.outputs)) if again else ()
 
     def recompute(self, microbatch: int) -> None:
-        again = self.of(microbatch).recompute
-        if again is not None:
-            self._run(again, self._kept[microbatch])
+        self._run("R", microbatch, self._kept[microbatch])
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The message to the stage before; the gradients of the weights are added to ``gradients``."""
-        functions = self.of(microbatch)
-        found = self._run(functions.backward, self._answered(microbatch, grad))
-        del self._kept[microbatch]
-        self._add(found[len(functions.returned):])
-        return packed(found[:len(functions.returned)])
+        """The message to the stage before; the gradients of the weights are added up."""
+        arrays = self._kept.pop(microbatch)
+        found = self._backward("B", microbatch, arrays, grad)
+        back = len(self.programs.functions.returned)
+        self._add(microbatch, found[back:])
+        return packed(found[:back])
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before."""
-        functions = self.of(microbatch)
-        arrays = self._answered(microbatch, grad)
-        found = self._run(functions.backward_input, arrays)
-        self._kept[microbatch] = {name: arrays[name] for name in functions.between}
-        return packed(found[:len(functions.returned)])
+        arrays = self._kept[microbatch]
+        found = self._backward("I", microbatch, arrays, grad)
+        self._kept[microbatch] = {name: arrays[name] for name in self.programs.functions.between}
+        return packed(found[:len(self.programs.functions.returned)])
 
     def backward_weights(self, microbatch: int) -> None:
-        self._add(self._run(self.of(microbatch).backward_weights, self._kept.pop(microbatch)))
+        self._add(microbatch, self._run("W", microbatch, self._kept.pop(microbatch)))
 
-    def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
-        """Flops and bytes of the function that does it."""
-        functions = self.of(microbatch)
-        function = {"F": functions.forward, "B": functions.backward, "I": functions.backward_input,
-                    "W": functions.backward_weights, "R": functions.recompute}[kind]
-        return (float(function.flops), float(function.nbytes)) if function else (0.0, 0.0)
+    def cost(self, kind: str, microbatch: int) -> None:
+        """Every op has its own."""
 
     def held(self, microbatch: int) -> int:
         """Bytes kept for the backward of this microbatch; data, which stays anyway, is none of them."""
         kept = self._kept.get(microbatch, {})
         return sum(array.nbytes for name, array in kept.items() if name not in self.data)
 
-    def _run(self, function: Function, arrays: dict[str, Array]) -> Sequence[Array]:
-        """Runs a function; what it returns is put among the ``arrays``, by name, too."""
+    # -- an action -----------------------------------------------------------------------------------------------------
+
+    def _backward(self, kind: str, microbatch: int, arrays: dict[str, Array], grad: Array | None) -> Sequence[Array]:
+        stage = self.programs.of(self.parts[microbatch])
+        names = [f"{GRADIENT}{name}" for name in stage.answered]
+        if self.last:
+            for name, type in zip(names, self.programs.types(stage.forward.outputs, stage.answered), strict=True):
+                arrays[name] = np.ones(_shape(type), type.dtype)
+        self._take(kind, microbatch, arrays, names, grad)
+        return self._run(kind, microbatch, arrays)
+
+    def _take(
+        self, kind: str, microbatch: int, arrays: dict[str, Array], names: Sequence[str], message: Array | None
+    ) -> None:
+        """What came from another stage."""
+        if message is not None:
+            types = self.programs.message(kind, self.parts[microbatch], last=self.last)
+            self._hold(ACTIVATIONS, message.nbytes, microbatch)
+            arrays.update(zip(names, unpacked(message, types), strict=True))
+
+    def _run(self, kind: str, microbatch: int, arrays: dict[str, Array]) -> Sequence[Array]:
+        """Runs an action; what it returns is put among the ``arrays``, by name, too."""
+        part = self.parts[microbatch]
+        function, program = self.programs.function(kind, part), self.programs.program(kind, part)
         inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
-        found = self.run(function, inputs)
+        found = program.run(
+            self.device, [np.ascontiguousarray(x) if x.ndim else x for x in inputs], stage=self.number,
+            microbatch=microbatch, phase=kind if kind != "R" else None)
         arrays.update((value.name, array) for value, array in zip(function.outputs, found, strict=True))
+        taken = sum(map(_nbytes, self.programs.message(kind, part, last=self.last)))
+        for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, taken)):
+            self._hold(category, -nbytes, microbatch)       # what is kept is told when it is
         return found
 
-    def _answered(self, microbatch: int, grad: Array | None) -> dict[str, Array]:
-        """What the backward of a microbatch has: what was kept, and the gradients of what was sent."""
-        functions = self.of(microbatch)
-        sent = {value.name: value.type for value in functions.forward.outputs}
-        types = [sent[name] for name in functions.answered]
-        grads = [np.ones(type.shape, type.dtype) for type in types] if grad is None else unpacked(grad, types)
-        names = [f"{GRADIENT}{name}" for name in functions.answered]
-        return {**self._kept[microbatch], **dict(zip(names, grads, strict=True))}
+    def _add(self, microbatch: int, gradients: Sequence[Array]) -> None:
+        count = sum(array.size for array in gradients)
+        if count:
+            nbytes = sum(array.nbytes for array in gradients)
+            with self.device.compute(
+                "add", flops=count, nbytes=3 * nbytes, dtype=gradients[0].dtype, stage=self.number,
+                microbatch=microbatch,
+            ):
+                self.gradients.add(gradients)
 
-    def _add(self, gradients: Sequence[Array]) -> None:
-        self.gradients = [a + b for a, b in zip(self.gradients, gradients, strict=True)] if self.gradients \
-            else list(gradients)
+    def _hold(self, category: str, nbytes: int, microbatch: int) -> None:
+        if nbytes:
+            self.device.hold(category, nbytes, stage=self.number, microbatch=microbatch)
 
-    def _rows(self, microbatch: int) -> dict[str, Array]:
-        """The data of a microbatch: views."""
-        first, rows = self.parts[microbatch]
-        return {
-            value.name: rows_of(self.data[value.name], value.type, self.batch, first - self.parts[0][0], rows)
-            for value in self.functions.forward.inputs if value.name in self.data
+
+class Gradients:
+    """The sums of gradients over microbatches, those of one dtype in one array, so that they are summed as one."""
+
+    def __init__(self, types: Sequence[TensorType]) -> None:
+        dtypes = dict.fromkeys(type.dtype for type in types)
+        self.flat = {
+            dtype: np.zeros(sum(prod(_shape(type)) for type in types if type.dtype == dtype), dtype) for dtype in dtypes
         }
+        self.types = types
+
+    @property
+    def nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self.flat.values())
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Of each weight: views."""
+        starts = dict.fromkeys(self.flat, 0)
+        found = []
+        for type in self.types:
+            start, size = starts[type.dtype], prod(_shape(type))
+            found.append(self.flat[type.dtype][start:start + size].reshape(_shape(type)))
+            starts[type.dtype] += size
+        return found
+
+    def add(self, gradients: Sequence[Array]) -> None:
+        """Those of one more microbatch."""
+        for total, gradient in zip(self.arrays, gradients, strict=True):
+            total += gradient
+
+
+def _shape(type: TensorType) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in type.shape)  # type: ignore[arg-type]
+
+
+def _nbytes(type: TensorType) -> int:
+    return prod(_shape(type)) * type.dtype.itemsize

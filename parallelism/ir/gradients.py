@@ -9,8 +9,9 @@ import numpy as np
 
 from parallelism.ir.builder import Builder
 from parallelism.ir.function import Function, Value
-from parallelism.ir.tracing import Traced, emit, recording
+from parallelism.ir.tracing import Traced, apply, emit, recording
 from parallelism.ir.types import TensorType
+from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
 """The region of what goes back through a region, in front of its path."""
@@ -27,7 +28,8 @@ def gradient(
     the end: ``grad.0``, ``grad.1``, ..., the gradient of something with respect to each of its floating-point outputs.
     ``of`` are the names of some of the outputs: then these are differentiated, a single number or not, and the further
     inputs are named after them, ``grad.x``.  With ``keep_outputs`` the outputs come first.  What no gradient needs is
-    left out.  The ops that go back through one of the region ``block.0`` are marked ``gradient.block.0``.
+    left out.  The ops that go back through one of the region ``block.0`` are marked ``gradient.block.0``.  The gradient
+    of a value with a layout lies as the value.
 
     ``ValueError`` for an input or output that is not there or has no gradient, and for an operator without a
     derivative.
@@ -47,7 +49,7 @@ def gradient(
             derivative = op.operator.derivative
             if derivative is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_of(found, value, builder) for value in op.outputs]
+            grads = [_laid(_of(found, value, builder), value) for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):
@@ -55,7 +57,7 @@ def gradient(
                 for value, part in zip(op.inputs, parts, strict=True):
                     if part is not None and value in depends:
                         _accumulate(found, value, part)
-        returned = [_of(found, value, builder).value for value in chosen]
+        returned = [_laid(_of(found, value, builder), value).value for value in chosen]
     if keep_outputs:
         returned = [*function.outputs, *returned]
     return builder.function(f"{function.name}.gradient", returned, prune=True)
@@ -120,6 +122,14 @@ def _fitted(part: Any, type: TensorType) -> Any:
 
 def _of(found: dict[Value, Traced], value: Value, builder: Builder) -> Traced:
     return found[value] if value in found else _filled(builder, value.type, 0)
+
+
+def _laid(grad: Traced, value: Value) -> Traced:
+    """The gradient of a value that lies somehow lies so, too; nothing is pending."""
+    if value.layout is None:
+        return grad
+    laid: Traced = apply("reshard", grad, layout=TensorSharding(*value.layout.dims).short())
+    return laid
 
 
 def _filled(builder: Builder, type: TensorType, value: int) -> Traced:

@@ -6,24 +6,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism.ir.extents import Extent
-from parallelism.ir.function import Function, Op, Value
-from parallelism.ir.table import of_a_part
-from parallelism.ir.types import TensorType
-from parallelism.layouts.devices import Axes, Devices
-from parallelism.layouts.moves import Move, moves
+from parallelism.ir.function import Function, Value
+from parallelism.layouts.alike import ByRank, Ranks
+from parallelism.layouts.devices import Devices
+from parallelism.layouts.local_program import begun_at, layout_of, local_program, moves_of
 from parallelism.layouts.placed import placed
 from parallelism.layouts.propagation import propagate
 from parallelism.mesh import Mesh
-from parallelism.resharding import ReshardingStep
 from parallelism.sharding import TensorSharding
 
 
@@ -82,22 +79,30 @@ class Localized:
         parts begin at 0.
         """
         if self.devices.symbolic:
-            return self._programs.setdefault(-1, _program(self, dict.fromkeys(self.devices.shape, 0), 0))
-        number = self.class_of(rank)
+            number, first = 0, 0
+            place: Mapping[str, int] = dict.fromkeys(self.devices.shape, 0)
+        else:
+            number = self.class_of(rank)
+            first = self.classes[number].rank
+            place = self.mesh.index(first)
         found = self._programs.get(number)
         if found is None:
-            first = self.classes[number].rank
-            found = self._programs[number] = _program(self, self.mesh.index(first), first)
-        return found if rank == self.classes[number].rank else _moved(self, found, self.mesh.index(rank))
+            found = self._programs[number] = local_program(
+                self.function, self.devices, place,
+                lambda move: 0 if self.devices.symbolic else self._ranks.received(move.step, first),
+            )
+        if rank == first or self.devices.symbolic:
+            return found
+        return begun_at(found, self.function, self.devices, self.mesh.index(rank))
 
     def received(self, rank: int = 0) -> tuple[int, ...]:
         """The bytes that each op of its program receives from other devices, exactly: where an array does not divide by
         the devices that reduce it, `Op.bytes_received` is that of the first of them only."""
         found = []
         for op in self.function.ops:
-            for move in self._moves(op):
-                found.append(self.received_by(move, rank))
-            if op.kind != "reshard":
+            if op.kind == "reshard":
+                found += [self._ranks.received(move.step, rank) for move in moves_of(op, self.devices)]
+            else:
                 found.append(0)
         return tuple(found)
 
@@ -105,87 +110,19 @@ class Localized:
         """Where the part of a value that the device holds lies in the whole."""
         return layout_of(value).slices(tuple(map(int, value.type.shape)), self.mesh, rank)
 
-    def received_by(self, move: Move, rank: int) -> int:
-        """The bytes that a device receives in one op of its program."""
-        return int(self._received(move.step)[self._place(move.step.mesh)[rank]])
-
-    def _moves(self, op: Op) -> tuple[Move, ...]:
-        if op.kind != "reshard":
-            return ()
-        before, after = op.inputs[0], op.outputs[0]
-        return moves(layout_of(before), layout_of(after), after.type, self.devices)
-
-    # -- who does the same ---------------------------------------------------------------------------------------------
-
     @cached_property
     def _programs(self) -> dict[int, Function]:
         return {}
 
     @cached_property
-    def _coordinates(self) -> dict[str, NDArray[np.int64]]:
-        sizes = tuple(self.mesh.shape.values())
-        return dict(zip(self.mesh.axes, np.unravel_index(np.arange(self.mesh.size), sizes), strict=True))
+    def _ranks(self) -> Ranks:
+        return Ranks(self.devices)
 
     @cached_property
-    def _places(self) -> dict[Mesh, NDArray[np.int64]]:
-        return {}
-
-    def _place(self, mesh: Mesh) -> NDArray[np.int64]:
-        """By rank, the rank on a mesh of some of the axes."""
-        found = self._places.get(mesh)
-        if found is None:
-            found = np.zeros(self.mesh.size, np.int64)
-            for axis, n in mesh.shape.items():
-                found = found * n + self._coordinates.get(axis, 0)
-            self._places[mesh] = found
-        return found
-
-    @cached_property
-    def _columns(self) -> dict[ReshardingStep, NDArray[np.int64]]:
-        return {}
-
-    def _received(self, step: ReshardingStep) -> NDArray[np.int64]:
-        found = self._columns.get(step)
-        if found is None:
-            found = self._columns[step] = np.array(step.bytes_received, np.int64)
-        return found
-
-    @cached_property
-    def _classes(self) -> NDArray[np.int64]:
-        """By rank, the number of the class, in the order of their lowest ranks."""
-        number = np.zeros(self.mesh.size, np.int64)
-        for column in self._differing():
-            number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1].reshape(-1)
-        _, first, number = np.unique(number, return_index=True, return_inverse=True)
-        order = np.argsort(np.argsort(first))
-        return np.asarray(order[number.reshape(-1)])
-
-    def _differing(self) -> list[NDArray[np.int64]]:
-        """What is not the same for all, by rank: extents of uneven parts, bytes received."""
-        cuts: dict[tuple[Extent, Axes], None] = {}
-        steps: dict[ReshardingStep, None] = {}
-        seen: set[tuple[tuple[Extent, ...], TensorSharding]] = set()
-        for op in self.function.ops:
-            for move in self._moves(op):
-                steps[move.step] = None
+    def _classes(self) -> ByRank:
         laid = [(value.type.shape, layout_of(value)) for value in self.function.values]
-        for shape, layout in [*laid, *((step.shape, step.after) for step in steps)]:
-            if (shape, layout) not in seen:
-                seen.add((shape, layout))
-                cuts.update(dict.fromkeys((n, dim.axes) for n, dim in zip(shape, layout.dims, strict=True) if dim.axes))
-        columns = []
-        for extent, axes in cuts:
-            sizes = self.devices.cut(extent, axes)
-            if sizes is not None:
-                place = np.zeros(self.mesh.size, np.int64)
-                for axis in axes:
-                    place = place * self.mesh.shape[axis] + self._coordinates[axis]
-                columns.append(np.array(sizes, np.int64)[place])
-        for step in steps:
-            received = self._received(step)
-            if received.min() != received.max():
-                columns.append(np.unique(received, return_inverse=True)[1].reshape(-1)[self._place(step.mesh)])
-        return columns
+        steps = [move.step for op in self.function.ops for move in moves_of(op, self.devices)]
+        return self._ranks.classes([*laid, *((step.shape, step.after) for step in steps)], steps)
 
 
 def localize(function: Function, mesh: Mesh | Mapping[str, Extent]) -> Localized:
@@ -197,90 +134,3 @@ def localize(function: Function, mesh: Mesh | Mapping[str, Extent]) -> Localized
     """
     devices = Devices.of(mesh)
     return Localized(placed(propagate(function, mesh), devices), devices)
-
-
-def layout_of(value: Value) -> TensorSharding:
-    """That of a value which has one."""
-    assert value.layout is not None, value
-    return value.layout
-
-
-# -- the program of one device -----------------------------------------------------------------------------------------
-
-
-class _Local:
-    """The parts of one device."""
-
-    def __init__(self, devices: Devices, place: Mapping[str, int]) -> None:
-        self.devices = devices
-        self.place = place
-        self._types: dict[tuple[TensorType, TensorSharding], TensorType] = {}
-
-    def block(self, shape: Sequence[Extent], layout: TensorSharding) -> list[tuple[Extent, Extent]]:
-        """For each dim where the part begins, and its extent."""
-        return [self.devices.part(n, dim.axes, self.place) for n, dim in zip(shape, layout.dims, strict=True)]
-
-    def type(self, type: TensorType, layout: TensorSharding) -> TensorType:
-        found = self._types.get((type, layout))
-        if found is None:
-            found = TensorType(type.dtype, [size for _, size in self.block(type.shape, layout)])
-            self._types[type, layout] = found
-        return found
-
-    def attributes(self, op: Op) -> Any:
-        names = op.operator.attributes
-        if "shape" not in names and "starts" not in names:
-            return op.attributes
-        block = self.block(op.outputs[0].type.shape, layout_of(op.outputs[0]))
-        return of_a_part(op.attributes, [size for _, size in block], [start for start, _ in block])
-
-
-def _program(localized: Localized, place: Mapping[str, int], rank: int) -> Function:
-    function, devices = localized.function, localized.devices
-    local = _Local(devices, place)
-    names = {value.name for value in function.values}
-    values: dict[str, Value] = {
-        value.name: Value(value.name, local.type(value.type, layout_of(value))) for value in function.inputs
-    }
-    ops: list[Op] = []
-    for op in function.ops:
-        if op.kind != "reshard":
-            outputs = [Value(value.name, local.type(value.type, layout_of(value))) for value in op.outputs]
-            values.update((value.name, value) for value in outputs)
-            inputs = tuple(values[value.name] for value in op.inputs)
-            ops.append(Op(op.kind, inputs, local.attributes(op), tuple(outputs), op.region))
-            continue
-        x, whole, result = values[op.inputs[0].name], op.outputs[0].type, op.outputs[0].name
-        todo = localized._moves(op)
-        for count, move in enumerate(todo, 1):
-            received = 0 if devices.symbolic else localized.received_by(move, rank)
-            attributes = move.attributes(whole, devices, local.type(whole, move.after).shape, received)
-            name = result if count == len(todo) else _free(f"{result}.{count}", names)
-            y = Value(name, local.type(whole, move.after))
-            ops.append(Op(move.kind, (x,), tuple(attributes.items()), (y,), op.region))
-            x = y
-        values[result] = x
-    made = (values[value.name] for value in function.outputs)
-    return Function(function.name, tuple(values[value.name] for value in function.inputs), tuple(ops), tuple(made))
-
-
-def _free(name: str, names: set[str]) -> str:
-    while name in names:
-        name += ".1"
-    names.add(name)
-    return name
-
-
-def _moved(localized: Localized, program: Function, place: Mapping[str, int]) -> Function:
-    """The program of another device of the class: the same, but for where its parts begin."""
-    local = _Local(localized.devices, place)
-    starting = {
-        op.outputs[0].name: local.attributes(op) for op in localized.function.ops if "starts" in op.operator.attributes
-    }
-    if not starting:
-        return program
-    ops = [
-        Op(op.kind, op.inputs, starting[op.outputs[0].name], op.outputs, op.region)
-        if op.outputs and op.outputs[0].name in starting else op for op in program.ops
-    ]
-    return Function(program.name, program.inputs, tuple(ops), program.outputs)

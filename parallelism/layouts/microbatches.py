@@ -14,7 +14,7 @@ from typing import Any
 from parallelism.ir import Expression, Function, Op, Rule, TensorType, Value, symbol
 from parallelism.ir.extents import Extent, names_in, quotient, specialized
 
-SUMMED_WITH_OTHERS = {"add", "subtract", "negative", "sum", "reshape", "transpose", "squeeze", "convert"}
+SUMMED_WITH_OTHERS = {"add", "subtract", "negative", "sum", "reshape", "transpose", "convert", "reshard"}
 """What keeps a sum over rows one, if all of its inputs are."""
 SUMMED_TIMES_OTHERS = {"multiply": (0, 1), "divide": (0,), "matmul": (0, 1), "einsum": (0, 1)}
 """And what does if one of these inputs is, and the others are the same for all rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from parallelism.ir.function import Function, Op, Value
 from parallelism.ir.gradients import MARK
@@ -13,15 +14,16 @@ from parallelism.layouts.propagation import op_placement
 from parallelism.sharding import TensorSharding
 
 KEPT = 24
-"""How many ops may lie between two uses of what was laid out anew, for it to be kept from the one to the other."""
+"""How many ops may lie between two uses of what was gathered, for it to be kept from the one to the other."""
 
 
 def placed(function: Function, devices: Devices) -> Function:
     """The function with an op ``reshard`` wherever a value is needed, or made, otherwise than it lies.
 
-    What an op makes is brought at once to where it shall lie; what an op needs is laid out right before it.  Ops that
-    need it in the same way soon afterwards use it again; later ones do not, nor do gradients what was laid out for the
-    forward pass: a gathered weight, or activation, does not stay in memory from the one to the other.
+    What an op makes is brought at once to where it shall lie; what an op needs is laid out right before it, and used
+    again by those that need it in the same way.  What takes more memory than it did is used again only by ops that
+    follow soon, and not by gradients if it was for the forward pass: a gathered weight, or activation, is gathered once
+    more and does not stay in memory meanwhile.
     """
     return _Placed(function, devices).function()
 
@@ -33,7 +35,8 @@ class _Placed:
         self.constants = finite_constants(function)
         self.names = {value.name for value in function.values}
         self.ops: list[Op] = []
-        self.copies: dict[tuple[str, TensorSharding, bool], tuple[Value, int]] = {}
+        self.copies: dict[tuple[str, TensorSharding], tuple[Value, int, bool]] = {}
+        """The value, the op that used it last, whether that goes back."""
 
     def function(self) -> Function:
         for number, op in enumerate(self.whole.ops):
@@ -61,13 +64,18 @@ class _Placed:
         """The value as an op needs it."""
         if layout == value.layout:
             return value
-        key = value.name, layout, inside(op, MARK)
-        copy, last = self.copies.get(key, (None, 0))
-        if copy is None or number - last > KEPT:
+        back = inside(op, MARK)
+        copy, last, was_back = self.copies.get((value.name, layout), (None, number, back))
+        fresh = number - last <= KEPT and back == was_back
+        if copy is None or not (fresh or self._pieces(layout) >= self._pieces(_layout(value))):
             copy = Value(self._name(value), value.type, layout)
             self._reshard(value, copy, op)
-        self.copies[key] = copy, number
+        self.copies[value.name, layout] = copy, number, back
         return copy
+
+    def _pieces(self, layout: TensorSharding) -> int:
+        mesh = self.devices.stand_in.shape
+        return prod(mesh[axis] for axis in layout.axes)
 
     def _reshard(self, before: Value, after: Value, op: Op) -> None:
         layout = {"layout": _layout(after).short()}

@@ -1,13 +1,17 @@
 """From the layouts of a few values to one for every value, by the rules of the dims of the ops between them.
 
-A dim that nobody has laid out takes the axes of those with the same letter in an op: its results first, in the order of
-the program, then, backwards, what it takes; again and again until nothing changes.  What was said stays, whoever said
-it:
+A dim that nobody has laid out takes the axes of a dim with the same letter in an op that both values are in.  What was
+found first stays; in this order it is looked for:
 
 1. A layout that a value was given is as it is, dims that are whole included.
-2. What was found first stays, and forwards goes before backwards: the batch that comes in decides before the weights.
-3. Where inputs of an op disagree about a letter, the layout of most of them, then of the first of them.
-4. An axis that two dims of one value could have goes to the outer one.
+2. From a value to others that have no other dims, as far as that leads, forwards and backwards: through elementwise
+   ops, transpositions, reductions, to what is broadcast.  So an activation lays out all that is made of it.
+3. Through other ops, products above all, to their results, in the order of the program, and after each of them from
+   there on as in 2.  So what comes in, the batch, decides before the weights do.  An axis that two dims of one result
+   could have goes to the outer one.
+4. Through them to what they take, in the reverse order, likewise.  Then 3 again, until nothing changes.
+
+Where values disagree about a letter, the layout of most of them, then the longest, then of the first of them.
 
 Then every op is placed (`parallelism.layouts.placement`).  A value that was not given a layout lies as it is made; one
 that is partial is reduced at once, into the layout that was found for it (an all_reduce, or a reduce_scatter), unless
@@ -18,7 +22,7 @@ than it lies, it is laid out anew, and that is a `Conflict`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from parallelism.ir.extents import Extent
 from parallelism.ir.function import Function, Op, Value
@@ -27,7 +31,7 @@ from parallelism.layouts.conflicts import Conflict, Paths
 from parallelism.layouts.devices import Axes, Devices
 from parallelism.layouts.pending import carries, finite_constants
 from parallelism.layouts.placement import Placement, dims_of, placement, sharding
-from parallelism.layouts.relations import Letters, Relation, relation
+from parallelism.layouts.relations import relation
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
@@ -74,6 +78,16 @@ class _Propagation:
         self.devices = devices
         self.given = given
         self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
+        self.values = [(*op.inputs, *op.outputs) for op in function.ops]
+        self.letters = [(*of.inputs, *of.outputs) for of in self.relations]
+        self.sides = [
+            (range(len(op.inputs)), range(len(op.inputs), len(values)))
+            for op, values in zip(function.ops, self.values, strict=True)
+        ]
+        self.near: dict[str, list[int]] = {value.name: [] for value in function.values}
+        for number, values in enumerate(self.values):
+            for value in dict.fromkeys(values):
+                self.near[value.name].append(number)
         self.dims: dict[str, list[Axes]] = {}
         self.used: dict[str, set[str]] = {}
         for value in function.values:
@@ -85,37 +99,51 @@ class _Propagation:
     # -- from value to value -------------------------------------------------------------------------------------------
 
     def spread(self) -> None:
-        """Forwards and backwards until nothing changes."""
-        makers = list(zip(range(len(self.relations)), self.function.ops, self.relations, strict=True))
+        """Until nothing changes: one to one wherever that goes, then a step through another op, and so on."""
+        numbers = range(len(self.relations))
+        self._one_to_one(numbers)
         while True:
-            changed = sum(self._forwards(*made) for made in makers)
-            changed += sum(self._backwards(*made) for made in reversed(makers))
+            changed = sum(self._step(number, self.sides[number][1]) for number in numbers)
+            changed += sum(self._step(number, self.sides[number][0]) for number in reversed(numbers))
             if not changed:
                 return
 
-    def _forwards(self, number: int, op: Op, of: Relation) -> int:
-        return sum(
-            self._take(number, value, letters, list(zip(op.inputs, of.inputs, strict=True)), of)
-            for value, letters in zip(op.outputs, of.outputs, strict=True) if value.name not in self.given
-        )
+    def _step(self, number: int, side: range) -> int:
+        """What the values on one side of an op have from any other of it."""
+        count = len(self.values[number])
+        changed = [
+            value for target in side
+            for value in self._take(number, target, (i for i in range(count) if i != target))
+        ]
+        for value in changed:
+            self._one_to_one(self.near[value.name])
+        return len(changed)
 
-    def _backwards(self, number: int, op: Op, of: Relation) -> int:
-        sides = [*zip(op.outputs, of.outputs, strict=True), *zip(op.inputs, of.inputs, strict=True)]
-        return sum(
-            self._take(number, value, letters, sides, of)
-            for value, letters in zip(op.inputs, of.inputs, strict=True) if value.name not in self.given
-        )
+    def _one_to_one(self, numbers: Iterable[int]) -> None:
+        """At these ops and wherever it leads, from values that have all the dims of the other."""
+        waiting = dict.fromkeys(numbers)
+        while waiting:
+            number = next(iter(waiting))
+            del waiting[number]
+            inputs, outputs = self.sides[number]
+            for target in (*outputs, *inputs):
+                for value in self._take(number, target, self.relations[number].above[target]):
+                    waiting.update(dict.fromkeys(self.near[value.name]))
 
-    def _take(
-        self, number: int, value: Value, letters: Letters, sides: Sequence[tuple[Value, Letters]], of: Relation
-    ) -> int:
-        """Axes for the dims of a value that have none, from the dims of others with the same letters."""
-        dims, used, changed = self.dims[value.name], self.used[value.name], 0
-        for d, letter in enumerate(letters):
-            if letter is None or dims[d]:
-                continue
+    def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
+        """Axes for the dims of a value that have none, from dims of others with the same letters."""
+        value, of = self.values[number][target], self.relations[number]
+        dims, used = self.dims[value.name], self.used[value.name]
+        open_dims = [d for d, letter in enumerate(self.letters[number][target]) if letter and not dims[d]]
+        if value.name in self.given or not open_dims:
+            return []
+        sides = [(self.values[number][source], self.letters[number][source]) for source in sources]
+        changed = []
+        for d in open_dims:
+            letter = self.letters[number][target][d]
+            assert letter is not None
             asked = [
-                (axes, other, e) for other, theirs in sides for e, same in enumerate(theirs)
+                (axes, other, e) for other, letters in sides for e, same in enumerate(letters)
                 if same == letter and (axes := self.dims[other.name][e])
             ]
             if not asked:
@@ -128,7 +156,7 @@ class _Propagation:
                 dims[d] = axes
                 used.update(axes)
                 self.paths.came(value, d, number, source, place)
-                changed += 1
+                changed.append(value)
         return changed
 
     # -- and for every op ----------------------------------------------------------------------------------------------

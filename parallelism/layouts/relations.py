@@ -30,6 +30,8 @@ class Relation(NamedTuple):
     extents: Mapping[str, Extent]
     inside: Mapping[str, tuple[Extent, ...]]
     """For each letter the extents of what lies inside of it in the dims that it shares."""
+    above: tuple[tuple[int, ...], ...]
+    """For each of inputs and outputs, counted through, the others that have all of its letters."""
     reduced: frozenset[str]
     """The letters that leave the outputs partial."""
     op: str
@@ -72,9 +74,14 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         found = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
         return tuple(None if letter == "1" or letter in blocked else letter for letter in found)
 
+    inputs, outputs = (tuple(map(splitting, side)) for side in (rule.inputs, rule.outputs))
+    sets = [{letter for letter in letters if letter} for letters in (*inputs, *outputs)]
+    above = tuple(
+        tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)
+    )
     return Relation(
-        tuple(map(splitting, rule.inputs)), tuple(map(splitting, rule.outputs)), rule.extents,
-        {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, frozenset(rule.reduced), rule.op,
+        inputs, outputs, rule.extents, {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, above,
+        frozenset(rule.reduced), rule.op,
     )
 
 
