@@ -59,15 +59,14 @@ class PipelinedStep:
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that record the same, and the class of each rank."""
         places = self.program.places(self.mesh)
-        inside = self.program.mesh_inside
-        uneven = inside.size > 1 and not self._even_inside()
+        uneven = not self._even_inside()
         known: dict[Any, int] = {}
         first: list[int] = []
         class_of = np.zeros(self.mesh.size, np.int64)
         counted = self._counts_places()
         sizes = [tuple(part if counted else part[1] for part in parts) for parts in self._parts]
         for rank, (position, replica) in enumerate(places):
-            key = position, sizes[replica], self.program.place(self.mesh, rank) if uneven else 0
+            key = position, sizes[replica], self._place(rank) if uneven else 0
             if key not in known:
                 known[key] = len(first)
                 first.append(rank)
@@ -78,16 +77,14 @@ class PipelinedStep:
     def stages(self) -> Mapping[tuple[int, int], StagePrograms]:
         """What the first rank of each class runs, by class and stage."""
         first, _ = self.classes
-        places = self.program.places(self.mesh)
         found: dict[tuple[int, int], StagePrograms] = {}
         known: dict[tuple[int, int], StagePrograms] = {}
         for number, rank in enumerate(first):
-            inside = self.program.place(self.mesh, rank)
+            inside = self._place(rank)
             for stage in range(self.program.pipeline.stages):
                 if (stage, inside) not in known:
                     known[stage, inside] = self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)
                 found[number, stage] = known[stage, inside]
-        assert places
         return found
 
     def prepare(self) -> None:
@@ -118,6 +115,14 @@ class PipelinedStep:
     def _alike(self, replica: int) -> list[Part]:
         return list(self._parts[replica]) if self._counts_places() else [(0, rows) for _, rows in self._parts[replica]]
 
+    def _place(self, rank: int) -> int:
+        """The rank on the mesh inside its stage."""
+        inside = self.program.mesh_inside
+        if inside is None:
+            return 0
+        index = self.mesh.index(rank)
+        return inside.rank(**{axis: index[axis] for axis in inside.axes})
+
     def _counts_places(self) -> bool:
         name = f"{self.program.stages.batch}_first"
         return any(name in stage.symbols for stage in self.program.stages.functions)
@@ -125,6 +130,8 @@ class PipelinedStep:
     def _even_inside(self) -> bool:
         """Whether all devices inside a stage have programs alike."""
         inside, stages = self.program.mesh_inside, range(self.program.pipeline.stages)
+        if inside is None:
+            return True
         parts = {part for replica in range(len(self._parts)) for part in self._alike(replica)}
         for stage in stages:
             programs = self.program.programs(stage, self.numbers, self.rows, self.mesh, 0)
@@ -165,7 +172,8 @@ class _Device:
         self.works = 0
         self.sent: list[int] = []
         self.posted: dict[tuple[int, str, int], int] = {}
-        self._held: dict[tuple[int, str, int], int] = {}
+        self.done: dict[tuple[int, int], str] = {}
+        """The last action that a microbatch has had on a stage."""
         self._priced: dict[Any, Priced | None] = {}
         self.write()
 
@@ -184,7 +192,6 @@ class _Device:
             ("inputs", inputs), (GRADIENTS, trained),
         ):
             add(row("memory", category, nbytes=float(nbytes)))
-        self.data = set(data)
         works = self.pipeline.schedule.works[self.position]
         for action, following in zip(works, [*works[1:], None], strict=True):
             self.act(action, following)
@@ -232,9 +239,11 @@ class _Device:
                     nbytes = priced.after.get(category, 0) - priced.peak.get(category, 0)
                     if nbytes:
                         add(row("memory", category, nbytes=float(nbytes), **places))
+                self.done[stage, k] = kind
                 return
         add(row("compute", name, seconds=0.0, **marks))
         self.write_body(self.rows, stage, kind, k, marks)
+        self.done[stage, k] = kind
 
     def write_body(self, rows: Rows, stage: int, kind: str, k: int, marks: Mapping[str, Any]) -> None:
         """The events of `ProgramStage`, and of what is kept."""
@@ -258,44 +267,19 @@ class _Device:
                 rows.rows.append(row(
                     "compute", "add", flops=float(count), nbytes=3.0 * _total(types), dtype=types[0].dtype.name,
                     **places))
-        before = self._held.get((stage, "", k), 0)
-        after = self.kept(stage, kind, k, before)
-        self._held[stage, "", k] = after
+        before, after = (programs.held(done, part) for done in (self.done.get((stage, k)), kind))
         rows.rows.append(row("memory", ACTIVATIONS, nbytes=float(after - before), **places))
-
-    def kept(self, stage: int, kind: str, k: int, before: int) -> int:
-        """`ProgramStage.held` after an action."""
-        programs = self.stages[stage]
-        functions = programs.of(self.parts[k])
-        if kind == "F":
-            names, values = functions.saved, (*functions.forward.inputs, *functions.forward.outputs)
-        elif kind == "I":
-            names, values = functions.between, (*functions.backward_input.inputs, *functions.backward_input.outputs)
-        elif kind == "R":
-            again = functions.recompute
-            assert again is not None
-            return before + _total(programs.types(again.outputs, [v.name for v in again.outputs]))
-        else:
-            return 0
-        return _total(programs.types(values, [name for name in names if name not in self.data]))
 
     def as_one(self, stage: int, kind: str, k: int) -> Priced | None:
         """An action as one piece, priced once."""
-        programs, part = self.stages[stage], self.parts[k]
-        before = self._held.get((stage, "", k), 0)
-        key = stage, kind, id(programs.program(kind, part)), before
+        key = stage, kind, id(self.stages[stage].program(kind, self.parts[k])), self.done.get((stage, k))
         if key not in self._priced:
             rows = Rows()
             self.write_body(rows, stage, kind, k, {})
             assert self.price is not None
             seconds = self.price(rows)
             self._priced[key] = None if seconds is None else _as_one(rows.rows, seconds)
-        priced = self._priced[key]
-        if priced is not None:
-            self._held[stage, "", k] = before + sum(priced.after.values()) if kind != "W" else 0
-        else:
-            self._held[stage, "", k] = before
-        return priced
+        return self._priced[key]
 
     # -- messages ------------------------------------------------------------------------------------------------------
 

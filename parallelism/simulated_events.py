@@ -20,7 +20,7 @@ import numpy.typing as npt
 from parallelism.collective_traffic import Moved, Said, moved, moved_alike
 from parallelism.columns import Columns, Table
 from parallelism.device_program import DeviceProgram, communicates
-from parallelism.ir import Op
+from parallelism.ir import Op, TensorType, Value
 from parallelism.layouts import step_of
 from parallelism.mesh import Mesh
 from parallelism.relayout import called
@@ -96,6 +96,12 @@ class Rows:
         name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
         self.rows.append(row(
             "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
+
+    def add_all_reduce(self, mesh: Mesh, axis: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """The event of a sum over an axis."""
+        x = Value("x", TensorType(dtype, shape))
+        attributes = {"axes": (axis,), "group": mesh.shape[axis], "op": "sum"}
+        self.add_call(Op("all_reduce", (x,), tuple(attributes.items()), (Value("y", x.type),)), mesh, 0)
 
     def add_message(
         self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
