@@ -48,8 +48,9 @@ class PipelinedStep:
         missing = program.stages.function.symbols - {batch, f"{batch}_whole", f"{batch}_first", *numbers}
         if missing:
             raise ValueError(f"{program.name} has symbols without a number: {', '.join(sorted(missing))}")
-        places = program.places(mesh)
-        microbatches, replicas = program.pipeline.microbatches, 1 + max(replica for _, replica in places)
+        self.places = program.places(mesh)
+        """By rank, its position in the pipeline and the number of its replica."""
+        microbatches, replicas = program.pipeline.microbatches, 1 + max(replica for _, replica in self.places)
         self._parts = [dealt(first, count, microbatches) for first, count in dealt(0, rows, replicas)]
         if not all(count for parts in self._parts for _, count in parts):
             raise ValueError(f"a batch of {rows} rows cannot be dealt to {replicas} x {microbatches} microbatches: some "
@@ -58,14 +59,13 @@ class PipelinedStep:
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that record the same, and the class of each rank."""
-        places = self.program.places(self.mesh)
         uneven = not self._even_inside()
         known: dict[Any, int] = {}
         first: list[int] = []
         class_of = np.zeros(self.mesh.size, np.int64)
         counted = self._counts_places()
         sizes = [tuple(part if counted else part[1] for part in parts) for parts in self._parts]
-        for rank, (position, replica) in enumerate(places):
+        for rank, (position, replica) in enumerate(self.places):
             key = position, sizes[replica], self._place(rank) if uneven else 0
             if key not in known:
                 known[key] = len(first)
@@ -91,7 +91,7 @@ class PipelinedStep:
         """Localizes the functions of all stages, which is done once, before the first simulation if not here."""
         first, _ = self.classes
         for number, rank in enumerate(first):
-            position, replica = self.program.places(self.mesh)[rank]
+            position, replica = self.places[rank]
             kinds = {work.kind for work in self.program.pipeline.schedule.works[position]} - set(MESSAGES)
             for stage in self.program.stages_on(position):
                 programs = self.stages[number, stage]
@@ -162,7 +162,7 @@ class _Device:
     ) -> None:
         self.step, self.program, self.pipeline, self.price = step, step.program, step.program.pipeline, price
         self.rank, self.mesh = rank, step.mesh
-        self.position, replica = self.program.places(step.mesh)[rank]
+        self.position, replica = step.places[rank]
         self.parts = step.parts(replica)
         self.axis, self.replicas = pipeline_axes(self.pipeline, step.mesh, self.program.inside)
         self.stages = {stage: step.stages[number, stage] for stage in range(self.pipeline.stages)}
@@ -175,6 +175,7 @@ class _Device:
         self.done: dict[tuple[int, int], str] = {}
         """The last action that a microbatch has had on a stage."""
         self._priced: dict[Any, Priced | None] = {}
+        self._messages: dict[tuple[int, str, int], tuple[int, str]] = {}
         self.write()
 
     def write(self) -> None:
@@ -323,8 +324,11 @@ class _Device:
 
     def message(self, stage: int, kind: str, k: int) -> tuple[int, str]:
         """Bytes and dtype of what a stage takes for an action."""
-        types = self.stages[stage].message("F" if kind == "F" else "B", self.parts[k], last=stage == self.last)
-        return _total(types), types[0].dtype.name if len(types) == 1 else "uint8"
+        key = stage, _way(kind), self.parts[k][1]
+        if key not in self._messages:
+            types = self.stages[stage].message(_way(kind), self.parts[k], last=stage == self.last)
+            self._messages[key] = _total(types), types[0].dtype.name if len(types) == 1 else "uint8"
+        return self._messages[key]
 
     def tag(self, stage: int, kind: str, k: int) -> int:
         return 2 * (stage * self.pipeline.microbatches + k) + (kind != "F")
