@@ -57,10 +57,10 @@ class PipelinedProgram(PipelinedOperation):
     over these its functions are localized, by the layouts that the program has.
 
     **Communication**: a message for each forward and backward that passes a boundary between devices, of the bytes of
-    ``sent`` and ``returned``; what the functions of a stage say over the axes inside of it; and after the last backward,
-    stage by stage, over ``dp`` an all_reduce of the gradients of each dtype, as one array, and of the loss of the last
-    stage.  Weights that stages on several devices have: each of these sends its gradients of them to all the others,
-    those of one dtype and the same devices as one array, and adds all up in the order of the pipeline.
+    ``sent`` and ``returned``; what the functions of a stage say over the axes inside of it; and after the last
+    backward, stage by stage, over ``dp`` an all_reduce of the gradients of each dtype, as one array, and of the loss of
+    the last stage.  Weights that stages on several devices have: each of these sends its gradients of them to all the
+    others, those of one dtype and the same devices as one array, and adds all up in the order of the pipeline.
 
     ``ValueError`` for another number of stages than the pipeline has, for a pipeline that does not train the whole, for
     inputs that do not fit and for a batch with less rows than microbatches.

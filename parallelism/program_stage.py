@@ -16,7 +16,7 @@ from parallelism.layouts.messages import packed, unpacked
 from parallelism.layouts.stages import GRADIENT
 from parallelism.operation import Device
 from parallelism.pipeline_execution import Stage
-from parallelism.stage_programs import GRADIENTS, StagePrograms
+from parallelism.stage_programs import StagePrograms
 
 Array = npt.NDArray[Any]
 
@@ -26,8 +26,8 @@ class ProgramStage(Stage):
 
     ``data`` has this device's part of each microbatch, ``weights`` its parts of the weights.  Every op declares itself,
     with the stage, the microbatch and the kind of the action.  What is held: ``activations`` are what an action has
-    before it, the message that it takes among it, and what is kept after it; ``gradients`` the sums, from the start, and
-    those of a microbatch until they are added.
+    before it, the message that it takes among it, and what is kept after it; ``gradients`` the sums, from the start,
+    and those of a microbatch until they are added.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class ProgramStage(Stage):
         self.outputs: dict[int, Array] = {}
         """What the last stage has made of each microbatch: its part of the loss."""
         self._kept: dict[int, dict[str, Array]] = {}
+        self._last: dict[int, str] = {}
+        """Of each microbatch, the kind of its last action."""
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The message to the next stage."""
@@ -86,8 +88,7 @@ class ProgramStage(Stage):
 
     def held(self, microbatch: int) -> int:
         """Bytes kept for the backward of this microbatch; data, which stays anyway, is none of them."""
-        kept = self._kept.get(microbatch, {})
-        return sum(array.nbytes for name, array in kept.items() if name not in self.data)
+        return self.programs.held(self._last.get(microbatch), self.parts[microbatch])
 
     # -- an action -----------------------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class ProgramStage(Stage):
         stage = self.programs.of(self.parts[microbatch])
         names = [f"{GRADIENT}{name}" for name in stage.answered]
         if self.last:
-            for name, type in zip(names, self.programs.types(stage.forward.outputs, stage.answered), strict=True):
+            for name, type in zip(names, self.programs.answers(self.parts[microbatch]), strict=True):
                 arrays[name] = np.ones(_shape(type), type.dtype)
         self._take(kind, microbatch, arrays, names, grad)
         return self._run(kind, microbatch, arrays)
@@ -119,6 +120,7 @@ class ProgramStage(Stage):
             microbatch=microbatch, phase=kind if kind != "R" else None)
         arrays.update((value.name, array) for value, array in zip(function.outputs, found, strict=True))
         taken = sum(map(_nbytes, self.programs.message(kind, part, last=self.last)))
+        self._last[microbatch] = kind
         for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, taken)):
             self._hold(category, -nbytes, microbatch)       # what is kept is told when it is
         return found
@@ -170,7 +172,7 @@ class Gradients:
 
 
 def _shape(type: TensorType) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in type.shape)  # type: ignore[arg-type]
+    return tuple(int(extent) for extent in type.shape)
 
 
 def _nbytes(type: TensorType) -> int:

@@ -10,10 +10,12 @@ from parallelism.ir import Function, TensorType, Value
 from parallelism.layouts.batches import Part
 from parallelism.layouts.laid_out_stages import gradient_layout
 from parallelism.layouts.localized import localize
-from parallelism.layouts.stages import StageFunctions
+from parallelism.layouts.stages import GRADIENT, StageFunctions
 from parallelism.mesh import Mesh
 
 GRADIENTS = "gradients"
+_SOURCES = {"F": "F", "R": "FR", "I": "FRI"}
+"""Of what is kept after an action, the actions that have made or taken it."""
 
 
 class StagePrograms:
@@ -23,7 +25,9 @@ class StagePrograms:
     has a layout.  The kinds are those of actions: F, B, I, W, and R for what is computed again.
     """
 
-    def __init__(self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0) -> None:
+    def __init__(
+        self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0
+    ) -> None:
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
         self._functions: dict[Part, StageFunctions] = {}
         self._programs: dict[tuple[str, Part], DeviceProgram] = {}
@@ -66,17 +70,40 @@ class StagePrograms:
                     found[category] = found.get(category, 0) + sign * nbytes
         return tuple((category, nbytes) for category, nbytes in found.items() if nbytes)
 
+    def held(self, kind: str | None, part: Part) -> int:
+        """Bytes that a microbatch keeps after its last action, of this kind (None: it has had none), data aside."""
+        if kind not in ("F", "R", "I"):
+            return 0
+        stage = self.of(part)
+        made: dict[str, tuple[tuple[str, str], int]] = {
+            f"{GRADIENT}{name}": (("", name), _bytes(type))
+            for name, type in zip(stage.answered, self.answers(part), strict=True)
+        }
+        for source in _SOURCES[kind]:
+            function, own = self.function(source, part), self.program(source, part).function
+            there = {}
+            for value, local in zip(function.inputs, own.inputs, strict=True):
+                there[local.name] = made.setdefault(value.name, ((source, local.name), _bytes(local.type)))
+            for value, local in zip(function.outputs, own.outputs, strict=True):
+                made.setdefault(value.name, there.get(local.name, ((source, local.name), _bytes(local.type))))
+        again = tuple(value.name for value in stage.recompute.outputs) if stage.recompute else ()
+        names = {"F": stage.saved, "R": stage.saved + again, "I": stage.between}[kind]
+        return sum(dict(made[name] for name in names if name not in stage.data).values())
+
     def message(self, kind: str, part: Part, *, last: bool) -> tuple[TensorType, ...]:
         """What an action takes from another stage: the types of this device's parts, in the order of the message."""
         stage = self.of(part)
         if kind == "F":
             return self.types(stage.forward.inputs, stage.received)
-        if kind in ("B", "I") and not last:
-            return self.types([
-                value if value.layout is None else replace(value, layout=gradient_layout(value.layout))
-                for value in stage.forward.outputs
-            ], stage.answered)
-        return ()
+        return self.answers(part) if kind in ("B", "I") and not last else ()
+
+    def answers(self, part: Part) -> tuple[TensorType, ...]:
+        """The types of this device's parts of the gradients of what is sent."""
+        stage = self.of(part)
+        return self.types([
+            value if value.layout is None else replace(value, layout=gradient_layout(value.layout))
+            for value in stage.forward.outputs
+        ], stage.answered)
 
     def types(self, values: Sequence[Value], names: Sequence[str]) -> tuple[TensorType, ...]:
         """The types of this device's parts of values, by their names."""
@@ -87,9 +114,13 @@ class StagePrograms:
         """The type of this device's part of a value without symbols."""
         if self.inside is None or value.layout is None:
             return value.type
-        shape = [int(extent) for extent in value.type.shape]  # type: ignore[arg-type]
+        shape = [int(extent) for extent in value.type.shape]
         return TensorType(value.type.dtype, value.layout.local_shape(shape, self.inside, self.place))
 
     def _alike(self, part: Part) -> Part:
         """The first of the parts that have the same program."""
         return part if f"{self.batch}_first" in self.functions.symbols else (0, part[1])
+
+
+def _bytes(type: TensorType) -> int:
+    return int(type.nbytes)

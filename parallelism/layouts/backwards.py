@@ -58,7 +58,8 @@ def with_backward(
 def left_over(name: str, function: Function, there: Collection[Value], wanted: Sequence[Value]) -> Function:
     """What is left to do for ``wanted`` when some values of a function are ``there``: what it reads of them is taken.
 
-    Constants, counted places and views cost nothing and are made again, rather than taken.
+    Constants, counted places and views cost nothing and are made again, rather than taken; not so a change of layout,
+    for which devices may have to talk.
     """
     taken, needed = set(there), set(wanted)
     ops: list[Op] = []
@@ -72,7 +73,7 @@ def left_over(name: str, function: Function, there: Collection[Value], wanted: S
 
 
 def _costs_nothing(op: Op) -> bool:
-    return op.operator.view or (not op.inputs and op.operator.received is None)
+    return (op.operator.view and op.kind != "reshard") or (not op.inputs and op.operator.received is None)
 
 
 def _names(values: Sequence[Value]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The stages of a program, laid out on the devices of one stage: forward, backward and its halves so that they agree."""
+"""The stages of a program, laid out on the devices of a stage: forward, backward and its halves so that they agree."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from parallelism.layouts.messages import packed, unpacked
 from parallelism.layouts.microbatches import microbatched
 from parallelism.layouts.partition import partition
 from parallelism.layouts.stages import Stages
-from parallelism.program_stage import ProgramStage
 
 B, S = ir.symbols("B S")
 
@@ -64,34 +63,45 @@ def weights(function):
     return [v.name for v in function.inputs if "B" not in v.type.symbols and v.type.dtype.kind == "f"]
 
 
+def run(function, there):
+    """What it returns, by name, of values that are there by name."""
+    outputs = ir.interpret(function, [there[value.name] for value in function.inputs]).outputs
+    return dict(zip((value.name for value in function.outputs), outputs, strict=True)), list(outputs)
+
+
 def step(stages, inputs, microbatches, *, halves=False):
-    """Loss and gradients, microbatch after microbatch in this process."""
+    """Loss and gradients, by nothing but the functions of the stages."""
     inputs, numbers = checked(stages.function, inputs)
     rows = numbers.pop("B")
-    parts = dealt(0, rows, microbatches)
-    running = [
-        ProgramStage(functions.specialize(**numbers), "B", rows, parts, {n: inputs[n] for n in functions.data},
-                     {n: inputs[n] for n in functions.weights}, last=functions is stages.functions[-1])
-        for functions in stages.functions
-    ]
-    for k in range(microbatches):
-        message = None
-        for stage in running:
-            message = stage.forward(k, message)
-        message = None
-        for stage in reversed(running):
-            if stage.dropped:
-                stage.recompute(k)
-            message = stage.backward_input(k, message) if halves else stage.backward(k, message)
-        for stage in running:
+    values = {value.name: value for value in stages.specialize(**numbers).function.inputs}
+    loss, gradients = 0, {}
+    for first, count in dealt(0, rows, microbatches):
+        parts = stages.specialize(**numbers, B=count, B_whole=rows, B_first=first).functions
+        message, kept = {}, []
+        for stage in parts:
+            there = {name: inputs[name] for name in stage.weights} | message
+            there |= {name: rows_of(inputs[name], values[name].type, "B", first, count) for name in stage.data}
+            assert set(message) == set(stage.received)
+            there |= run(stage.forward, there)[0]
+            kept.append({name: there[name] for name in stage.saved})
+            message = {name: there[name] for name in stage.sent}
+        loss += sum(message.values())
+        message = {name: np.ones_like(array) for name, array in message.items()}
+        for stage, saved in zip(parts[::-1], kept[::-1], strict=True):
+            weights = {name: inputs[name] for name in stage.weights}
+            assert set(message) == set(stage.answered)
+            there = weights | saved | {f"grad.{name}": array for name, array in message.items()}
+            if stage.recompute:
+                there |= run(stage.recompute, weights | saved)[0]
             if halves:
-                stage.backward_weights(k)
-            assert stage.held(k) == 0
-    loss = sum(running[-1].outputs[k][0] for k in range(microbatches))
-    gradients = {}
-    for stage in running:
-        for name, gradient in zip(stage.functions.trained, stage.gradients, strict=True):
-            gradients[name] = gradients.get(name, 0) + gradient
+                made, found = run(stage.backward_input, there)
+                between = {name: (there | made)[name] for name in stage.between}
+                found[len(stage.returned):] = run(stage.backward_weights, weights | between)[1]
+            else:
+                found = run(stage.backward, there)[1]
+            message = dict(zip(stage.returned, found, strict=False))
+            for name, gradient in zip(stage.trained, found[len(stage.returned):], strict=True):
+                gradients[name] = gradients.get(name, 0) + gradient
     return loss, gradients
 
 
