@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from parallelism.ir import Function, Op, Value
@@ -107,7 +108,7 @@ class _Program:
                 nbytes = int(value.type.nbytes) * (1 + (was in self.learning))
                 changes[self.made[was] + 1] += nbytes
                 changes[self.used.get(was, self.made[was]) + 1] -= nbytes
-        sent = [sum(changes[:place + 1]) for place in range(len(self.chain))]
+        sent = [*accumulate(changes)][:len(self.chain)]
         return balanced([cost(op) for op in ops], stages, sent)
 
     def stage(self, number: int, start: int, end: int, *, recompute: bool) -> StageFunctions:
