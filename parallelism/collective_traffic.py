@@ -55,7 +55,7 @@ class Moved:
     def __init__(self, said: Sequence[Said]) -> None:
         """``said`` by position."""
         first, g = said[0], len(said)
-        self._kind, self._size = first.kind, g
+        self.kind, self._size = first.kind, g
         self._own: Ints = np.array([each.nbytes for each in said], np.int64)
         self.messages: Ints = np.full(g, g - 1, np.int64)
         self.pairs: tuple[tuple[int, int], ...] = ()
@@ -93,7 +93,7 @@ class Moved:
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, bytes) of everybody who gives it anything."""
-        match self._kind:
+        match self.kind:
             case "all_reduce":
                 given = self._pieces + self._pieces[position]
             case "all_gather":

@@ -91,8 +91,8 @@ class Executable(Operation):
             found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories)
         return found
 
-    def templates(self) -> Templates:
-        """What its devices would record, each class of them once."""
+    def templates(self, price: object = None) -> Templates:
+        """What its devices would record, each class of them once; nothing is done again and again."""
         rows = []
         for number in range(len(self.programs.classes)):
             program, made = self.of_class(number), Rows()

@@ -5,6 +5,8 @@ stragglers and messages.  Then those are told apart whose partners differ, again
 coarsest equitable partition; Paige and Tarjan, *Three partition refinement algorithms*, 1987).  What is equal then
 comes to every collective with equals, at the same time, and is let go at the same time: by induction over the events.
 
+Where an array does not divide by those who reduce it, some of them move one element more; these are equal all the same.
+
 Messages share links.  So what lies on the links of those that stand for the others must be their own messages, and all
 of a kind must find the same there; where that is not so, folding is refused.
 """

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from parallelism.collective_traffic import Moved, Said, moved, moved_alike
 from parallelism.columns import Columns, Table
 from parallelism.device_program import DeviceProgram, communicates
-from parallelism.ir import Op
+from parallelism.ir import Op, TensorType, Value
 from parallelism.layouts import step_of
 from parallelism.mesh import Mesh
 from parallelism.relayout import called
@@ -32,19 +32,22 @@ FIELDS = (
     "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
 )
-_PLACE = {name: i for i, name in enumerate(FIELDS)}
-_BLANK: list[Any] = [None, None, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None, None]
+_NAME, _DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
 
-Row = list[Any]
+Row = tuple[Any, ...]
 
 
-def row(kind: str, name: str, **values: Any) -> Row:
+def row(
+    kind: str, name: str, nbytes: float = 0.0, flops: float = 0.0, dtype: str | None = None,
+    seconds: float | None = None, axes: Axes | None = None, algorithm: str | None = None, bytes_sent: int = 0,
+    bytes_received: int = 0, messages: int = 0, peer: int | None = None, tag: int | None = None,
+    sequence: int | None = None, stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
+    work: int | None = None,
+) -> Row:
     """An event as far as it is the same for all ranks of a class."""
-    made = _BLANK.copy()
-    made[0], made[1] = kind, name
-    for key, value in values.items():
-        made[_PLACE[key]] = value
-    return made
+    return (
+        kind, name, nbytes, flops, dtype, seconds, axes, algorithm, bytes_sent, bytes_received, messages, peer, tag,
+        sequence, stage, microbatch, phase, work)
 
 
 @dataclass
@@ -96,6 +99,12 @@ class Rows:
         name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
         self.rows.append(row(
             "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
+
+    def add_all_reduce(self, mesh: Mesh, axis: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """The event of a sum over an axis."""
+        x = Value("x", TensorType(dtype, shape))
+        attributes = {"axes": (axis,), "group": mesh.shape[axis], "op": "sum"}
+        self.add_call(Op("all_reduce", (x,), tuple(attributes.items()), (Value("y", x.type),)), mesh, 0)
 
     def add_message(
         self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
@@ -203,9 +212,14 @@ class Templates:
         return Said(op.kind, shape, x.dtype.itemsize, dim, factors, tuple(map(tuple, given.get("pairs", ()))))
 
     def differences(self) -> list[Ints]:
-        """What devices of one class move differently, by rank: bytes of the collectives whose pieces are uneven."""
+        """What devices of one class move differently, by rank: bytes of the collectives whose pieces are uneven.
+
+        Of an all_reduce they are so by one element at most, which takes nobody any longer: that is no difference.
+        """
         found = []
         for look, by_group in self._uneven.items():
+            if by_group[0].kind == "all_reduce":
+                continue
             groups = self.groups[self.axes_of[look]]
             for of in ("sent", "received", "messages"):
                 moved_by = np.zeros(self.mesh.size, np.int64)
@@ -298,7 +312,7 @@ class Templates:
         group, found = tuple(self.groups[slot][number].tolist()), self._moved(look, number)
         of_class = int(np.searchsorted(self.starts, look, "right")) - 1
         event = self.rows[of_class].rows[look - int(self.starts[of_class])]
-        return event[_PLACE["name"]], group, found.received, event[_PLACE["dtype"]], found.pairs
+        return event[_NAME], group, found.received, event[_DTYPE], found.pairs
 
     def _moved(self, look: int, number: int) -> Moved:
         found = self._even.get(look)

@@ -9,6 +9,7 @@ goes to and from the host is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Any, Protocol
 
@@ -17,17 +18,20 @@ import numpy.typing as npt
 
 from parallelism.columns import Columns, Table
 from parallelism.event import HOST
-from parallelism.folding import Lanes, fold
+from parallelism.folding import Lanes, same_prices
+from parallelism.folding import fold as folded
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.priced import Priced
 from parallelism.pricing import Pricing
-from parallelism.simulated_events import Templates
+from parallelism.simulated_events import Axes, Rows, Templates, members
 from parallelism.timeline import Told, replay_columns
 from parallelism.timeline_roles import COLLECTIVE, POINT, Roles, roles_of
 from parallelism.trace import Trace
 
 Ints = npt.NDArray[np.int64]
+Price = Callable[[Rows, Ints], float | None]
+"""Seconds that some events take on each of the devices that have them; None where these must be told apart."""
 
 
 class Simulated(Protocol):
@@ -35,7 +39,8 @@ class Simulated(Protocol):
 
     @property
     def mesh(self) -> Mesh: ...
-    def templates(self) -> Templates: ...
+    def templates(self, price: Price | None = None) -> Templates:
+        """By class of devices; with a ``price``, what is done again and again may be one piece of compute."""
 
 
 def simulate(
@@ -49,11 +54,11 @@ def simulate(
     ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and
     where messages share links in a way that cannot be folded.
     """
-    mesh, templates = executable.mesh, executable.templates()
+    mesh = executable.mesh
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
     if fold:
-        return _folded(templates, pricing)
-    return Trace(templates.by_rank(range(mesh.size)).events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
+        return _folded(executable.templates(_Pieces(mesh, pricing)), pricing)
+    return Trace(executable.templates().by_rank(range(mesh.size)).events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
 
 
 def equal_devices(
@@ -61,11 +66,11 @@ def equal_devices(
 ) -> Lanes:
     """The devices that ``simulate(..., fold=True)`` takes together."""
     pricing = Pricing.of(hardware, "modelled", None, link_sharing).for_devices(executable.mesh.size)
-    return fold(executable.templates(), pricing.hardware, pricing.shares_links)
+    return folded(executable.templates(_Pieces(executable.mesh, pricing)), pricing.hardware, pricing.shares_links)
 
 
 def _folded(templates: Templates, pricing: Pricing) -> Trace:
-    lanes, mesh = fold(templates, pricing.hardware, pricing.shares_links), templates.mesh
+    lanes, mesh = folded(templates, pricing.hardware, pricing.shares_links), templates.mesh
     first = lanes.first.tolist()
     events, lengths, looks = templates.by_rank(first)
     roles = _met(events, lanes)
@@ -75,6 +80,41 @@ def _folded(templates: Templates, pricing: Pricing) -> Trace:
     timed = replay_columns(events, lengths, pricing, Told(roles, seconds))
     priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
     return Trace(timed, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=first, priced=priced)
+
+
+class _Pieces:
+    """Prices what devices do with nobody but their equals: a `Price`."""
+
+    def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
+        self.mesh, self.pricing = mesh, pricing
+        self._same: dict[tuple[Axes, bytes], bool] = {}
+
+    def __call__(self, rows: Rows, ranks: Ints) -> float | None:
+        hardware = self.pricing.hardware
+        if any(each[0] in ("send", "recv", "wait") for each in rows.rows):
+            return None
+        if hardware is not None and (hardware.stragglers or hardware.faults):
+            return None
+        if not all(self._same_for_all(axes, ranks) for _, axes, _, _ in rows.collectives):
+            return None
+        templates = Templates(self.mesh, [rows], np.zeros(self.mesh.size, np.int64))
+        events, _, looks = templates.by_rank(ranks[:1].tolist())
+        roles = roles_of(events)
+        at = np.flatnonzero(events.isin("kind", {"collective"}))
+        seconds = self.pricing.seconds(events, roles)
+        seconds[at] = _prices(templates, self.pricing, looks[at], events.numbers("rank")[at])
+        return float(seconds.sum())
+
+    def _same_for_all(self, axes: Axes, ranks: Ints) -> bool:
+        """Whether the groups along axes are of these ranks alone, and cost the same everywhere."""
+        key = axes, ranks.tobytes()
+        if key not in self._same:
+            groups = members(self.mesh, axes)
+            own = groups[np.isin(groups, ranks).any(axis=1)]
+            alone = own.size == len(ranks)
+            hardware = self.pricing.hardware
+            self._same[key] = alone and (hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
+        return self._same[key]
 
 
 def _met(events: Columns, lanes: Lanes) -> Roles:
