@@ -52,6 +52,8 @@ def partition(
         told = ", ".join(str(value.type) for value in function.outputs) or "nothing"
         raise ValueError(f"what is cut into stages returns a loss, one floating-point number; @{function.name} returns "
                          f"{told}")
+    if isinstance(stages, str):
+        raise TypeError(f"stages are a number, or the names that they begin with, in a list; got {stages!r}")
     whole = microbatched(function, batch)
     program = _Program(whole, batch, trained)
     if isinstance(stages, int):

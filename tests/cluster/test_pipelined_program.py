@@ -100,6 +100,16 @@ def test_models_are_trained_in_stages(cluster_of, name, stages, schedule, chunks
     assert_as_in_one_process(result, function, inputs)
 
 
+def test_a_stage_may_be_a_single_op_and_a_message_a_single_number(cluster_of):
+    function, _ = MODELS["mlp"]
+    inputs = arrays(function)
+    stages = partition(function, ["4", "8", "15", "16", "18"])
+    assert [len(stage.forward.ops) for stage in stages.functions[3:]] == [1, 1, 2]
+    assert stages.functions[4].forward.outputs[0].type.shape == ()
+    program = PipelinedProgram(stages, Pipeline(6, 3, "interleaved_1f1b", 2))
+    assert_as_in_one_process(cluster_of(Mesh(pp=3), "thread").run(program, inputs).result, function, inputs)
+
+
 def test_stages_run_on_processes(cluster_of):
     function, numbers = MODELS["gpt"]
     inputs = dict(zip((v.name for v in function.inputs), arrays(function, **numbers), strict=True))
@@ -213,6 +223,12 @@ def test_a_step_takes_the_same_modelled_time_every_time(cluster_of):
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_axes_of_the_pipeline_are_not_inside_its_stages():
+    function, _ = MODELS["mlp"]
+    with pytest.raises(ValueError, match=r"Mesh\(dp=2, tp=2\) is to be inside a stage and names 'dp'"):
+        PipelinedProgram(partition(function, 2), Pipeline(2, 2), Mesh(dp=2, tp=2))
 
 
 @pytest.mark.parametrize(("pipeline", "mesh", "rows", "told"), [

@@ -291,6 +291,11 @@ def test_what_cannot_be_cut_is_told(function, stages, options, told):
         partition(function, stages, **options)
 
 
+def test_a_single_name_is_no_list():
+    with pytest.raises(TypeError, match=r"or the names that they begin with, in a list; got 'last'"):
+        partition(CHAIN, "last")
+
+
 def test_stages_are_values():
     stages = partition(CHAIN, 3, recompute=True)
     assert pickle.loads(pickle.dumps(stages)) == stages  # noqa: S301  (our own)
@@ -352,6 +357,7 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     (lambda x, w: np.sqrt(np.sum(x ** 2)), "of a sum over all rows it makes something that is none"),
     (lambda x, w: 1 / np.sum(x), "of a sum over all rows it makes something that is none"),
     (lambda x, w: np.sum(x) * np.mean(x), "of a sum over all rows it makes something that is none"),
+    (lambda x, w: np.sum(x).astype(np.int64).astype(np.float64), "of a sum over all rows it makes something that is"),
     (lambda x, w: np.max(x), "the max over all rows is no sum"),
     (lambda x, w: np.sum(x @ x.T), "rows are counted by B in one dim"),
     (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0])), "it does not treat the rows one by one"),
