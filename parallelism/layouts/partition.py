@@ -80,8 +80,8 @@ class _Program:
         self.trained = _trained(function, self.weights, trained)
         varying = _reached(function, self.data)
         self.chain = [op for op in function.ops if not varying.isdisjoint(op.inputs)]
-        self.learning = {v for v in _reached(function, self.trained) if v.type.dtype.kind == "f"}
-        """What the trained weights have made, and has a gradient."""
+        self.learning = _reached(function, self.trained, "f")
+        """What the trained weights have made, and has a gradient: nothing that came by whole numbers."""
         self.made = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
         self.used.update(dict.fromkeys(function.outputs, len(self.chain)))
@@ -139,12 +139,12 @@ def _trained(function: Function, weights: Sequence[Value], names: Collection[str
     return [value for value in floating if value.name in names]
 
 
-def _reached(function: Function, start: Collection[Value]) -> set[Value]:
-    """The values that change with these."""
+def _reached(function: Function, start: Collection[Value], kinds: str = "fiub") -> set[Value]:
+    """The values that change with these, by way of values whose dtypes are of these kinds."""
     found = set(start)
     for op in function.ops:
         if not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
+            found.update(value for value in op.outputs if value.type.dtype.kind in kinds)
     return found
 
 

@@ -39,6 +39,7 @@ MODELS = {
     "mlp": (models.mlp((5, 8, 6, 4, 3), B), {}),
     "convolutional": (models.convolutional((8, 7, 2), (3, 4), 5, B), {}),
     "gpt": (models.gpt(11, 8, 2, 2, S, B), {"S": 3}),
+    "mixture": (models.mixture(6, 5, 4, 2, 3, B, S), {"S": 7}),
 }
 SCHEDULES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zero_bubble_h1", 1), ("zero_bubble_v", 2), ("dual_pipe_v", 2),
@@ -87,7 +88,7 @@ def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, c
     assert_as_in_one_process(result, function, inputs, exactly=True)
 
 
-@pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt"])
+@pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt", "mixture"])
 @pytest.mark.parametrize(("stages", "schedule", "chunks", "microbatches", "recompute"), [
     (3, "1f1b", 1, 2, False), (4, "zero_bubble_v", 2, 5, [1, 3]), (2, "gpipe", 1, 3, True), (1, "1f1b", 1, 4, False),
 ])

@@ -46,6 +46,7 @@ MODELS = {
     "mlp": (models.mlp((5, 7, 6, 4, 3), B), {}),
     "convolutional": (models.convolutional((8, 7, 2), (3, 4), 5, B), {}),
     "gpt": (models.gpt(11, 8, 2, 2, S, B), {"S": 3}),
+    "mixture": (models.mixture(6, 5, 4, 2, 3, B, S), {"S": 7}),
 }
 
 
@@ -207,6 +208,13 @@ def test_integers_are_sent_and_no_gradient_of_them_comes_back():
     assert_array_equal(loss, wanted[0])
     assert_array_equal(gradients["table"], wanted[1])
     assert first.trained == ("table",) and second.trained == ("w",)
+
+
+def test_what_came_by_whole_numbers_has_no_gradient_to_send_back():
+    function, _ = MODELS["mixture"]
+    router, *_, last = partition(function, ["dispatch", "experts", "combine", "loss"]).functions
+    assert router.weights == ("p.router",) and last.data == ("targets",)
+    assert 1 <= len(router.answered) < len(router.sent)     # the gates have one, the slots have none
 
 
 def test_a_tied_weight_has_a_copy_in_each_stage_that_reads_it():
