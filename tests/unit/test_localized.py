@@ -97,8 +97,8 @@ def test_random_numbers_and_places_are_those_of_the_whole():
     # those of a class differ in where they begin
     first, second = localized.program(0), localized.program(1)
     assert localized.class_of(0) == localized.class_of(1)
-    assert [dict(op.attributes).get("starts") for op in first.ops] == [(0, 0), (7, 0), (0, 0), None, None]
-    assert [dict(op.attributes).get("starts") for op in second.ops] == [(0, 2), (7, 2), (0, 2), None, None]
+    assert [op["starts"] for op in first.ops if "starts" in dict(op.attributes)] == [(0, 0), (7, 0), (0, 0)]
+    assert [op["starts"] for op in second.ops if "starts" in dict(op.attributes)] == [(0, 2), (7, 2), (0, 2)]
     assert [op.outputs for op in first.ops] == [op.outputs for op in second.ops]
 
 
@@ -191,10 +191,10 @@ def test_memory_and_bytes_are_expressions_of_the_number_of_devices():
      "what a device receives is a number when there are numbers for B; before that Op.bytes_received is an expression"),
     (lambda: localize(annotate(ir.record(lambda x: constrain(x, "[tp, dp]"), T("f8", (B, 4))), {"x": "[dp, tp]"}),
                       {"dp": dp, "tp": 2}).program(), ValueError,
-     r"\[dp, tp\] -> \[tp, dp\] of tensor<Bx4xf64> on Mesh\(dp=dp, tp=2\): the step permute .* takes numbers in place of"),
+     r"\[dp, tp\] -> \[tp, dp\] of tensor<Bx4xf64> on Mesh\(dp=dp, tp=2\): the step permute .* takes numbers in place"),
     (lambda: localize(gpt(), 8), TypeError, "a program is laid out on a Mesh, or on axes and their extents, got 8"),
     (lambda: localize(gpt(), {"dp": 0}), ValueError, "the size of axis 'dp' must be at least 1, got 0"),
-    (lambda: localize(gpt(), Mesh(dp=2)), ValueError, r"%p.0.qkv: .* names axis 'tp', but the axes of Mesh\(dp=2\) are"),
+    (lambda: localize(gpt(), Mesh(dp=2)), ValueError, r"%p.0.qkv: .* names axis 'tp', but the axes of Mesh\(dp=2\)"),
 ])
 def test_what_cannot_be_told(call, error, message):
     with pytest.raises(error, match=message):

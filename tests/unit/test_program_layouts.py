@@ -155,7 +155,7 @@ def test_a_step_whose_optimizer_state_is_sharded(optimizer, weights, expected):
         "x": "[dp, None]", "w": weights, "m": optimizer, function.outputs[0].name: weights,
         function.outputs[1].name: optimizer,
     }), mesh)
-    counts, received = said(localized)
+    _, received = said(localized)
     assert received == {(kind, ("dp",)): count * 6 * 4 * 8 // 2 for kind, count in expected.items()}
     rng = np.random.default_rng(0)
     arrays = [rng.integers(-4, 5, value.type.shape).astype(float) for value in function.inputs]
@@ -248,8 +248,8 @@ def test_a_conflict_tells_both_ways_that_led_to_it_and_is_no_error():
     assert (conflict.lies.short(), conflict.wanted.short()) == ("[x, None]", "[None, None]")
     assert [op.kind for op in conflict.lies_from.ops] == ["negative"]
     assert [op.kind for op in conflict.wanted_from.ops] == ["exp"]
-    assert str(conflict) == ("%1 lies as [x, None], from %w, dim 0, through negative %1; matmul needs it as [None, None]"
-                             ", from %x, dim 0, through exp %0")
+    assert str(conflict) == ("%1 lies as [x, None], from %w, dim 0, through negative %1; matmul needs it as "
+                             "[None, None], from %x, dim 0, through exp %0")
     assert [op.kind for op in localize(function, Mesh(x=2)).program(0).ops][-2:] == ["all_gather", "matmul"]
 
 
