@@ -294,6 +294,13 @@ def test_a_reshape_is_split_only_where_both_shapes_are_cut_in_the_same_places(sh
     np.testing.assert_array_equal(run_everywhere(localized, [x])[0], x.reshape(after))
 
 
+def test_an_input_is_not_asked_for_in_parts_that_are_of_no_use():
+    for shape, expected in (((3, 2), "[None, None]"), ((4, 2), "[x, None]")):
+        size = shape[0] * shape[1]
+        function = found(lambda x, n=size: x.reshape(n), [T("f8", shape)], {"0": "[x]"}, Mesh(x=2))
+        assert layout_of(function, "x") == expected
+
+
 def test_nobody_is_asked_for_the_largest_of_nothing():
     function = found(lambda x: np.max(x, axis=0), [T("f8", (2, 5))], {"x": "[x, None]"}, Mesh(x=3))
     assert function.outputs[0].layout.partial == ()
@@ -326,6 +333,14 @@ X, W = T("f8", (4, 6)), T("f8", (6, 8))
 ])
 def test_a_sum_waits_as_long_as_terms_will_do(fn, expected):
     assert kinds(fn, [X, W], {"x": "[None, x]", "w": "[x, None]"}, Mesh(x=2)) == expected
+
+
+def test_terms_are_not_moved_about():
+    layouts = {"p": "[y, None] partial=x", "q": "[None, y] partial=x", "0": "[None, y]"}
+    moved = ["all_to_all", "all_reduce", "all_reduce", "add"]
+    assert kinds(lambda p, q: p + q, [X, X], layouts, Mesh(x=2, y=2)) == moved
+    same = {"p": "[y, None] partial=x", "q": "[None, None] partial=x"}
+    assert kinds(lambda p, q: p + q, [X, X], same, Mesh(x=2, y=2)) == ["all_slice", "add", "all_reduce"]
 
 
 def test_an_output_may_stay_partial_and_an_input_may_be():
