@@ -18,17 +18,21 @@ MARK = "gradient"
 
 
 def gradient(
-    function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False
+    function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False,
+    of: Sequence[str] | None = None,
 ) -> Function:
     """The function of the same inputs that returns the gradient for each input named, in that order.
 
     ``with_respect_to`` are names of inputs or their numbers; None: all that are floating-point.  A function that
     returns one single floating-point number, a loss, is differentiated as it is.  Any other takes further inputs, in
     the end: ``grad.0``, ``grad.1``, ..., the gradient of something with respect to each of its floating-point outputs.
-    With ``keep_outputs`` the outputs come first.  What no gradient needs is left out.  The ops that go back through one
-    of the region ``block.0`` are marked ``gradient.block.0``.  The gradient of a value with a layout lies as the value.
+    ``of`` are the names of some of the outputs: then these are differentiated, a single number or not, and the further
+    inputs are named after them, ``grad.x``.  With ``keep_outputs`` the outputs come first.  What no gradient needs is
+    left out.  The ops that go back through one of the region ``block.0`` are marked ``gradient.block.0``.  The gradient
+    of a value with a layout lies as the value.
 
-    ``ValueError`` for an input that is not there or has no gradient, and for an operator without a derivative.
+    ``ValueError`` for an input or output that is not there or has no gradient, and for an operator without a
+    derivative.
     """
     chosen = _chosen(function, with_respect_to)
     builder = Builder()
@@ -36,7 +40,7 @@ def gradient(
     with recording(builder):
         traced = {value: Traced(builder, value) for value in function.values}
         found: dict[Value, Traced] = {}
-        for value, seed in _seeds(function, builder):
+        for value, seed in _seeds(function, of, builder):
             _accumulate(found, value, seed)
         depends = _depending(function, chosen)
         for op in reversed(function.ops):
@@ -75,7 +79,12 @@ def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -
     return found
 
 
-def _seeds(function: Function, builder: Builder) -> list[tuple[Value, Traced]]:
+def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> list[tuple[Value, Traced]]:
+    if of is not None:
+        by_name = {value.name: value for value in function.outputs if value.type.dtype.kind == "f"}
+        if unknown := set(of) - by_name.keys():
+            raise ValueError(f"@{function.name} returns no floating-point {', '.join(sorted(unknown))}")
+        return [(by_name[name], Traced(builder, builder.input(f"grad.{name}", by_name[name].type))) for name in of]
     outputs = [value for value in function.outputs if value.type.dtype.kind == "f"]
     if not outputs:
         raise ValueError(f"@{function.name} returns no floating-point number to differentiate")
