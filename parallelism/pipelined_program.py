@@ -30,7 +30,7 @@ class LossAndGradients(NamedTuple):
 
     loss: Array
     gradients: dict[str, Array]
-    """By the names of the weights."""
+    """By the names of the weights, of those that a stage reads."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class PipelinedProgram(PipelinedOperation):
     """
 
     def __init__(self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None) -> None:
-        super().__init__(pipeline, inside.axes if inside else ())
+        axes = inside.axes if inside else ()
+        if taken := {pipeline.axis, "dp"} & {*axes}:
+            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on 'dp'; {inside!r} is to be inside a "
+                             f"stage and names {' and '.join(map(repr, sorted(taken)))}")
+        super().__init__(pipeline, axes)
         self.mesh_inside = inside if inside and inside.size > 1 else None
         """None: a stage is on one device."""
         if len(stages) != pipeline.stages:

@@ -165,7 +165,7 @@ class Templates:
         sent, received, messages = (
             self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
         alike = [self._alike(groups) for groups in self.groups]
-        for part, start in zip(self.rows, self.starts.tolist(), strict=False):
+        for which, (part, start) in enumerate(zip(self.rows, self.starts.tolist(), strict=False)):
             for at, axes, number, op in part.collectives:
                 slot, look = numbers[axes], start + at
                 self.axes_of[look] = slot
@@ -182,6 +182,7 @@ class Templates:
                     everybody = {
                         i: moved(tuple(self._said(self._call(rank, axes, number, op), rank) for rank in group))
                         for i, group in enumerate(self.groups[slot].tolist())
+                        if which in self.class_of[group]        # others may call something else, or nothing
                     }
                 self._uneven[look] = everybody
         self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from parallelism.ir import Function, Op, Value
@@ -51,6 +52,8 @@ def partition(
         told = ", ".join(str(value.type) for value in function.outputs) or "nothing"
         raise ValueError(f"what is cut into stages returns a loss, one floating-point number; @{function.name} returns "
                          f"{told}")
+    if isinstance(stages, str):
+        raise TypeError(f"stages are a number, or the names that they begin with, in a list; got {stages!r}")
     whole = microbatched(function, batch)
     program = _Program(whole, batch, trained)
     if isinstance(stages, int):
@@ -77,8 +80,8 @@ class _Program:
         self.trained = _trained(function, self.weights, trained)
         varying = _reached(function, self.data)
         self.chain = [op for op in function.ops if not varying.isdisjoint(op.inputs)]
-        self.learning = {v for v in _reached(function, self.trained) if v.type.dtype.kind == "f"}
-        """What the trained weights have made, and has a gradient."""
+        self.learning = _reached(function, self.trained, "f")
+        """What the trained weights have made, and has a gradient: nothing that came by whole numbers."""
         self.made = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
         self.used.update(dict.fromkeys(function.outputs, len(self.chain)))
@@ -107,7 +110,7 @@ class _Program:
                 nbytes = int(value.type.nbytes) * (1 + (was in self.learning))
                 changes[self.made[was] + 1] += nbytes
                 changes[self.used.get(was, self.made[was]) + 1] -= nbytes
-        sent = [sum(changes[:place + 1]) for place in range(len(self.chain))]
+        sent = [*accumulate(changes)][:len(self.chain)]
         return balanced([cost(op) for op in ops], stages, sent)
 
     def stage(self, number: int, start: int, end: int, *, recompute: bool) -> StageFunctions:
@@ -136,12 +139,12 @@ def _trained(function: Function, weights: Sequence[Value], names: Collection[str
     return [value for value in floating if value.name in names]
 
 
-def _reached(function: Function, start: Collection[Value]) -> set[Value]:
-    """The values that change with these."""
+def _reached(function: Function, start: Collection[Value], kinds: str = "fiub") -> set[Value]:
+    """The values that change with these, by way of values whose dtypes are of these kinds."""
     found = set(start)
     for op in function.ops:
         if not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
+            found.update(value for value in op.outputs if value.type.dtype.kind in kinds)
     return found
 
 

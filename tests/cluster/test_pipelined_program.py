@@ -39,6 +39,7 @@ MODELS = {
     "mlp": (models.mlp((5, 8, 6, 4, 3), B), {}),
     "convolutional": (models.convolutional((8, 7, 2), (3, 4), 5, B), {}),
     "gpt": (models.gpt(11, 8, 2, 2, S, B), {"S": 3}),
+    "mixture": (models.mixture(6, 5, 4, 2, 3, B, S), {"S": 7}),
 }
 SCHEDULES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zero_bubble_h1", 1), ("zero_bubble_v", 2), ("dual_pipe_v", 2),
@@ -87,7 +88,7 @@ def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, c
     assert_as_in_one_process(result, function, inputs, exactly=True)
 
 
-@pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt"])
+@pytest.mark.parametrize("name", ["mlp", "convolutional", "gpt", "mixture"])
 @pytest.mark.parametrize(("stages", "schedule", "chunks", "microbatches", "recompute"), [
     (3, "1f1b", 1, 2, False), (4, "zero_bubble_v", 2, 5, [1, 3]), (2, "gpipe", 1, 3, True), (1, "1f1b", 1, 4, False),
 ])
@@ -98,6 +99,16 @@ def test_models_are_trained_in_stages(cluster_of, name, stages, schedule, chunks
     pipeline = Pipeline(stages, microbatches, schedule, chunks)
     result = cluster_of(Mesh(pp=stages // chunks), "thread").run(PipelinedProgram(cut, pipeline), inputs).result
     assert_as_in_one_process(result, function, inputs)
+
+
+def test_a_stage_may_be_a_single_op_and_a_message_a_single_number(cluster_of):
+    function, _ = MODELS["mlp"]
+    inputs = arrays(function)
+    stages = partition(function, ["4", "8", "15", "16", "18"])
+    assert [len(stage.forward.ops) for stage in stages.functions[3:]] == [1, 1, 2]
+    assert stages.functions[4].forward.outputs[0].type.shape == ()
+    program = PipelinedProgram(stages, Pipeline(6, 3, "interleaved_1f1b", 2))
+    assert_as_in_one_process(cluster_of(Mesh(pp=3), "thread").run(program, inputs).result, function, inputs)
 
 
 def test_stages_run_on_processes(cluster_of):
@@ -213,6 +224,12 @@ def test_a_step_takes_the_same_modelled_time_every_time(cluster_of):
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_axes_of_the_pipeline_are_not_inside_its_stages():
+    function, _ = MODELS["mlp"]
+    with pytest.raises(ValueError, match=r"Mesh\(dp=2, tp=2\) is to be inside a stage and names 'dp'"):
+        PipelinedProgram(partition(function, 2), Pipeline(2, 2), Mesh(dp=2, tp=2))
 
 
 @pytest.mark.parametrize(("pipeline", "mesh", "rows", "told"), [

@@ -46,6 +46,7 @@ MODELS = {
     "mlp": (models.mlp((5, 7, 6, 4, 3), B), {}),
     "convolutional": (models.convolutional((8, 7, 2), (3, 4), 5, B), {}),
     "gpt": (models.gpt(11, 8, 2, 2, S, B), {"S": 3}),
+    "mixture": (models.mixture(6, 5, 4, 2, 3, B, S), {"S": 7}),
 }
 
 
@@ -209,6 +210,13 @@ def test_integers_are_sent_and_no_gradient_of_them_comes_back():
     assert first.trained == ("table",) and second.trained == ("w",)
 
 
+def test_what_came_by_whole_numbers_has_no_gradient_to_send_back():
+    function, _ = MODELS["mixture"]
+    router, *_, last = partition(function, ["dispatch", "experts", "combine", "loss"]).functions
+    assert router.weights == ("p.router",) and last.data == ("targets",)
+    assert 1 <= len(router.answered) < len(router.sent)     # the gates have one, the slots have none
+
+
 def test_a_tied_weight_has_a_copy_in_each_stage_that_reads_it():
     function, numbers = MODELS["gpt"]
     stages = partition(function, 4, sizes=numbers)
@@ -291,6 +299,11 @@ def test_what_cannot_be_cut_is_told(function, stages, options, told):
         partition(function, stages, **options)
 
 
+def test_a_single_name_is_no_list():
+    with pytest.raises(TypeError, match=r"or the names that they begin with, in a list; got 'last'"):
+        partition(CHAIN, "last")
+
+
 def test_stages_are_values():
     stages = partition(CHAIN, 3, recompute=True)
     assert pickle.loads(pickle.dumps(stages)) == stages  # noqa: S301  (our own)
@@ -352,6 +365,7 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     (lambda x, w: np.sqrt(np.sum(x ** 2)), "of a sum over all rows it makes something that is none"),
     (lambda x, w: 1 / np.sum(x), "of a sum over all rows it makes something that is none"),
     (lambda x, w: np.sum(x) * np.mean(x), "of a sum over all rows it makes something that is none"),
+    (lambda x, w: np.sum(x).astype(np.int64).astype(np.float64), "of a sum over all rows it makes something that is"),
     (lambda x, w: np.max(x), "the max over all rows is no sum"),
     (lambda x, w: np.sum(x @ x.T), "rows are counted by B in one dim"),
     (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0])), "it does not treat the rows one by one"),
