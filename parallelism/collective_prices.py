@@ -31,7 +31,7 @@ _RECEIVES_NOTHING = ("broadcast", "scatter")
 _NO_PAIRS: Pairs = ()
 
 
-class Priced(NamedTuple):
+class CollectivePrice(NamedTuple):
     """A collective's price."""
 
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class CollectivePrices(NamedTuple):
     """By event, which of them."""
 
 
-_FREE = Priced()
+FREE = CollectivePrice()
 
 
 def collective_prices(costs: Costs, events: Columns, scale: Floats, *, sharing: bool = True) -> CollectivePrices:
@@ -72,19 +72,19 @@ def collective_prices(costs: Costs, events: Columns, scale: Floats, *, sharing: 
     name_of = np.array([names[found.algorithm] for found in prices], np.int32)
     return CollectivePrices(
         np.array([found.seconds for found in prices])[of_event], Table(tuple(names), name_of[of_event]),
-        tuple(_way(costs.hardware, found) for found in prices), of_event)
+        tuple(way_of(costs.hardware, found) for found in prices), of_event)
 
 
 def _by_themselves(
     costs: Costs, events: Columns, scale: Floats, order: npt.NDArray[Any], begins: npt.NDArray[Any],
     members: npt.NDArray[Any], sharing: bool,
-) -> tuple[list[Priced], npt.NDArray[np.int64]]:
+) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
     """The different prices, and by operation which of them it has."""
     least = np.minimum.reduceat(scale[order], begins)
     received = np.add.reduceat(events.numbers("bytes_received")[order], begins) * np.where(np.isinf(least), 1.0, least)
     operations = events.only("name", "group", "algorithm").take(order[begins])
     whole = members == group_sizes(operations)
-    prices, place_of = [_FREE], dict[Any, int]()
+    prices, place_of = [FREE], dict[Any, int]()
     look = combined(*(codes(operations[of]) for of in ("name", "group", "algorithm"))).tolist()
     price = np.zeros(len(begins), np.int64)
     told = zip(look, received.tolist(), *map(operations.values, ("name", "group", "algorithm")), strict=True)
@@ -102,29 +102,29 @@ def _by_themselves(
             if kind == "permute":   # as long as the largest
                 total = float(own.numbers("bytes_received").max() * (total / max(1, _sum(own))))
             place_of[known] = len(prices)
-            prices.append(_price(costs, kind, algorithm, group, total, root, pairs, sharing))
+            prices.append(collective_price(costs, kind, algorithm, group, total, root, pairs, sharing))
         price[place] = place_of[known]
     return prices, price
 
 
-def _price(
-    costs: Costs, kind: str, algorithm: str | None, group: tuple[int, ...], received: float, root: int, pairs: Pairs,
-    sharing: bool,
-) -> Priced:
+def collective_price(
+    costs: Costs, kind: str, algorithm: str | None, group: tuple[int, ...], received: float, root: int = 0,
+    pairs: Pairs = (), sharing: bool = True,
+) -> CollectivePrice:
     if len(group) < 2:
-        return _FREE
+        return FREE
     parts = 1.0 if kind == "permute" else _parts(kind, algorithm, len(group), root)
     named = None if algorithm in (None, "direct") else algorithm
     nbytes = received / parts if parts else 0.0
     cost = costs.collective(kind, nbytes, group, algorithm=named, root=root, pairs=pairs)
     crossing = costs.channel_bytes(cost, group, root=root, pairs=pairs) if sharing else {}
-    return Priced(cost.seconds, cost.algorithm, crossing)
+    return CollectivePrice(cost.seconds, cost.algorithm, crossing)
 
 
 def _with_reshardings(
-    events: Columns, prices: list[Priced], of_event: npt.NDArray[np.int64], order: npt.NDArray[Any],
+    events: Columns, prices: list[CollectivePrice], of_event: npt.NDArray[np.int64], order: npt.NDArray[Any],
     begins: npt.NDArray[Any], members: npt.NDArray[Any],
-) -> tuple[list[Priced], npt.NDArray[np.int64]]:
+) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
     """The same with what is made of others: by operation, the slowest member's, over the links of all of them."""
     operation = np.zeros(len(events), np.int64)
     operation[order] = np.repeat(np.arange(len(begins)), members)
@@ -150,7 +150,7 @@ def _with_reshardings(
         known = slowest, tuple(price_of[of_these].tolist())
         if known not in place_of:
             place_of[known] = len(prices)
-            prices.append(Priced(slowest, None, _added(prices[part].crossing for part in known[1])))
+            prices.append(CollectivePrice(slowest, None, _added(prices[part].crossing for part in known[1])))
         of_event[alike] = place_of[known]
     return prices, of_event
 
@@ -164,7 +164,7 @@ def _added(crossing: Iterable[Mapping[Channel, float]]) -> Mapping[Channel, floa
     return {channel: fsum(crossed) for channel, crossed in parts.items()}
 
 
-def _way(hardware: Hardware, price: Priced) -> Way | None:
+def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
     """What a collective asks of the links: what crosses each, spread over its time; no more than the link has."""
     used = {}
     for channel, nbytes in price.crossing.items():

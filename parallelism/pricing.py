@@ -11,7 +11,7 @@ the host, hardware None, there are no rates: messages and collectives are free, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collective_prices import collective_prices
+from parallelism.collective_prices import FREE, CollectivePrice, collective_price, collective_prices
 from parallelism.columns import ABSENT, Columns, Table, codes, combined
+from parallelism.communication import Pairs
 from parallelism.cost import Costs
 from parallelism.hardware import ITEMSIZE, Channel, Hardware
 from parallelism.link_sharing import Way
@@ -184,14 +185,18 @@ class Pricing:
         """The bytes that a byte is priced as, by the dtype of its event; ``untold``: where none is told."""
         if self.priced_dtype is None:
             return np.ones(len(events))
-        table = {dtype: ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype] for dtype in _FLOATS}
-        by_dtype = {dtype: table.get(dtype or untold or "", 1.0) for dtype in events.distinct("dtype")}
+        by_dtype = {dtype: self._factor(dtype or untold) for dtype in events.distinct("dtype")}
         return np.array([by_dtype[dtype] for dtype in events.values("dtype")], np.float64)
 
     def _scale_of_collectives(self, events: Columns) -> Floats:
         """Infinite where no dtype is told: who only receives has none."""
         scale = self._scale(events, None)
         return scale if self.priced_dtype is None else np.where(events.present("dtype"), scale, np.inf)
+
+    def _factor(self, dtype: str | None) -> float:
+        if self.priced_dtype is None or dtype not in _FLOATS:
+            return 1.0
+        return ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype]
 
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
@@ -230,6 +235,20 @@ class Pricing:
             zip(nbytes[first].tolist(), different.values("rank"), different.values("peer"), strict=True)
         ]
         return np.array(prices, np.float64)[place]
+
+
+    def collective(
+        self, kind: str, group: tuple[int, ...], received: Sequence[int] | npt.NDArray[np.int64], dtype: str | None,
+        pairs: Pairs = (),
+    ) -> CollectivePrice:
+        """That of a direct collective over these ranks, each of which receives so many bytes; free on the host."""
+        if self.hardware is None:
+            return FREE
+        own = np.asarray(received)
+        total = float(own.sum() * self._factor(dtype))
+        if kind == "permute":   # as long as the largest
+            total = float(own.max() * (total / max(1, int(own.sum()))))
+        return collective_price(self.costs, kind, "direct", group, total, pairs=pairs, sharing=self.link_sharing)
 
 
 def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:

@@ -81,7 +81,7 @@ def _agreed(
 @lru_cache(maxsize=1024)
 def _split_axes(sources: tuple[TensorSharding, ...], ndims: tuple[int, ...], mesh: Mesh) -> tuple[str, ...]:
     """The axes over which tensors of so many dims are split, in the order of the mesh."""
-    split = set()
+    split: set[str] = set()
     for source, ndim in zip(sources, ndims, strict=True):
         source.check_axes(mesh)
         split.update(source.over(ndim).axes)

@@ -16,6 +16,7 @@ from parallelism.ir import (  # noqa: F401
     numpy_shapes,
     randomness,
     reductions,
+    relayouts,
     shapes,
 )
 from parallelism.ir.builder import Builder
@@ -29,11 +30,12 @@ from parallelism.ir.parsing import parse
 from parallelism.ir.recording import record
 from parallelism.ir.rules import Rule
 from parallelism.ir.table import OPERATORS, Operator, operator
-from parallelism.ir.tracing import apply
+from parallelism.ir.tracing import apply, region
 from parallelism.ir.types import TensorType
 
 __all__ = [
     "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",
     "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div", "freed_after", "gradient",
-    "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "symbol", "symbols", "verify",
+    "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "region", "symbol", "symbols",
+    "verify",
 ]

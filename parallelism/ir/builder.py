@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from parallelism.ir import regions
 from parallelism.ir.function import Function, Op, Value, frozen_attributes
 from parallelism.ir.table import meaning
 from parallelism.ir.types import TensorType
+from parallelism.sharding import TensorSharding
 
 
 class Builder:
@@ -19,31 +22,42 @@ class Builder:
         self._names: set[str] = set()
         self._next = 0
         self._constants: dict[Any, Value] = {}
+        self._region: str | None = None
 
-    def input(self, name: str, type: TensorType) -> Value:
+    def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
         """One more input."""
-        value = Value(self._own(name), type)
+        value = Value(self._own(name), type, layout)
         self.inputs.append(value)
         return value
 
     def emit(self, kind: str, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> tuple[Value, ...]:
-        """One more op; a constant that is there already is used again."""
+        """One more op; a constant that is there already, in this region, is used again."""
         frozen = frozen_attributes(attributes)
         # 1, 1.0 and True are equal keys, but not equal constants
-        key = (kind, frozen, repr(frozen)) if not inputs and kind == "constant" else None
+        key = (self._region, frozen, repr(frozen)) if not inputs and kind == "constant" else None
         if key is not None and key in self._constants:
             return (self._constants[key],)
         types = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
         outputs = tuple(Value(self._number(), type) for type in types)
-        self.ops.append(Op(kind, tuple(inputs), frozen, outputs))
+        self.ops.append(Op(kind, tuple(inputs), frozen, outputs, self._region))
         if key is not None:
             self._constants[key], = outputs
         return outputs
 
+    @contextmanager
+    def region(self, path: str | None) -> Iterator[None]:
+        """What is written meanwhile belongs to this region, inside the one that there is; None changes nothing."""
+        before = self._region
+        self._region = regions.joined(before, path)
+        try:
+            yield
+        finally:
+            self._region = before
+
     def copy(self, function: Function) -> None:
         """All of another function, names kept; before anything else."""
         for value in function.inputs:
-            self.input(value.name, value.type)
+            self.input(value.name, value.type, value.layout)
         for op in function.ops:
             self._names.update(value.name for value in op.outputs)
             self.ops.append(op)

@@ -1,7 +1,8 @@
 """A program as a value: values with types, ops that make new ones of them, a function that returns some.
 
 Everything is frozen, hashable, and checked when it is built: an op takes values that are there, every value is made
-once, and the types are those that the table of operators says.
+once, and the types are those that the table of operators says.  A value may say how it lies on a mesh, an op to which
+part of the model it belongs.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from parallelism.ir import regions
 from parallelism.ir.errors import VerifyError
 from parallelism.ir.extents import Expression, Extent, specialized
-from parallelism.ir.printing import print_function, print_op
+from parallelism.ir.printing import print_function, print_op, print_value
 from parallelism.ir.rules import Rule
 from parallelism.ir.table import Attributes, Operator, flops, meaning, operator
 from parallelism.ir.types import DTYPE_NAMES, TensorType
+from parallelism.sharding import TensorSharding
 
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
@@ -30,15 +33,26 @@ class Value:
 
     name: str
     type: TensorType
+    layout: TensorSharding | None = None
+    """How the whole tensor lies on the devices of a mesh, which the function does not know; None: nobody has said.
+    Kept with each dim spelt out, no ``...``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise VerifyError(f"the name of a value is made of letters, digits, _ and ., got {self.name!r}")
         if not isinstance(self.type, TensorType):
             raise TypeError(f"%{self.name}: its type is a TensorType, got {self.type!r}")
+        if self.layout is None:
+            return
+        if not isinstance(self.layout, TensorSharding):
+            raise TypeError(f"%{self.name}: its layout is a TensorSharding or None, got {self.layout!r}")
+        try:
+            object.__setattr__(self, "layout", self.layout.over(self.type.ndim))
+        except ValueError as error:
+            raise VerifyError(f"%{self.name}: {error}: {self.type}") from None
 
     def __str__(self) -> str:
-        return f"%{self.name}: {self.type}"
+        return print_value(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +64,15 @@ class Op:
     attributes: Attributes
     """Given as a mapping or as pairs, kept as pairs in the order of their names."""
     outputs: tuple[Value, ...]
+    region: str | None = None
+    """The part of the model that it belongs to, and the parts in which that lies: ``block.0.attention``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         object.__setattr__(self, "attributes", frozen_attributes(self.attributes))
+        if self.region is not None:
+            regions.check_path(self.region)
 
     def __getitem__(self, attribute: str) -> Any:
         return dict(self.attributes)[attribute]
@@ -146,16 +164,37 @@ class Function:
                 raise TypeError(f"symbol {name} stands for an integer or an expression, got {number!r}")
             if isinstance(number, int) and number < 0:
                 raise ValueError(f"symbol {name} stands for an extent, which is at least 0, got {number}")
-        values = {value: Value(value.name, value.type.specialize(numbers)) for value in self.values}
+        values = {value: replace(value, type=value.type.specialize(numbers)) for value in self.values}
         ops = tuple(
             Op(
                 op.kind, tuple(values[v] for v in op.inputs),
                 tuple((name, _specialized(value, numbers)) for name, value in op.attributes),
-                tuple(values[v] for v in op.outputs),
+                tuple(values[v] for v in op.outputs), op.region,
             )
             for op in self.ops
         )
         return Function(self.name, tuple(values[v] for v in self.inputs), ops, tuple(values[v] for v in self.outputs))
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The paths of all regions that ops are marked with, and of those in which they lie, in order."""
+        return regions.paths(self)
+
+    def region(self, path: str) -> Function:
+        """The ops of a region, and of those inside it, as a function of its own, named after it.
+
+        Its inputs are the values that come from outside, in the order of their use; its outputs those that the rest
+        of this function needs, or returns.  Names, layouts and marks stay.  ``ValueError`` if no op belongs to it.
+        """
+        return regions.part(self, path)
+
+    def replaced(self, path: str, part: Function) -> Function:
+        """This function with ``part`` in place of the ops of a region.
+
+        ``part`` takes and returns the types that ``region(path)`` takes and returns, in order; its ops are marked with
+        the region, too.  ``ValueError`` if it does not, and for a region that is needed for one of its own inputs.
+        """
+        return regions.replaced(self, path, part)
 
     def __str__(self) -> str:
         return print_function(self)
@@ -226,7 +265,8 @@ def _check_known(value: Value, known: Mapping[str, Value]) -> None:
     if found is None:
         raise ValueError(f"%{value.name} is not there yet")
     if found is not value and found != value:
-        raise ValueError(f"%{value.name} is a {found.type}, not a {value.type}")
+        told = (found.type, value.type) if found.type != value.type else (str(found), str(value))
+        raise ValueError(f"%{value.name} is a {told[0]}, not a {told[1]}")
 
 
 def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:

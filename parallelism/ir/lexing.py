@@ -13,7 +13,7 @@ _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*", re.ASCII)
 _TOKEN = re.compile(
     r"""(?P<value>%[A-Za-z0-9_.]+)|(?P<function>@[A-Za-z0-9_.]+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)
       |(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)|(?P<integer>[0-9]+)
-      |(?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*")|(?P<mark>->|[][(){},:=+*/<>-])""",
+      |(?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*")|(?P<mark>->|\.\.\.|[][(){},:=+*/<>-])""",
     re.VERBOSE | re.ASCII,
 )
 _TYPE = re.compile(r"tensor<[^<>\n]{0,2000}>")

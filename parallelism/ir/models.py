@@ -1,6 +1,7 @@
-"""Models in plain NumPy, to be recorded: a perceptron, a convolutional net, a GPT.
+"""Models in plain NumPy, to be recorded: a perceptron, a convolutional net, a GPT, a mixture of experts.
 
 Each is a dict of parameter types, by name, and a function ``(parameters, *batch) -> loss``.  Extents may be symbols.
+The parts of a model are regions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from parallelism.ir.extents import Extent
 from parallelism.ir.function import Function
 from parallelism.ir.recording import record
-from parallelism.ir.tracing import apply
+from parallelism.ir.tracing import apply, region
 from parallelism.ir.types import TensorType
 
 Parameters = dict[str, Any]
@@ -30,10 +31,12 @@ def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Fu
 
     def loss(p: Parameters, x: Any, targets: Any) -> Any:
         for i in range(layers):
-            x = x @ p[f"w{i}"] + p[f"b{i}"]
-            if i < layers - 1:
-                x = np.maximum(x, 0)
-        return np.mean((x - targets) ** 2)
+            with region(f"layer.{i}"):
+                x = x @ p[f"w{i}"] + p[f"b{i}"]
+                if i < layers - 1:
+                    x = np.maximum(x, 0)
+        with region("loss"):
+            return np.mean((x - targets) ** 2)
 
     return record(loss, types, TensorType(dtype, (batch, sizes[0])), TensorType(dtype, (batch, sizes[-1])), name="mlp")
 
@@ -57,9 +60,12 @@ def convolutional(
 
     def loss(p: Parameters, x: Any, targets: Any) -> Any:
         for i in range(len(channels)):
-            x = np.maximum(convolution(x, p[f"w{i}"]), 0)
-        logits = np.mean(x, axis=(1, 2)) @ p["head"]
-        return apply("softmax_cross_entropy", logits, targets, rows=logits.shape[0])
+            with region(f"layer.{i}"):
+                x = np.maximum(convolution(x, p[f"w{i}"]), 0)
+        with region("head"):
+            logits = np.mean(x, axis=(1, 2)) @ p["head"]
+        with region("loss"):
+            return apply("softmax_cross_entropy", logits, targets, rows=logits.shape[0])
 
     return record(loss, types, TensorType(dtype, (batch, *image)), TensorType(np.int64, (batch,)), name="convolutional")
 
@@ -88,7 +94,8 @@ def gpt(
     def attention(x: Any, qkv: Any, out: Any) -> Any:
         rows, length, features = x.shape
         each = features // heads
-        q, k, v = (part.reshape(rows, length, heads, each) for part in np.split(x @ qkv, 3, axis=-1))
+        # the three of a head lie together, so that the columns of the product can be split by heads
+        q, k, v = np.split((x @ qkv).reshape(rows, length, heads, 3 * each), 3, axis=-1)
         scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each)
         places = [apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64)) for d in (0, 1)]
         weights = apply("softmax", np.where(places[1] <= places[0], scores, -np.inf), axis=3)
@@ -98,17 +105,81 @@ def gpt(
         return apply("layer_norm", x, weight, bias, epsilon=1e-5)
 
     def loss(p: Parameters, tokens: Any, targets: Any) -> Any:
-        x = p["tokens"][tokens] + p["positions"]
+        with region("embedding"):
+            x = p["tokens"][tokens] + p["positions"]
         for i in range(layers):
-            x = x + attention(norm(x, p[f"{i}.norm1"], p[f"{i}.norm1_bias"]), p[f"{i}.qkv"], p[f"{i}.out"])
-            hidden = norm(x, p[f"{i}.norm2"], p[f"{i}.norm2_bias"]) @ p[f"{i}.up"]
-            x = x + apply("gelu", hidden) @ p[f"{i}.down"]
-        logits = np.einsum("bsd,vd->bsv", norm(x, p["norm"], p["norm_bias"]), p["tokens"])
-        rows = targets.size
-        return apply("softmax_cross_entropy", logits.reshape(rows, logits.shape[2]), targets.reshape(rows), rows=rows)
+            with region(f"block.{i}.attention"):
+                x = x + attention(norm(x, p[f"{i}.norm1"], p[f"{i}.norm1_bias"]), p[f"{i}.qkv"], p[f"{i}.out"])
+            with region(f"block.{i}.feed_forward"):
+                hidden = norm(x, p[f"{i}.norm2"], p[f"{i}.norm2_bias"]) @ p[f"{i}.up"]
+                x = x + apply("gelu", hidden) @ p[f"{i}.down"]
+        with region("head"):
+            logits = np.einsum("bsd,vd->bsv", norm(x, p["norm"], p["norm_bias"]), p["tokens"])
+        with region("loss"):
+            rows = targets.size
+            flat = logits.reshape(rows, logits.shape[2])
+            return apply("softmax_cross_entropy", flat, targets.reshape(rows), rows=rows)
 
     places = TensorType(np.int64, (batch, sequence))
     return record(loss, types, places, places, name="gpt")
+
+
+def mixture(
+    width: Extent, hidden: Extent, experts: Extent, chosen: int, capacity: Extent, groups: Extent, tokens: Extent,
+    balance: float = 0.01, dtype: Any = np.float64,
+) -> Function:
+    """A layer of experts beside a residual, trained for the squared error: inputs x and targets, in groups of tokens.
+
+    Each token goes to the ``chosen`` experts of largest probability, with the gates and the order of
+    `parallelism.kernels.choose_experts`; of a group an expert takes ``capacity`` choices, what finds no room adds
+    nothing.  ``balance`` times the balance loss of Switch Transformer (arXiv:2101.03961, equation 4), the mean over
+    groups, is added.  Dispatch and combination are einsums with masks, as in GShard (arXiv:2006.16668, algorithm 2):
+    with groups and experts split over one axis the rows go from group to expert, and back, by an all_to_all.
+    """
+    types = {
+        "router": TensorType(dtype, (width, experts)), "up": TensorType(dtype, (experts, width, hidden)),
+        "down": TensorType(dtype, (experts, hidden, width)),
+    }
+
+    def added(terms: list[Any]) -> Any:
+        return sum(terms[1:], terms[0])
+
+    def one_hot(places: Any, extent: Extent) -> Any:
+        return apply("one_hot", places, extent=extent, dtype=np.dtype(dtype))
+
+    def route(probabilities: Any) -> tuple[Any, Any, Any]:
+        """Masks of (groups, tokens, experts, capacity): which slot a token gets, and its gate there; first choices."""
+        choices: list[Any] = []
+        slots, gates = [], []
+        for rank in range(chosen):
+            left = np.where(added(choices) > 0, -1, probabilities) if rank else probabilities
+            choice = one_hot(np.argmax(left, axis=2), experts)
+            places = np.cumsum(choice, axis=1) - choice
+            if rank:
+                places = places + np.sum(added(choices), axis=1, keepdims=True)
+            choices.append(choice)
+            slots.append(one_hot(places.astype(np.int64), capacity) * choice[..., None])
+            gates.append(np.sum(probabilities * choice, axis=2)[..., None, None])
+        if chosen > 1:
+            gates = [gate / added(gates) for gate in gates]
+        return added(slots), added([slot * gate for slot, gate in zip(slots, gates, strict=True)]), choices[0]
+
+    def loss(p: Parameters, x: Any, targets: Any) -> Any:
+        with region("router"):
+            probabilities = apply("softmax", x @ p["router"], axis=2)
+            slots, weights, first = route(probabilities)
+            shares = np.sum(np.mean(first, axis=1) * np.mean(probabilities, axis=1), axis=1)
+        with region("dispatch"):
+            rows = np.einsum("gtec,gtd->egcd", slots, x)
+        with region("experts"):
+            rows = np.einsum("egch,ehd->egcd", np.maximum(np.einsum("egcd,edh->egch", rows, p["up"]), 0), p["down"])
+        with region("combine"):
+            x = x + np.einsum("gtec,egcd->gtd", weights, rows)
+        with region("loss"):
+            return np.mean((x - targets) ** 2) + np.mean(shares) * experts * balance
+
+    batch = TensorType(dtype, (groups, tokens, width))
+    return record(loss, types, batch, batch, name="mixture")
 
 
 def root(extent: Extent) -> Any:

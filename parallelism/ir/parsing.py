@@ -1,11 +1,14 @@
 """A program from its text: ``parse(str(function)) == function``.
 
-    function   = "func" @name "(" [%value ":" type, ...] ")" "->" "(" [type, ...] ")"
+    function   = "func" @name "(" [%value ":" laid, ...] ")" "->" "(" [laid, ...] ")"
                  "{" op... "return" [%value, ...] "}"
     op         = [%value, ... "="] "kind" "(" [%value, ...] ")" ["{" [name "=" attribute, ...] "}"]
-                 ":" "(" [type, ...] ")" "->" type | "(" [type, ...] ")"
+                 ":" "(" [type, ...] ")" "->" laid | "(" [laid, ...] ")" ["region" "=" string]
     attribute  = string | number | extent | "true" | "false" | dtype | "[" [attribute, ...] "]"
     type       = "tensor<" { extent "x" } dtype ">"          an extent in parentheses, or digits, or capitals
+    laid       = type [layout]
+    layout     = "[" [axes | "...", ...] "]" ["partial" "=" axes] ["," "op" "=" name]
+    axes       = "None" | axis | "(" [axis, ...] ")"         an axis is a name, or a string
 
 ``//`` begins a comment.  Nothing is evaluated; what cannot be read is a `ParseError` with line and column, and so is
 what can be read but is no program: a value that is not there or made twice, an operator that is not in the table, types
@@ -21,8 +24,12 @@ from typing import Any, TypeVar
 from parallelism.ir.errors import IRError
 from parallelism.ir.function import Function, Op, Value
 from parallelism.ir.lexing import Reader, Token
+from parallelism.ir.printing import print_type
+from parallelism.ir.regions import check_path
 from parallelism.ir.table import meaning, operator
 from parallelism.ir.types import DTYPES, TensorType
+from parallelism.partial import OPS
+from parallelism.sharding import TensorSharding
 
 T = TypeVar("T")
 
@@ -46,7 +53,7 @@ class _Parser(Reader):
         inputs = self.listed(self.input, ")")
         self.expect("->")
         self.expect("(")
-        types = self.listed(self.placed_type, ")")
+        types = self.listed(self.laid_type, ")")
         self.expect("{")
         ops = []
         while self.next.text != "return":
@@ -58,9 +65,12 @@ class _Parser(Reader):
         self.expect("}")
         if self.next.kind != "end":
             self.wrong("the end")
-        if [v.type for v, _ in outputs] != [t for t, _ in types]:
-            told = [", ".join(map(str, found)) or "nothing" for found in
-                    ([t for t, _ in types], [v.type for v, _ in outputs])]
+        promised = [Value("returned", type, layout) for type, layout in types]
+        returned = [v for v, _ in outputs]
+        if len(returned) != len(promised) or any(
+            v.type != p.type or p.layout not in (None, v.layout) for v, p in zip(returned, promised, strict=True)
+        ):
+            told = [", ".join(map(print_type, found)) or "nothing" for found in (promised, returned)]
             self.fail(f"the function is to return {told[0]}, and this returns {told[1]}", place)
         try:
             return Function(name, tuple(inputs), tuple(ops), tuple(v for v, _ in outputs))
@@ -70,7 +80,7 @@ class _Parser(Reader):
     def input(self) -> Value:
         token = self.expect_kind("value", "an input, as %x: tensor<8xf32>")
         self.expect(":")
-        return self.define(token, self.type())
+        return self.define(token, *self.laid_type())
 
     def op(self) -> Op:
         results: list[Token] = []
@@ -97,7 +107,8 @@ class _Parser(Reader):
                 self.fail(f"%{value.name} is a {value.type}, not a {type}", at)
         self.expect("->")
         place = self.next.place
-        made = self.listed(self.placed_type, ")") if self.has("(") else [self.placed_type()]
+        made = self.listed(self.laid_type, ")") if self.has("(") else [self.laid_type()]
+        region = self.region() if self.has("region") else None
         frozen = tuple(sorted(attributes.items()))
         try:
             found = meaning(kind, tuple(value.type for value, _ in inputs), frozen).outputs
@@ -107,8 +118,8 @@ class _Parser(Reader):
             self.fail(f"{kind} makes {', '.join(map(str, found)) or 'nothing'} of this", place)
         if len(results) != len(found):
             self.fail(f"{kind} makes {len(found)} values, and {len(results)} are named", start.place)
-        outputs = [self.define(token, type) for token, type in zip(results, found, strict=True)]
-        return Op(kind, tuple(value for value, _ in inputs), frozen, tuple(outputs))
+        outputs = [self.define(token, *laid) for token, laid in zip(results, made, strict=True)]
+        return Op(kind, tuple(value for value, _ in inputs), frozen, tuple(outputs), region)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -139,11 +150,11 @@ class _Parser(Reader):
             self.fail(f"{token.text[:60]} is not there", token.place)
         return value, token.place
 
-    def define(self, token: Token, type: TensorType) -> Value:
+    def define(self, token: Token, type: TensorType, layout: TensorSharding | None) -> Value:
         name = token.text[1:]
         if name in self.known:
             self.fail(f"{token.text[:60]} is there already, and every value is made once", token.place)
-        self.known[name] = Value(name, type)
+        self.known[name] = Value(name, type, layout)
         return self.known[name]
 
     def string(self, token: Token) -> str:
@@ -152,6 +163,50 @@ class _Parser(Reader):
         except ValueError as error:
             self.fail(f"this string cannot be read: {error}", token.place)
         return found
+
+    def region(self) -> str:
+        self.expect("=")
+        token = self.expect_kind("string", "the path of a region, as \"block.0\"")
+        path = self.string(token)
+        try:
+            return check_path(path)
+        except ValueError as error:
+            self.fail(str(error), token.place)
+
+    # -- layouts -------------------------------------------------------------------------------------------------------
+
+    def laid_type(self) -> tuple[TensorType, TensorSharding | None]:
+        type = self.type()
+        return type, self.layout(type.ndim) if self.next.text == "[" else None
+
+    def layout(self, ndim: int) -> TensorSharding:
+        place = self.expect("[").place
+        dims = self.listed(lambda: ... if self.has("...") else self.axes(), "]")
+        partial: tuple[str, ...] = ()
+        op = Token("name", "sum", place)
+        if self.has("partial"):
+            self.expect("=")
+            partial = self.axes()
+            after = self._token(self.next.place + 1) if self.next.text == "," else self.next
+            if after.text == "op" and after.kind == "name":
+                self.has(",")
+                self.take()
+                self.expect("=")
+                op = self.expect_kind("name", "sum, prod, max or min")
+        try:
+            return TensorSharding(*dims, partial=partial, op=op.text).over(ndim)
+        except ValueError as error:
+            self.fail(str(error), op.place if op.text not in OPS else place)
+
+    def axes(self) -> tuple[str, ...]:
+        if self.has("("):
+            return tuple(self.listed(self.axis, ")"))
+        return () if self.has("None") else (self.axis(),)
+
+    def axis(self) -> str:
+        if self.next.kind == "string":
+            return self.string(self.take())
+        return self.expect_kind("name", "an axis, several in parentheses, or None").text
 
     # -- attributes ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from parallelism.ir.builder import Builder
 from parallelism.ir.errors import IRError, RecordError
 from parallelism.ir.extents import Expression, Extent
 from parallelism.ir.function import Value, frozen_attributes
+from parallelism.ir.regions import check_path
 from parallelism.ir.table import OPERATORS, operator
 from parallelism.ir.types import DTYPE_NAMES, TensorType, checked_dtype
 
@@ -249,6 +250,18 @@ def recording(builder: Builder) -> Iterator[Builder]:
         yield builder
     finally:
         _recording.reset(before)
+
+
+@contextmanager
+def region(path: str) -> Iterator[None]:
+    """What is recorded meanwhile belongs to this region, ``block.0``, of the model; one in another lies inside it.
+
+    Where nothing is recorded it does nothing.  ``ValueError`` for what is no path of names.
+    """
+    check_path(path)
+    builder = _recording.get()
+    with builder.region(path) if builder else nullcontext():
+        yield
 
 
 # -- dtypes ------------------------------------------------------------------------------------------------------------

@@ -41,11 +41,13 @@ class Example:
             else TensorType(F64, x) for x in self.inputs
         )
 
-    def arrays(self, seed=0):
+    def arrays(self, seed=0, *, whole=False):
+        """Arrays to put in; with ``whole`` of whole numbers only, whose sums and products are exact."""
         rng = np.random.default_rng(seed)
         made = [
             rng.integers(0, x.bound, x.shape) if isinstance(x, Ints) else rng.random(x.shape) < 0.5
-            if isinstance(x, Bools) else rng.uniform(self.low, self.high, x) for x in self.inputs
+            if isinstance(x, Bools) else rng.integers(int(np.ceil(self.low)), 4, x).astype(F64) if whole
+            else rng.uniform(self.low, self.high, x) for x in self.inputs
         ]
         return [np.asarray(x) for x in made]
 
@@ -63,8 +65,11 @@ class Example:
         return f"{self.kind}-{'-'.join(str(getattr(x, 'shape', x)) for x in self.inputs)}".replace(" ", "")
 
 
+POSITIVE = 0.5
+"""The least number put into functions that take positive ones."""
+
 PAIRS = (((3, 2), (3, 2)), ((5, 1, 2), (3, 1)), ((), (4,)), ((0, 3), (1,)))
-ONES = ((5, 3), (), (0, 2))
+ONES = ((5, 3), (), (0, 2), (1, 7, 1))
 EXAMPLES: list[Example] = []
 
 
@@ -78,14 +83,14 @@ for _kind in ("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", 
         example(_kind, *_pair)
 for _kind in ("divide", "power", "arctan2", "floor_divide", "remainder"):
     for _pair in PAIRS:
-        example(_kind, *_pair, low=0.5)
+        example(_kind, *_pair, low=POSITIVE)
 for _kind in ("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
               "isfinite", "isnan", "relu", "gelu", "sigmoid"):
     for _shape in ONES:
         example(_kind, _shape)
 for _kind in ("sqrt", "reciprocal", "log", "log1p"):
     for _shape in ONES:
-        example(_kind, _shape, low=0.5)
+        example(_kind, _shape, low=POSITIVE)
 for _kind in ("logical_and", "logical_or", "logical_xor"):
     example(_kind, Bools((3, 2)), Bools((2,)))
 for _kind in ("bitwise_and", "bitwise_or", "bitwise_xor"):
@@ -95,6 +100,7 @@ example("invert", Ints((3, 2), 9))
 example("where", Bools((3, 1)), (3, 2), (2,))
 example("where", Bools((3, 2)), (), (3, 2))
 example("convert", (3, 2), dtype=F64)
+example("convert", (1,), dtype=F64)
 example("convert", Ints((3, 2), 5), dtype=np.dtype(np.float32))
 
 example("einsum", (3, 4), (4, 5), equation="ij,jk->ik")
@@ -119,24 +125,31 @@ for _kind in ("argmax", "argmin"):
 for _kind in ("cumsum", "flip"):
     example(_kind, (3, 4), axis=1)
     example(_kind, (3,), axis=0)
+    example(_kind, (2, 1, 5), axis=1)
 
 for _before, _after in (((6, 4), (2, 3, 4)), ((2, 3, 5), (6, 5)), ((6, 4), (8, 3)), ((4, 6), (2, 12)), ((1, 3), (3,)),
                         ((5,), (5, 1)), ((), (1, 1)), ((0, 3), (3, 0, 2)), ((2, 3, 4), (4, 3, 2)), ((12, 5), (3, 20))):
     example("reshape", _before, shape=_after)
 example("transpose", (2, 3, 4), permutation=(2, 0, 1))
+example("transpose", (1, 5), permutation=(1, 0))
 example("broadcast_to", (3, 1), shape=(2, 3, 4))
 example("broadcast_to", (), shape=(3,))
 example("concatenate", (2, 3), (2, 1), (2, 4), axis=1)
 example("concatenate", (3,), axis=0)
 example("split", (5, 3), axis=0, sizes=(2, 0, 3))
 example("split", (5, 3), axis=1, sizes=(3,))
+example("split", (1, 7), axis=1, sizes=(6, 1))
+example("slice", (1, 5), axis=1, begin=4, end=5, step=3)
 example("slice", (3, 7), axis=1, begin=1, end=6, step=2)
 example("slice", (3, 7), axis=0, begin=2, end=2, step=1)
 example("place", (3, 2), axis=1, begin=1, step=3, extent=6)
 example("place", (3, 2), axis=0, begin=0, step=1, extent=3)
+example("place", (5, 1), axis=1, begin=0, step=2, extent=1)
+example("windows", (1, 1, 5), axis=1, size=1, step=1)
 example("windows", (2, 7, 3), axis=1, size=3, step=2)
 example("windows", (5,), axis=0, size=5, step=1)
 example("windows", (2, 8), axis=1, size=2, step=4)
+example("windows_sum", (5, 1, 1), axis=1, step=1, extent=1)
 example("windows_sum", (2, 2, 2), axis=1, step=4, extent=8)
 example("windows_sum", (2, 3, 4, 3), axis=1, step=2, extent=7)
 example("constant", value=2.5, shape=(3, 2), dtype=F64)
@@ -146,27 +159,42 @@ example("iota", dim=1, shape=(3, 4), starts=(0, 10), dtype=I64)
 
 example("take", (5, 3), Ints((2, 4), 5), axis=0)
 example("take", (2, 5, 3), Ints((), 5), axis=1)
+example("take", (1, 3), Ints((1, 2), 1), axis=0)
+example("take_gradient", (1, 3), Ints((1,), 1), axis=0, extent=1)
 example("take_gradient", (2, 4, 3), Ints((2, 4), 5), axis=0, extent=5)
 example("take_gradient", (2, 4, 3), Ints((4,), 5), axis=1, extent=5)
 example("take_gradient", (4,), Ints((4,), 5), axis=0, extent=5)
 example("take_gradient", (0, 3), Ints((0,), 5), axis=0, extent=5)
 example("take_along", (3, 5), Ints((3, 2), 5), axis=1)
+example("take_along", (1, 7), Ints((3, 7), 1), axis=0)
 example("take_along_gradient", (3, 2), Ints((3, 2), 5), axis=1, extent=5)
+example("take_along_gradient", (3, 1), Ints((3, 1), 1), axis=1, extent=1)
 example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
 
 for _kind in ("softmax", "log_softmax"):
     example(_kind, (3, 4), axis=1)
     example(_kind, (2, 1, 3), axis=0)
 example("layer_norm", (3, 2, 4), (4,), (4,), epsilon=1e-5)
+example("layer_norm", (5, 1), (1,), (1,), epsilon=0.5)
 example("rms_norm", (3, 4), (4,), epsilon=1e-5)
-example("mean_squared_error", (3, 2), (3, 2), rows=5)
+example("rms_norm", (1,), (1,), epsilon=0.5)
+example("mean_squared_error", (3, 2), (3, 2), rows=4)
+example("mean_squared_error", (5, 1), (5, 1), rows=1)
 example("softmax_cross_entropy", (3, 4), Ints((3,), 4), rows=5)
+example("softmax_cross_entropy", (1, 7), Ints((1,), 7), rows=1)
+example("softmax_cross_entropy", (5, 1), Ints((5,), 1), rows=5)
 example("dropout_mask", Ints((), 9), rate=0.5, seed=3, whole=(9, 5), starts=(2, 0), shape=(4, 5))
 example("uniform", Ints((), 9), seed=3, whole=(9, 5), starts=(2, 1), shape=(4, 3), dtype=F64)
 
 ALONE = {"axes": ("tp",), "group": 1}
-example("all_reduce", (3, 2), **ALONE, op="sum")
-example("all_gather", (3, 2), **ALONE, dim=1, extent=2)
-example("reduce_scatter", (3, 2), **ALONE, dim=0, extent=3, op="sum")
-example("all_to_all", (3, 2, 4), **ALONE, split_dim=0, split_extent=3, concat_dim=1, concat_extent=2)
-example("permute", (3, 2), **ALONE, pairs=((0, 0),))
+for _shape in ((3, 2, 4), (1, 5, 1)):
+    _x, _y, _z = _shape
+    example("all_reduce", _shape, **ALONE, op="sum")
+    example("all_gather", _shape, **ALONE, dim=1, extent=_y)
+    example("reduce_scatter", _shape, **ALONE, dim=0, extent=_x, op="sum")
+    example("all_to_all", _shape, **ALONE, split_dim=0, split_extent=_x, concat_dim=1, concat_extent=_y)
+    example("permute", _shape, **ALONE, pairs=((0, 0),))
+    example("reshard", _shape, layout="[dp, None, tp]")
+    example("all_slice", Ints(_shape, 9), **ALONE, dim=1, extent=_y)
+    example("relayout", Ints(_shape, 9), **ALONE, step="permute", before="[tp, dp, None]", after="[dp, tp, None]",
+            whole=_shape, shape=_shape, received=0)

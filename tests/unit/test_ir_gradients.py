@@ -8,17 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import ir
+from parallelism import Mesh, TensorSharding, ir, plan_resharding
 from parallelism.ir import models
-from parallelism.kernels import attend, causal_mask, layer_norm
+from parallelism.kernels import attend, causal_mask, choose_experts, layer_norm
 
 T = ir.TensorType
 B, D, S, V = ir.symbols("B D S V")
-NUMBERS = {"B": 3, "D": 4, "S": 5, "V": 7}
+E, C, G, H = ir.symbols("E C G H")
+NUMBERS = {"B": 3, "D": 4, "S": 5, "V": 7, "E": 3, "C": 2, "G": 2, "H": 6}
 MODELS = {
     "mlp": models.mlp((D, 8, 2), B),
     "convolutional": models.convolutional((7, 6, 2), (3, 4), 5, B),
     "gpt": models.gpt(V, D, 2, 2, S, B),
+    "mixture": models.mixture(D, H, E, 2, C, G, S),
 }
 
 
@@ -75,8 +77,8 @@ def test_a_gradient_is_a_function_again(name):
     assert grad.inputs == function.inputs and grad.name == f"{name}.gradient"
     assert ir.parse(str(grad)) == grad
     assert numbered(grad) == ir.gradient(numbered(function), keep_outputs=True)
-    value, peak = ir.interpret(grad, arrays_for(numbered(function)))
-    assert_array_equal(value[0], ir.interpret(function, arrays_for(numbered(function))).outputs[0])
+    value, peak = ir.interpret(numbered(grad), arrays_for(numbered(function)))
+    assert_array_equal(value[0], ir.interpret(numbered(function), arrays_for(numbered(function))).outputs[0])
     assert peak == ir.peak_bytes(grad).specialize(**{s: NUMBERS[s] for s in grad.symbols})
 
 
@@ -210,11 +212,47 @@ def test_the_gpt_by_the_kernels_of_attention():
     arrays = arrays_for(function)
     p = dict(zip([v.name.removeprefix("p.") for v in function.inputs[:-2]], arrays[:-2], strict=True))
     x = p["tokens"][arrays[-2]] + p["positions"]
-    q, k, v = np.split(layer_norm(x, p["0.norm1"], p["0.norm1_bias"]) @ p["0.qkv"], 3, axis=-1)
-    q, k, v = (part.reshape(3, 5, 2, 2) for part in (q, k, v))
+    projected = layer_norm(x, p["0.norm1"], p["0.norm1_bias"]) @ p["0.qkv"]
+    q, k, v = np.split(projected.reshape(3, 5, 2, 3 * 2), 3, axis=-1)
     x = x + attend(q, k, v, causal_mask(range(5), range(5))).out.reshape(3, 5, 4) @ p["0.out"]
     x = x + ir.apply("gelu", layer_norm(x, p["0.norm2"], p["0.norm2_bias"]) @ p["0.up"]) @ p["0.down"]
     logits = (layer_norm(x, p["norm"], p["norm_bias"]) @ p["tokens"].T).reshape(15, 7)
     powers = np.exp(logits)
     expected = -np.log(powers[np.arange(15), arrays[-1].ravel()] / powers.sum(axis=1)).mean()
     assert_allclose(ir.interpret(function, arrays).outputs[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("chosen", "capacity"), [(1, 5), (1, 2), (2, 2), (2, 3), (3, 9), (3, 1)])
+def test_a_mixture_token_by_token(chosen, capacity):
+    function = models.mixture(4, 6, 3, chosen, capacity, 2, 5, balance=0.5)
+    x, targets = arrays_for(function, chosen)[-2:]
+    p = dict(zip(("router", "up", "down"), arrays_for(function, chosen), strict=False))
+    out, shares = x.copy(), []
+    for group in range(2):
+        choice = choose_experts(x[group] @ p["router"], chosen)
+        room = [capacity] * 3
+        for rank in range(chosen):
+            for token, expert in enumerate(choice.experts[:, rank]):
+                if room[expert]:
+                    room[expert] -= 1
+                    hidden = np.maximum(x[group, token] @ p["up"][expert], 0)
+                    out[group, token] += choice.gates[token, rank] * (hidden @ p["down"][expert])
+        first = np.bincount(choice.experts[:, 0], minlength=3) / 5
+        shares.append((first * choice.probabilities.mean(axis=0)).sum())
+    expected = ((out - targets) ** 2).mean() + 0.5 * 3 * np.mean(shares)
+    assert_allclose(ir.interpret(function, [*p.values(), x, targets]).outputs[0], expected, rtol=1e-12)
+    check_slopes(function, chosen)
+
+
+def test_rows_of_a_mixture_go_to_their_experts_and_back_by_all_to_all():
+    """Split by groups before and after, by experts between."""
+    function = models.mixture(4, 6, 8, 2, 2, 8, 5)
+    dispatch, combine = (function.region(path).ops[0] for path in ("dispatch", "combine"))
+    experts = [str(op.rule) for op in function.region("experts").ops if op.kind == "einsum"]
+    assert experts == ["egcd,edh->egch", "egch,ehd->egcd"]
+    assert [str(dispatch.rule), str(combine.rule)] == ["gtec,gtd->egcd", "gtec,egcd->gtd"]
+    by_group, by_expert = TensorSharding(None, "ep", None, None), TensorSharding("ep", None, None, None)
+    rows = dispatch.outputs[0].type.shape
+    for before, after in ((by_group, by_expert), (by_expert, by_group)):
+        plan = plan_resharding(before, after, rows, "f8", Mesh(ep=4))
+        assert [step.kind for step in plan.steps] == ["all_to_all"]

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import re
 import string
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_examples import EXAMPLES
 
-from parallelism import ir
+from parallelism import TensorSharding, ir
 from parallelism.ir.types import DTYPES
 
 T = ir.TensorType
@@ -71,7 +72,30 @@ def functions(draw):
     return builder.function(draw(names), outputs)
 
 
-@given(functions())
+axes = st.sampled_from(["dp", "tp", "None", "partial", "op", "I_x", "a b", "é", '"', "max"])
+regions = st.none() | st.lists(st.sampled_from(["block", "0", "head", "region"]), min_size=1, max_size=3).map(".".join)
+
+
+@st.composite
+def layouts(draw, ndim):
+    """Some axes dealt out to the dims and to what is pending."""
+    places = draw(st.dictionaries(axes, st.integers(-1, ndim - 1), max_size=4))
+    dims = [[axis for axis, place in places.items() if place == d] for d in range(ndim)]
+    pending = [axis for axis, place in places.items() if place == -1]
+    return TensorSharding(*dims, partial=pending, op=draw(st.sampled_from(["sum", "prod", "max", "min"])))
+
+
+@st.composite
+def laid_out(draw):
+    """A function some of whose values have layouts, and some of whose ops belong to regions."""
+    function = draw(functions())
+    new = {v: replace(v, layout=draw(st.none() | layouts(v.type.ndim))) for v in function.values}
+    ops = [replace(op, inputs=[new[v] for v in op.inputs], outputs=[new[v] for v in op.outputs], region=draw(regions))
+           for op in function.ops]
+    return ir.Function(function.name, [new[v] for v in function.inputs], ops, [new[v] for v in function.outputs])
+
+
+@given(functions() | laid_out())
 def test_what_is_printed_is_read_back_as_it_was(function):
     text = str(function)
     again = ir.parse(text)
@@ -101,6 +125,44 @@ func @halves(%x: tensor<(2*B)x(d)xf32>, %w: tensor<(d)x16xf32>) -> (tensor<Bx16x
 """
 
 
+LAID_OUT = """\
+func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x32xf32> [None, (tp, pp)]) -> (tensor<8x32xf32> [dp, (tp, pp)], \
+tensor<8xf32> [dp] partial=(tp, pp), op=max, tensor<4x32xf32>) {
+  %0 = "matmul"(%x, %w) : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32> [dp, (tp, pp)] region="block.0"
+  %1 = "max"(%0) {axes = [1], keepdims = false} : (tensor<8x32xf32>) -> tensor<8xf32> [dp] partial=(tp, pp), op=max
+  %2, %3 = "split"(%0) {axis = 0, sizes = [4, 4]} : (tensor<8x32xf32>) -> (tensor<4x32xf32> [None, None] partial="-", \
+tensor<4x32xf32>) region="block.0.split"
+  return %0, %1, %3
+}
+"""
+
+
+def test_layouts_and_regions_as_they_are_written():
+    function = ir.parse(LAID_OUT)
+    assert str(function) == LAID_OUT
+    assert function.inputs[1].layout == TensorSharding(None, ("tp", "pp"))
+    assert function.outputs[1].layout == TensorSharding("dp", partial=("tp", "pp"), op="max")
+    assert function.ops[2].outputs[0].layout == TensorSharding(None, None, partial="-")
+    assert [op.region for op in function.ops] == ["block.0", None, "block.0.split"]
+
+
+@pytest.mark.parametrize(("written", "meant"), [
+    ("[dp, ...]", "[dp, None]"), ("[...]", "[None, None]"), ("[(), (dp)]", "[None, dp]"),
+    ('["dp", None]', "[dp, None]"),
+    ("[dp,None]partial=tp", "[dp, None] partial=tp"), ("[dp, None] partial=tp op=max", "[dp, None] partial=tp, op=max"),
+    ("[dp, None] partial=(tp), op=sum", "[dp, None] partial=tp"), ("[dp, None] partial=None", "[dp, None]"),
+])
+def test_layouts_may_be_written_otherwise(written, meant):
+    for text in (LAID_OUT.replace("[dp, None]", written, 1), LAID_OUT.replace("[dp, None]", meant, 1)):
+        assert ir.parse(text).inputs[0].layout == TensorSharding.parse(meant)
+        assert ir.parse(text) == ir.parse(LAID_OUT.replace("[dp, None]", meant, 1))
+
+
+def test_what_is_returned_need_not_say_its_layout_twice():
+    text = LAID_OUT.replace("tensor<8x32xf32> [dp, (tp, pp)], ", "tensor<8x32xf32>, ", 1)
+    assert text != LAID_OUT and ir.parse(text) == ir.parse(LAID_OUT)
+
+
 def test_space_and_comments_mean_nothing():
     text = """// a program
     func@f(%x:tensor<8xf32>)->(tensor<8xf32>){ // begins
@@ -119,6 +181,7 @@ func @f(%x: tensor<8x16xf32>, %w: tensor<16x32xf32>) -> (tensor<8x32xf32>) {
   return %2
 }
 """
+X, RETURNED, MADE = "%x: tensor<8x16xf32>", "(tensor<8x32xf32>) {", "-> tensor<8x32xf32>\n"
 MATMUL, SUM = (GOOD.splitlines(keepends=True)[i] for i in (1, 2))
 
 BROKEN = [
@@ -231,6 +294,38 @@ BROKEN = [
     ("}\n", "}\n" + GOOD, (7, 1), "expected the end, got 'func'"),
     ("}\n", "}\n\0", (7, 1), "expected the end, got '\\x00'"),
     (GOOD, "", (1, 1), "expected 'func', got the end"),
+    (X, f"{X} [dp]", (1, 30), "TensorSharding('dp') is of 1 dim, the tensor has 2"),
+    (X, f"{X} [dp, None, ..., None]", (1, 30), "is of at least 3 dims, the tensor has 2"),
+    (X, f"{X} [dp, dp]", (1, 30), "axis 'dp' is used twice, by dim 0 and by dim 1"),
+    (X, f"{X} [dp, None] partial=dp", (1, 30), "axis 'dp' is used twice, by dim 0 and by partial"),
+    (X, f"{X} [..., ...]", (1, 30), "a layout has at most one ..., got 2"),
+    (X, f"{X} [dp, 1]", (1, 35), "expected an axis, several in parentheses, or None, got '1'"),
+    (X, f"{X} [dp, (tp, 1)]", (1, 40), "expected an axis, several in parentheses, or None, got '1'"),
+    (X, f"{X} [dp, ((tp))]", (1, 36), "expected an axis, several in parentheses, or None, got '('"),
+    (X, f"{X} [dp, (tp]", (1, 38), "expected ',' or ')', got ']'"),
+    (X, f"{X} [dp, None", (1, 41), "expected an axis, several in parentheses, or None, got '%w'"),
+    (X, f"{X} [dp None]", (1, 34), "expected ',' or ']', got 'None'"),
+    (X, f"{X} [dp, None] partial", (1, 48), "expected '=', got ','"),
+    (X, f"{X} [dp, None] partial=", (1, 49), "expected an axis, several in parentheses, or None, got ','"),
+    (X, f"{X} [dp, None] partial=tp, op=mean", (1, 56), "a partial tensor waits for one of sum, prod, max, min"),
+    (X, f"{X} [dp, None] partial=tp, op=3", (1, 56), "expected sum, prod, max or min, got '3'"),
+    (X, f"{X} [dp, None] op=max", (1, 41), "expected ',' or ')', got 'op'"),
+    (X, f"{X} [dp, None] [tp]", (1, 41), "expected ',' or ')', got '['"),
+    (X, f"{X} ['dp', None]", (1, 31), "expected an axis, several in parentheses, or None, got \"'\""),
+    (X, f"{X} [{'(' * 40}dp]", (1, 32), "expected an axis, several in parentheses, or None, got '('"),
+    ("(tensor<8x16xf32>, ", "(tensor<8x16xf32> [dp, None], ", (2, 45), "expected ',' or ')', got '['"),
+    (RETURNED, "(tensor<8x32xf32> [dp, None]) {", (5, 3),
+     "to return tensor<8x32xf32> [dp, None], and this returns tensor<8x32xf32>"),
+    (MADE, f"{MADE[:-1]} [dp, None, None]\n", (2, 85), "is of 3 dims, the tensor has 2"),
+    (MADE, f"{MADE[:-1]} region\n", (3, 3), "expected '=', got '%1'"),
+    (MADE, f"{MADE[:-1]} region=block\n", (2, 92), "expected the path of a region, as \"block.0\", got 'block'"),
+    (MADE, f'{MADE[:-1]} region="a b"\n', (2, 92),
+     "a region is a path of names with a . between, as block.0, got 'a b'"),
+    (MADE, f'{MADE[:-1]} region=".a"\n', (2, 92), "a region is a path of names"),
+    (MADE, f'{MADE[:-1]} region=""\n', (2, 92), "a region is a path of names"),
+    (MADE, f'{MADE[:-1]} region="\\q"\n', (2, 92), "column 92: this string cannot be read"),
+    (MADE, f'{MADE[:-1]} region="a" region="b"\n', (2, 96), "expected an op, or return, got 'region'"),
+    (MADE, f'{MADE[:-1]} region="a" [dp, None]\n', (2, 96), "expected an op, or return, got '['"),
     (GOOD, "\n  \n ", (3, 2), "got the end"),
     (GOOD, "\ud800", (1, 1), "expected 'func', got '\\ud800'"),
 ]
@@ -267,7 +362,10 @@ MEGABYTE = 1 << 20
     GOOD.replace("[0, 1]", "[" * MEGABYTE), GOOD.replace("[0, 1]", f"[{'1, ' * 10_000}1]"),
     GOOD.replace("[0, 1]", '"' + "a" * MEGABYTE + '"'), GOOD.replace("[0, 1]", '"' + "\\" * MEGABYTE),
     GOOD.replace("%w) :", "%w" + ", %w" * 10_000 + ") :"), GOOD.replace("matmul", "m" * MEGABYTE),
-    GOOD.replace("axes", "a" * MEGABYTE), GOOD + " " * MEGABYTE + "x",
+    GOOD.replace(X, X + "[" * MEGABYTE), GOOD.replace(X, X + "[" + "dp," * (MEGABYTE // 30)),
+    GOOD.replace(X, X + "[" + "..., " * (MEGABYTE // 50)), GOOD.replace(MADE, MADE[:-1] + 'region="' + "a." * MEGABYTE),
+    GOOD.replace(MADE, MADE[:-1] + 'region="' + "a." * MEGABYTE + '"'), GOOD.replace("axes", "a" * MEGABYTE),
+    GOOD + " " * MEGABYTE + "x",
 ], ids=lambda text: repr(text[:30]))
 def test_megabytes_of_junk_are_refused_at_once(text):
     with pytest.raises(ir.ParseError) as caught:
@@ -280,7 +378,7 @@ PIECES = [*'%@"(){}[]<>:,=-+*/x1B', "tensor<", "1e9", "max("]
 
 @st.composite
 def damaged(draw):
-    text = GOOD
+    text = draw(st.sampled_from([GOOD, LAID_OUT]))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(text)))
         end = draw(st.integers(place, min(len(text), place + 20)))

@@ -1,0 +1,241 @@
+"""What an executable would do on a hardware, without running it: the trace of `VirtualCluster.run`, made by columns.
+
+    simulate(Executable(function, mesh), "dgx-h100").makespan_seconds
+
+No array is touched and nothing is started.  The events are those that the devices would record, priced and timed by the
+same clock, so an executed run under ``compute="modelled"`` has the same: kinds, groups, bytes, memory, times.  What
+goes to and from the host is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from os import PathLike
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collective_prices import FREE, CollectivePrice, way_of
+from parallelism.columns import Columns, Table
+from parallelism.event import HOST
+from parallelism.folding import Lanes, same_prices
+from parallelism.folding import fold as folded
+from parallelism.hardware import Channel, Hardware
+from parallelism.link_sharing import Way
+from parallelism.mesh import Mesh
+from parallelism.priced import Priced
+from parallelism.pricing import Prices, Pricing
+from parallelism.simulated_events import Axes, Rows, Templates, members
+from parallelism.timeline import Told, replay_columns
+from parallelism.timeline_roles import COLLECTIVE, POINT, Roles, roles_of
+from parallelism.trace import Trace
+
+Ints = npt.NDArray[np.int64]
+Price = Callable[[Rows, Ints], float | None]
+"""Seconds that some events take on each of the devices that have them; None where these must be told apart."""
+
+
+class Simulated(Protocol):
+    """What can be simulated: it tells what its devices would record."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+    def templates(self, price: Price | None = None) -> Templates:
+        """By class of devices; with a ``price``, what is done again and again may be one piece of compute."""
+
+
+def simulate(
+    executable: Simulated, hardware: Hardware | str | PathLike[str], *, fold: bool = False,
+    priced_dtype: str | None = None, link_sharing: bool = True,
+) -> Trace:
+    """The trace that ``executable`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
+
+    ``fold``: of devices that do the same at the same times (`parallelism.folding`) only the first is simulated, with
+    its real groups and their prices; the trace tells about these ranks and no others, and cannot be priced again.
+    ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and
+    where messages share links in a way that cannot be folded.
+    """
+    mesh = executable.mesh
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
+    if fold:
+        pieces = _Pieces(mesh, pricing)
+        standing = _standing(executable.templates(pieces), pricing)
+        if _on_levels(standing.events, pricing, pieces.levels):
+            standing = _standing(executable.templates(), pricing)
+        return _timed(standing, pricing)
+    events = executable.templates().by_rank(range(mesh.size)).events
+    return Trace(events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
+
+
+def equal_devices(
+    executable: Simulated, hardware: Hardware | str | PathLike[str], *, link_sharing: bool = True
+) -> Lanes:
+    """The devices that ``simulate(..., fold=True)`` takes together."""
+    pricing = Pricing.of(hardware, "modelled", None, link_sharing).for_devices(executable.mesh.size)
+    return folded(executable.templates(_Pieces(executable.mesh, pricing)), pricing.hardware, pricing.shares_links)
+
+
+class _Standing(NamedTuple):
+    """Those that stand for their equals, and what they record."""
+
+    templates: Templates
+    lanes: Lanes
+    events: Columns
+    lengths: list[int]
+    looks: Ints
+
+
+def _standing(templates: Templates, pricing: Pricing) -> _Standing:
+    lanes = folded(templates, pricing.hardware, pricing.shares_links)
+    return _Standing(templates, lanes, *templates.by_rank(lanes.first.tolist()))
+
+
+def _timed(standing: _Standing, pricing: Pricing) -> Trace:
+    templates, lanes, events, lengths, looks = standing
+    mesh, first = templates.mesh, lanes.first.tolist()
+    roles = _met(events, lanes)
+    prices = pricing.prices(events, roles)
+    at = np.flatnonzero(roles.roles == COLLECTIVE)
+    ranks = events.numbers("rank")[at]
+    found, of_event = _prices(templates, pricing, looks[at], ranks)
+    prices.seconds[at] = np.array([price.seconds for price in found])[of_event]
+    names = list(dict.fromkeys([None, *(price.algorithm for price in found)]))
+    name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
+    name[at] = np.array([names.index(price.algorithm) for price in found], np.int32)[of_event]
+    ways, way[at] = _ways(pricing, found, of_event, ranks, roles.keys[at]) if pricing.shares_links else ((None,), 0)
+    told = Told(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
+    timed = replay_columns(events, lengths, pricing, told)
+    priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
+    return Trace(timed, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=first, priced=priced)
+
+
+class _Pieces:
+    """Prices what devices do with nobody but their equals: a `Price`."""
+
+    def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
+        self.mesh, self.pricing = mesh, pricing
+        self._same: dict[tuple[Axes, bytes], bool] = {}
+        self.levels: set[int] = set()
+        """Of links that are used inside of pieces."""
+
+    def __call__(self, rows: Rows, ranks: Ints) -> float | None:
+        hardware = self.pricing.hardware
+        if any(each[0] in ("send", "recv", "wait") for each in rows.rows):
+            return None
+        if hardware is not None and (hardware.stragglers or hardware.faults):
+            return None
+        if not all(self._same_for_all(axes, ranks) for _, axes, _, _ in rows.collectives):
+            return None
+        templates = Templates(self.mesh, [rows], np.zeros(self.mesh.size, np.int64))
+        events, _, looks = templates.by_rank(ranks[:1].tolist())
+        roles = roles_of(events)
+        at = np.flatnonzero(events.isin("kind", {"collective"}))
+        seconds = self.pricing.prices(events, roles).seconds
+        found, of_event = _prices(templates, self.pricing, looks[at], events.numbers("rank")[at])
+        seconds[at] = np.array([price.seconds for price in found])[of_event]
+        self.levels.update(channel[0] for price in found for channel in price.crossing)
+        return float(seconds.sum())
+
+    def _same_for_all(self, axes: Axes, ranks: Ints) -> bool:
+        """Whether the groups along axes are of these ranks alone, and cost the same everywhere."""
+        key = axes, ranks.tobytes()
+        if key not in self._same:
+            groups = members(self.mesh, axes)
+            own = groups[np.isin(groups, ranks).any(axis=1)]
+            alone = own.size == len(ranks)
+            hardware = self.pricing.hardware
+            self._same[key] = alone and (hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
+        return self._same[key]
+
+
+def _met(events: Columns, lanes: Lanes) -> Roles:
+    """What each event is to the clock where everybody is met in the one who stands for him."""
+    group, peer = events["group"], events.numbers("peer")
+    assert isinstance(group, Table)
+    met: dict[Any, int] = {}
+    groups: list[Any] = []
+    index = []
+    for ranks in group.values:
+        found = None if ranks is None else tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist())
+        if found not in met:
+            met[found] = len(groups)
+            groups.append(found)
+        index.append(met[found])
+    between = events.present("peer") & (peer != HOST)
+    stands = peer.copy()
+    stands[between] = lanes.first[lanes.lane_of[peer[between]]]
+    roles = roles_of(events.with_columns(
+        group=Table(tuple(groups), np.array(index, np.int32)[group.index]),
+        peer=stands if between.any() else None))
+    sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
+    alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
+    return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
+
+
+def _prices(
+    templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints
+) -> tuple[list[CollectivePrice], Ints]:
+    """What the collectives cost, by what all of their real groups receive, and by event which of the prices it has."""
+    known: dict[tuple[int, int], int] = {}
+    prices = [FREE]
+    of_event = np.zeros(len(looks), np.int64)
+    numbers = templates.group_of[templates.axes_of[looks], ranks]
+    for i, key in enumerate(zip(looks.tolist(), numbers.tolist(), strict=True)):
+        if key not in known:
+            known[key] = len(prices)
+            prices.append(pricing.collective(*templates.collective(*key)))
+        of_event[i] = known[key]
+    return prices, of_event
+
+
+def _ways(
+    pricing: Pricing, prices: Sequence[CollectivePrice], of_event: Ints, ranks: Ints, keys: Ints
+) -> tuple[tuple[Way | None, ...], Ints]:
+    """What collectives use of the links of those that stand for the others, and by event which of these it is.
+
+    Where every device has ports of its own, all that goes over them is its own: the links of the others are as full,
+    with what they do.  ``ValueError`` where that is not so.
+    """
+    hardware = pricing.hardware
+    assert hardware is not None
+    members: dict[int, dict[int, int]] = {}
+    for key, rank, price in zip(keys.tolist(), ranks.tolist(), of_event.tolist(), strict=True):
+        members.setdefault(key, {})[rank] = price
+    ways: list[Way | None] = [None]
+    known: dict[tuple[tuple[int, int], ...], int] = {}
+    of_key = {}
+    for key, told in members.items():
+        look = tuple(told.items())
+        if look not in known:
+            known[look] = len(ways)
+            crossing = {
+                channel: nbytes for rank, price in look for channel, nbytes in prices[price].crossing.items()
+                if _owner(hardware, channel) == hardware.place(rank)
+            }
+            ways.append(way_of(hardware, prices[look[0][1]]._replace(crossing=crossing)))
+        of_key[key] = known[look]
+    return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
+
+
+def _owner(hardware: Hardware, channel: Channel) -> int:
+    """The place of the device whose port of a switch a channel is."""
+    level, fault, number = channel
+    link = hardware.links[level]
+    if fault >= 0 or link.shape != "switch" or link.ports not in (None, hardware.inside(level)):
+        raise ValueError(_COLLECTIVES)
+    return number // 2
+
+
+def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bool:
+    """Whether messages share links, and one goes over these levels of them."""
+    if not pricing.shares_links or not levels:
+        return False
+    sends = events.take(np.flatnonzero(events.isin("kind", {"send"})))
+    ends = set(zip(sends.values("rank"), sends.values("peer"), strict=True))
+    return any(
+        channel[0] in levels for source, target in ends for channel in pricing.costs.path(source, target).channels)
+
+
+_COLLECTIVES = ("collectives over rings, or ports of several devices, share links, so that one device cannot stand for "
+                "its equals; simulate them all, or with link_sharing=False")

@@ -1,0 +1,122 @@
+"""What has to hold for every operator: its dim rule, by running tiles of it; its derivative, by central differences."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from ir_examples import Bools, Example, Ints
+from numpy.testing import assert_allclose, assert_array_equal
+
+from parallelism import ir
+from parallelism.ir.interpreter import run
+from parallelism.ir.table import of_a_part
+from parallelism.partial import combine
+
+# -- the dim rule, by tiles --------------------------------------------------------------------------------------------
+
+
+def tile(rule, dims, array, letter, begin, end):
+    """The part of an array that belongs to a part of one letter."""
+    key = [slice(None)] * array.ndim
+    for d, dim in enumerate(dims):
+        if letter in dim:
+            inner = array.shape[d] // rule.extents[letter]
+            key[d] = slice(begin * inner, end * inner)
+    return array[tuple(key)]
+
+
+def local(rule, dims, letter, begin, end):
+    """The shape of such a part, and where it starts."""
+    shape, starts = [], []
+    for dim, extent in zip(dims, rule.shape(dims), strict=True):
+        inner = extent // rule.extents[letter] if letter in dim else None
+        shape.append(extent if inner is None else inner * (end - begin))
+        starts.append(0 if inner is None else inner * begin)
+    return shape, starts
+
+
+def splittable(rule):
+    """Letters that may be split where they stand: outermost in all their dims."""
+    tensors = (*rule.inputs, *rule.outputs)
+    return [
+        letter for letter in rule.letters
+        if letter not in rule.whole and rule.extents[letter] >= 2
+        and all(dim[0] == letter for dims in tensors for dim in dims if letter in dim)
+    ]
+
+
+def cuts(extent, empty):
+    """Two ways to cut: into up to three nearly equal pieces; into a small, a large and, if wanted, an empty one.
+    """
+    third = -(-extent // 3)
+    yield [0, *range(third, extent, third), extent]
+    yield [0, 1, extent, *([extent] if empty else [])]
+
+
+def check_tiles(example, seed=0, inexact=()):
+    """Every letter that may be split: the op on the pieces makes the pieces of what it makes."""
+    op, arrays = example.op(), example.arrays(seed, whole=True)
+    rule, whole = op.rule, run(op, arrays)
+    for letter in splittable(rule):
+        # of nothing none is the largest: there are no empty terms
+        for places in cuts(rule.extents[letter], letter not in rule.reduced):
+            parts = []
+            for begin, end in pairwise(places):
+                inputs = [tile(rule, dims, x, letter, begin, end) for dims, x in zip(rule.inputs, arrays, strict=True)]
+                shape, starts = local(rule, rule.outputs[0], letter, begin, end)
+                attributes = dict(of_a_part(op.attributes, shape, starts))
+                parts.append(run(Example(example.kind, tuple(map(like, inputs)), attributes).op(), inputs))
+            for number, (dims, expected) in enumerate(zip(rule.outputs, whole, strict=True)):
+                pieces = [part[number] for part in parts]
+                at = [d for d, dim in enumerate(dims) if letter in dim]
+                assert at or letter in rule.reduced
+                found = np.concatenate(pieces, axis=at[0]) if at else combine(rule.op, pieces)
+                if example.kind in inexact:
+                    assert_allclose(found, expected, rtol=1e-14, atol=1e-14)
+                else:
+                    assert_array_equal(found, expected)
+
+
+def like(array):
+    """The input of an example that an array is for."""
+    if array.dtype.kind == "f":
+        return array.shape
+    return Ints(array.shape, 1) if array.dtype.kind == "i" else Bools(array.shape)
+
+
+# -- derivatives, by central differences -------------------------------------------------------------------------------
+
+
+def numeric(op, arrays, number, seeds, step=1e-6):
+    """The gradient of sum(seed * output) for one input, element by element."""
+    found = np.zeros(arrays[number].shape)
+    for place in np.ndindex(found.shape):
+        sides = []
+        for sign in (1, -1):
+            moved = [x.copy() for x in arrays]
+            moved[number][place] += sign * step
+            sides.append(sum(float((s * y).sum()) for s, y in zip(seeds, run(op, moved), strict=True)))
+        found[place] = (sides[0] - sides[1]) / (2 * step)
+    return found
+
+
+def check_gradient(example, seed=1):
+    """The derivative of every floating-point input."""
+    function, arrays = example.function(), example.arrays(seed)
+    op = function.ops[0]
+    grad = ir.gradient(function)
+    rng = np.random.default_rng(seed + 100)
+    alone = len(op.outputs) == 1 and not op.outputs[0].type.shape
+    seeds = [np.ones(())] if alone else [rng.uniform(-1, 1, v.type.shape) for v in op.outputs]
+    found = ir.interpret(grad, [*arrays, *([] if alone else seeds)]).outputs
+    floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
+    assert len(found) == len(floats)
+    for number, gradient in zip(floats, found, strict=True):
+        assert_allclose(gradient, numeric(op, arrays, number, seeds), rtol=1e-6, atol=1e-7)
+
+
+def is_differentiable(example):
+    """Whether it takes floats and makes floats only."""
+    op = example.op()
+    return any(t.dtype.kind == "f" for t in op.types) and all(v.type.dtype == np.float64 for v in op.outputs)

@@ -1,0 +1,262 @@
+"""Operators at work on shapes by chance: how an example of each is drawn.  A new operator needs a line in `MAKERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints
+
+EXTENTS = (1, 2, 3, 5, 7)
+BOOLEAN = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
+INTEGER = ("bitwise_and", "bitwise_or", "bitwise_xor", "invert")
+
+Maker = Callable[[str, np.random.Generator], Example]
+MAKERS: dict[str, Maker] = {}
+
+
+def maker(*kinds):
+    def keep(make):
+        MAKERS.update(dict.fromkeys(kinds, make))
+        return make
+
+    return keep
+
+
+def drawn(kind, seed):
+    """The example of ``kind`` that belongs to a seed."""
+    return MAKERS[kind](kind, np.random.default_rng([seed, *kind.encode()]))
+
+
+def made(kind, *inputs, **attributes):
+    given = tuple(Bools(x) if kind in BOOLEAN else Ints(x, 9) if kind in INTEGER else x for x in inputs)
+    return Example(kind, given, attributes, POSITIVE if kind in TO_BE_POSITIVE else -2.0)
+
+
+def extents(rng, least=0, most=3):
+    return tuple(int(n) for n in rng.choice(EXTENTS, rng.integers(least, most + 1)))
+
+
+def of_dim(rng, shape):
+    return int(rng.integers(len(shape)))
+
+
+def fitting(rng, shape):
+    """A shape that NumPy broadcasts to this one."""
+    kept = shape[int(rng.integers(len(shape) + 1)):] if rng.random() < 0.5 else shape
+    return tuple(1 if rng.random() < 0.3 else n for n in kept)
+
+
+def replaced(shape, axis, *extents):
+    return (*shape[:axis], *extents, *shape[axis + 1:])
+
+
+TO_BE_POSITIVE = ("sqrt", "reciprocal", "log", "log1p", "divide", "power", "arctan2", "floor_divide", "remainder")
+
+
+@maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
+       "isfinite", "isnan", "relu", "gelu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not", "invert")
+def _one(kind, rng):
+    return made(kind, extents(rng))
+
+
+@maker("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", "equal", "not_equal", "less", "less_equal",
+       "greater", "greater_equal", "divide", "power", "arctan2", "floor_divide", "remainder", "logical_and",
+       "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
+def _two(kind, rng):
+    shape = extents(rng)
+    pair = [shape, fitting(rng, shape)]
+    rng.shuffle(pair)
+    return made(kind, *map(tuple, pair))
+
+
+@maker("where")
+def _where(kind, rng):
+    shape = extents(rng)
+    return Example(kind, (Bools(fitting(rng, shape)), fitting(rng, shape), fitting(rng, shape)))
+
+
+@maker("convert")
+def _convert(kind, rng):
+    shape = extents(rng)
+    dtypes = [F64, I64, BOOL, np.dtype("f4"), np.dtype("u1")]
+    return Example(kind, ([shape, Ints(shape, 5), Bools(shape)][rng.integers(3)],), {"dtype": dtypes[rng.integers(5)]})
+
+
+@maker("einsum")
+def _einsum(kind, rng):
+    sizes = dict(zip("abcde", rng.choice((1, 2, 3), 5).tolist(), strict=True))
+    terms = ["".join(rng.permutation(list("abcde"))[:rng.integers(4)]) for _ in range(rng.integers(1, 4))]
+    there = sorted(set("".join(terms)))
+    out = "".join(rng.permutation(there)[:rng.integers(4)]) if there else ""
+    return Example(kind, tuple(tuple(sizes[x] for x in term) for term in terms),
+                   {"equation": f"{','.join(terms)}->{out}"})
+
+
+@maker("matmul")
+def _matmul(kind, rng):
+    batch, (m, k, n) = extents(rng, 0, 2), extents(rng, 3)
+    pair = [batch, fitting(rng, batch)]
+    return Example(kind, ((*pair[0], m, k), (*pair[1], k, n)))
+
+
+@maker("sum", "prod", "max", "min", "any", "all")
+def _reduction(kind, rng):
+    shape = extents(rng)
+    axes = tuple(d for d in range(len(shape)) if rng.random() < 0.5)
+    return made(kind, shape, axes=axes, keepdims=bool(rng.random() < 0.5))
+
+
+@maker("argmax", "argmin", "cumsum", "flip", "softmax", "log_softmax")
+def _along(kind, rng):
+    shape = extents(rng, 1)
+    return Example(kind, (shape,), {"axis": of_dim(rng, shape)})
+
+
+@maker("reshape")
+def _reshape(kind, rng):
+    factors = rng.choice((1, 2, 2, 3, 5), rng.integers(1, 6)).tolist()
+
+    def grouped():
+        cuts = sorted(rng.integers(0, len(factors) + 1, rng.integers(4)).tolist())
+        return tuple(int(np.prod(factors[a:b], dtype=int))
+                     for a, b in zip([0, *cuts], [*cuts, len(factors)], strict=True))
+
+    return Example(kind, (grouped(),), {"shape": grouped()})
+
+
+@maker("transpose")
+def _transpose(kind, rng):
+    shape = extents(rng)
+    return Example(kind, (shape,), {"permutation": tuple(rng.permutation(len(shape)).tolist())})
+
+
+@maker("broadcast_to")
+def _broadcast_to(kind, rng):
+    shape = extents(rng)
+    return Example(kind, (fitting(rng, shape),), {"shape": shape})
+
+
+@maker("concatenate")
+def _concatenate(kind, rng):
+    shape = extents(rng, 1)
+    axis = of_dim(rng, shape)
+    return Example(kind, tuple(replaced(shape, axis, n) for n in extents(rng, 1)), {"axis": axis})
+
+
+@maker("split")
+def _split(kind, rng):
+    shape, sizes = extents(rng, 1), (*extents(rng, 1), int(rng.integers(2)))
+    axis = of_dim(rng, shape)
+    return Example(kind, (replaced(shape, axis, sum(sizes)),), {"axis": axis, "sizes": sizes})
+
+
+@maker("slice")
+def _slice(kind, rng):
+    shape = extents(rng, 1)
+    axis = of_dim(rng, shape)
+    begin, end = sorted(rng.integers(0, shape[axis] + 1, 2).tolist())
+    return Example(kind, (shape,), {"axis": axis, "begin": begin, "end": end, "step": int(rng.integers(1, 4))})
+
+
+@maker("place")
+def _place(kind, rng):
+    shape = extents(rng, 1)
+    axis, (begin, spare), step = of_dim(rng, shape), rng.integers(0, 3, 2).tolist(), int(rng.integers(1, 4))
+    return Example(kind, (shape,), {"axis": axis, "begin": begin, "step": step,
+                                    "extent": begin + (shape[axis] - 1) * step + 1 + spare})
+
+
+@maker("windows", "windows_sum")
+def _windows(kind, rng):
+    shape = extents(rng, 1)
+    axis = of_dim(rng, shape)
+    size, step, count = rng.integers(1, 4, 3).tolist()
+    extent = (count - 1) * step + size + int(rng.integers(step))
+    if kind == "windows":
+        return Example(kind, (replaced(shape, axis, extent),), {"axis": axis, "size": size, "step": step})
+    return Example(kind, ((*replaced(shape, axis, count), size),), {"axis": axis, "step": step, "extent": extent})
+
+
+@maker("constant")
+def _constant(kind, rng):
+    shape = extents(rng)
+    values = tuple(rng.integers(0, 9, int(np.prod(shape, dtype=int))).tolist())
+    return Example(kind, (), {"value": values if rng.random() < 0.5 else 3, "shape": shape, "dtype": F64})
+
+
+@maker("iota")
+def _iota(kind, rng):
+    shape = extents(rng, 1)
+    return Example(kind, (), {"dim": of_dim(rng, shape), "shape": shape, "dtype": I64,
+                              "starts": tuple(rng.integers(0, 9, len(shape)).tolist())})
+
+
+@maker("take", "take_gradient")
+def _take(kind, rng):
+    shape, places = extents(rng, 1), extents(rng, 0, 2)
+    axis = of_dim(rng, shape)
+    picked = Ints(places, shape[axis])
+    if kind == "take":
+        return Example(kind, (shape, picked), {"axis": axis})
+    return Example(kind, (replaced(shape, axis, *places), picked), {"axis": axis, "extent": shape[axis]})
+
+
+@maker("take_along", "take_along_gradient")
+def _take_along(kind, rng):
+    shape = extents(rng, 1)
+    axis = of_dim(rng, shape)
+    places = replaced(shape, axis, int(rng.integers(1, 4)))
+    picked = Ints(places, shape[axis])
+    if kind == "take_along":
+        return Example(kind, (shape, picked), {"axis": axis})
+    return Example(kind, (places, picked), {"axis": axis, "extent": shape[axis]})
+
+
+@maker("one_hot")
+def _one_hot(kind, rng):
+    return Example(kind, (Ints(extents(rng), 5),), {"extent": 5, "dtype": F64})
+
+
+@maker("layer_norm", "rms_norm")
+def _normalized(kind, rng):
+    shape = extents(rng, 1)
+    weights = [shape[-1:]] * (2 if kind == "layer_norm" else 1)
+    return Example(kind, (shape, *weights), {"epsilon": 0.5})
+
+
+@maker("mean_squared_error", "softmax_cross_entropy")
+def _loss(kind, rng):
+    shape = (int(rng.choice(EXTENTS)), int(rng.choice((1, 2, 4))))
+    return Example(kind, (shape, shape if kind == "mean_squared_error" else Ints(shape[:1], shape[1])), {"rows": 8})
+
+
+@maker("dropout_mask", "uniform")
+def _random(kind, rng):
+    shape = extents(rng)
+    starts, spare = rng.integers(0, 4, (2, len(shape))).tolist()
+    whole = tuple(a + b + c for a, b, c in zip(starts, shape, spare, strict=True))
+    return Example(kind, (Ints((), 9),), {"seed": 3, "whole": whole, "starts": tuple(starts), "shape": shape,
+                                          **({"dtype": F64} if kind == "uniform" else {"rate": 0.5})})
+
+
+@maker("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "reshard", "all_slice", "relayout")
+def _collective(kind, rng):
+    shape = extents(rng, 2)
+    dim = of_dim(rng, shape)
+    other = (dim + 1) % len(shape)
+    attributes = {
+        "all_reduce": {"op": "sum"}, "all_gather": {"dim": dim, "extent": shape[dim]},
+        "reduce_scatter": {"dim": dim, "extent": shape[dim], "op": "sum"}, "permute": {"pairs": ((0, 0),)},
+        "all_to_all": {"split_dim": dim, "split_extent": shape[dim], "concat_dim": other,
+                       "concat_extent": shape[other]},
+    }
+    dims = ["None"] * len(shape)
+    before, after = (f"[{', '.join([*dims[:d], 'tp', *dims[d + 1:]])}]" for d in (dim, other))
+    attributes["all_slice"] = attributes["all_gather"]
+    attributes["relayout"] = {"step": "exchange", "before": before, "after": after, "whole": shape, "shape": shape,
+                              "received": 0}
+    if kind == "reshard":
+        return Example(kind, (shape,), {"layout": before})
+    given = Ints(shape, 9) if kind in ("all_slice", "relayout") else shape
+    return Example(kind, (given,), {**ALONE, **attributes[kind]})
