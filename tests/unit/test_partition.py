@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import ir
+from parallelism import Mesh, TensorSharding, ir
 from parallelism.ir import models
+from parallelism.layouts import annotate, propagate
 from parallelism.layouts.batches import checked, dealt, rows_of
 from parallelism.layouts.cuts import balanced, begun_by
+from parallelism.layouts.laid_out_stages import gradient_layout, laid_out_stages
 from parallelism.layouts.messages import packed, unpacked
 from parallelism.layouts.microbatches import microbatched
 from parallelism.layouts.partition import partition
@@ -391,3 +393,50 @@ def test_symbols_of_a_part_must_be_free():
 def test_inputs_that_do_not_fit_are_told(inputs, error, told):
     with pytest.raises(error, match=told):
         checked(ir.record(of_mean, tensor(B, 3), tensor(3, 2)), inputs)
+
+
+# -- laid out on the devices of a stage --------------------------------------------------------------------------------
+
+
+def test_layouts_agree_on_both_sides_of_every_boundary():
+    mesh = Mesh(tp=2)
+    stages = partition(CHAIN, ["middle.up", "middle.down", "last"], recompute=[1])
+    columns, c = TensorSharding(None, "tp"), stages.functions[2].forward.ops[-1].outputs[0].name
+    function = annotate(stages.function, {"w.0": columns, "w.1": TensorSharding("tp", None), c: TensorSharding(...)})
+    stages = laid_out_stages(replace(stages, function=function), mesh)
+    whole = {value.name: value.layout for value in stages.function.values}
+    kept = {}
+    for stage in stages.functions:
+        functions = [stage.forward, stage.backward, stage.backward_input, stage.backward_weights, stage.recompute]
+        for part in filter(None, functions):
+            assert all(value.layout is not None for value in part.values)
+            assert ir.parse(str(part)) == part == propagate(part, mesh)
+            ends = {value.name: value.layout for value in (*part.inputs, *part.outputs)}
+            assert {name: ends[name] for name in ends.keys() & whole.keys() & {*stage.received, *stage.sent}}.items() \
+                <= whole.items()
+            for name, layout in ends.items():
+                assert kept.setdefault((stage.sent, name), layout) == layout
+        gradients = dict(zip((*stage.returned, *stage.trained), stage.backward.outputs, strict=True))
+        assert all(value.layout == gradient_layout(whole[name]) for name, value in gradients.items())
+        halves = [*stage.backward_input.outputs[:len(stage.returned)], *stage.backward_weights.outputs]
+        assert [value.layout for value in halves] == [value.layout for value in gradients.values()]
+    # the gradient of a sum is that of both terms: one value, two layouts
+    last = stages.functions[3]
+    assert [whole[name] for name in last.received] == [columns, TensorSharding(None, None)]
+    assert [op.kind for op in last.backward.ops].count("reshard") == 1
+
+
+def test_a_gradient_may_be_of_some_outputs_by_name():
+    def both(x, w):
+        return np.sum(x * w), x * w * w, x
+
+    function = ir.record(both, tensor(3), tensor(3))
+    loss, square, x = (value.name for value in function.outputs)
+    one = ir.gradient(function, ["w"], of=[loss])
+    assert [value.name for value in one.inputs] == ["x", "w", f"grad.{loss}"]
+    assert_array_equal(ir.interpret(one, [np.arange(3.0), np.ones(3), np.array(2.0)]).outputs[0], [0, 2, 4])
+    passed = ir.gradient(function, ["x"], of=[x, square], keep_outputs=True)
+    inputs = [np.arange(3.0), np.full(3, 2.0), np.array([1.0, 2, 3]), np.ones(3)]
+    assert_array_equal(ir.interpret(passed, inputs).outputs[3], [5, 6, 7])
+    with pytest.raises(ValueError, match="@both returns no floating-point w"):
+        ir.gradient(function, of=["w"])
