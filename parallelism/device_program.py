@@ -44,6 +44,8 @@ class Price(NamedTuple):
     flops: float
     nbytes: float
     dtype: str | None
+    seconds: float | None = None
+    """What it takes, where that is known: it counts in place of flops and bytes."""
 
 
 class Step(NamedTuple):
@@ -63,11 +65,13 @@ class DeviceProgram:
     """A function of local shapes, and the category that the memory of a value is counted in.
 
     ``categories`` names those of values; of the others inputs are ``inputs``, what is returned ``outputs``, and
-    everything between ``activations``.  ``ValueError`` for a function with symbols.
+    everything between ``activations``.  ``seconds`` says what an op takes, in place of its flops and bytes.
+    ``ValueError`` for a function with symbols.
     """
 
     function: Function
     categories: Mapping[str, str]
+    seconds: Callable[[Op], float] | None = None
 
     def __post_init__(self) -> None:
         if self.function.symbols:
@@ -92,9 +96,10 @@ class DeviceProgram:
         for name, number in last.items():
             if name not in outputs and number >= 0:
                 unread[number].append(name)
+        made = (() if op.operator.view else op.outputs for op in function.ops)
         return tuple(
-            Step(op, _price(op), () if op.operator.view else self._held(op.outputs), self._held(freed), tuple(names))
-            for op, freed, names in zip(function.ops, freed_after(function), unread, strict=True)
+            Step(op, self._price(op), self._held(values), self._held(freed), tuple(names))
+            for op, values, freed, names in zip(function.ops, made, freed_after(function), unread, strict=True)
         )
 
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
@@ -109,8 +114,8 @@ class DeviceProgram:
             for category, nbytes in made:
                 device.hold(category, nbytes, **places)
             if price is not None:
-                flops, traffic, dtype = price
-                with device.compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks):
+                flops, traffic, dtype, seconds = price
+                with device.compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, **marks):
                     outputs = _run(device, op, inputs)
             else:
                 outputs = _run(device, op, inputs)
@@ -122,6 +127,18 @@ class DeviceProgram:
             for category, nbytes in freed:
                 device.hold(category, -nbytes, **places)
         return tuple(values[value.name] for value in self.function.outputs)
+
+    def _price(self, op: Op) -> Price | None:
+        if communicates(op) or op.operator.view:
+            return None
+        cut = op.kind in ("all_slice", "relayout")      # of what is cut only the part that is kept is read
+        nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
+        floats = (value.type.dtype.name for value in (*op.outputs, *op.inputs) if value.type.dtype.kind == "f")
+        dtype = next(floats, None)
+        flops = float(op.flops) if dtype is not None else 0.0
+        if not flops and not nbytes:
+            return None
+        return Price(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))
 
     def _held(self, values: Sequence[Value]) -> Held:
         found: dict[str, int] = {}
@@ -147,16 +164,6 @@ def communicates(op: Op) -> bool:
     return op.kind in CALLS or (op.kind == "relayout" and op["step"] != "slice")
 
 
-def _price(op: Op) -> Price | None:
-    if communicates(op) or op.operator.view:
-        return None
-    cut = op.kind in ("all_slice", "relayout")      # of what is cut only the part that is kept is read
-    nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
-    dtype = next((value.type.dtype.name for value in (*op.outputs, *op.inputs) if value.type.dtype.kind == "f"), None)
-    flops = float(op.flops) if dtype is not None else 0.0
-    return Price(flops, nbytes, dtype) if flops or nbytes else None
-
-
 def _run(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
     """The outputs: contiguous arrays that own their memory, but for views."""
     if op.kind in ("send", "recv"):
@@ -176,27 +183,27 @@ def _run(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
 # -- what is done to the part of a device ------------------------------------------------------------------------------
 
 
-def _all_reduce(device: Device, op: Op, x: Array) -> Array:
+def _all_reduce(device: Device, op: Op, x: Array) -> Any:
     return device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype))
 
 
-def _all_gather(device: Device, op: Op, x: Array) -> Array:
+def _all_gather(device: Device, op: Op, x: Array) -> Any:
     return device.all_gather(x, op["axes"], dim=op["dim"])
 
 
-def _reduce_scatter(device: Device, op: Op, x: Array) -> Array:
+def _reduce_scatter(device: Device, op: Op, x: Array) -> Any:
     return device.reduce_scatter(x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype))
 
 
-def _all_to_all(device: Device, op: Op, x: Array) -> Array:
+def _all_to_all(device: Device, op: Op, x: Array) -> Any:
     return device.all_to_all(x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"])
 
 
-def _permute(device: Device, op: Op, x: Array) -> Array:
+def _permute(device: Device, op: Op, x: Array) -> Any:
     return device.permute(x, op["pairs"], op["axes"])
 
 
-def _all_slice(device: Device, op: Op, x: Array) -> Array:
+def _all_slice(device: Device, op: Op, x: Array) -> Any:
     extents = device.mesh.shape
     places = starts(split_sizes(x.shape[op["dim"]], tuple(extents[axis] for axis in op["axes"])))
     mine = device.position(op["axes"])

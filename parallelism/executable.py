@@ -10,14 +10,14 @@ declares and holds (`parallelism.device_program`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.device_program import DeviceProgram
-from parallelism.ir import OPERATORS, Function, Operator
+from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.interpreter import checked_arrays
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
@@ -55,6 +55,7 @@ class Executable(Operation):
     ``program`` is what `parallelism.layouts.localize` makes, or a function with layouts that is to be localized on
     ``mesh`` (what has none is laid out by propagation).  ``categories`` says in which category of memory values are
     counted, by their names: of the others inputs are ``inputs``, outputs ``outputs``, all between ``activations``.
+    ``seconds(op)``, as a `parallelism.profile.Profile`, says what an op takes in place of its flops and bytes.
 
     ``cluster.run(executable, inputs)``: the arrays of the whole, in order or by name; ``run.result``: the outputs, in
     order, whole.  **Communication**: that of the collectives in each device's program.
@@ -62,8 +63,9 @@ class Executable(Operation):
 
     def __init__(
         self, program: Function | LocalPrograms, mesh: Mesh | None = None, *,
-        categories: Mapping[str, str] | None = None,
+        categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
     ) -> None:
+        self.seconds = seconds
         self.programs = _localized(program, mesh)
         self.categories = dict(categories or {})
         known = {value.name for value in self.programs.function.values}
@@ -88,7 +90,7 @@ class Executable(Operation):
         found = self._by_class.get(number)
         if found is None:
             first, _ = self.programs.classes[number]
-            found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories)
+            found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories, self.seconds)
         return found
 
     def templates(self, price: object = None) -> Templates:
@@ -123,7 +125,7 @@ class Executable(Operation):
         program = self.of_class(self.programs.class_of(device.rank))
         function = self.programs.program(device.rank)
         if function != program.function:    # its parts begin elsewhere
-            program = DeviceProgram(function, self.categories)
+            program = DeviceProgram(function, self.categories, self.seconds)
         with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)

@@ -101,9 +101,9 @@ def _first_alike(values: Ints) -> Ints:
     begins = np.ones(values.shape, np.bool_)
     begins[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
     run = np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)
-    found = np.empty_like(values)
+    found = np.empty(values.shape, np.int64)
     np.put_along_axis(found, order, np.take_along_axis(order, run, axis=1), axis=1)
-    return found
+    return np.asarray(found)
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:

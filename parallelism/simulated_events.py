@@ -77,8 +77,8 @@ class Rows:
             for category, nbytes in made:
                 hold(category, nbytes)
             if price is not None:
-                flops, traffic, dtype = price
-                rows.append(row("compute", op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks))
+                flops, traffic, dtype, seconds = price
+                rows.append(row("compute", op.kind, traffic, flops, dtype, seconds, **marks))
             elif communicates(op):
                 self.add_call(op, mesh, rank)
             for category, nbytes in freed:
@@ -195,7 +195,7 @@ class Templates:
         return bool((classes == classes[:, :1]).all())
 
     def _call(self, rank: int, axes: Axes, number: int, mine: Op) -> Op:
-        other = self._calls[self.class_of[rank]].get((axes, number))
+        other = self._calls[int(self.class_of[rank])].get((axes, number))
         if other is None or other.kind != mine.kind:
             raise ValueError(
                 f"collective {number} over {', '.join(axes)} is {mine.kind} to some of a group, and "
@@ -307,8 +307,8 @@ class Templates:
     def collective(
         self, look: int, number: int
     ) -> tuple[str, tuple[int, ...], Ints, str | None, tuple[tuple[int, int], ...]]:
-        """Of a collective event, and the number of a group along its axes: kind, ranks, bytes that each receives, dtype,
-        and who sends to whom, where that is told."""
+        """Of a collective event, and the number of a group along its axes: kind, ranks, bytes that each receives,
+        dtype, and who sends to whom, where that is told."""
         slot = int(self.axes_of[look])
         group, found = tuple(self.groups[slot][number].tolist()), self._moved(look, number)
         of_class = int(np.searchsorted(self.starts, look, "right")) - 1

@@ -58,7 +58,8 @@ def simulate(
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
     if fold:
         return _folded(executable.templates(_Pieces(mesh, pricing)), pricing)
-    return Trace(executable.templates().by_rank(range(mesh.size)).events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
+    events = executable.templates().by_rank(range(mesh.size)).events
+    return Trace(events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
 
 
 def equal_devices(

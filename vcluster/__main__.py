@@ -21,6 +21,9 @@ LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
+  {PROGRAM} show M.mlir      a program; with --mesh, what a device does
+  {PROGRAM} simulate M.mlir  what it would take on described hardware
+  {PROGRAM} run M.mlir       the same on devices here, and compared
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       of two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
@@ -181,7 +184,19 @@ def calibrate(words: Sequence[str]) -> int:
     return 0
 
 
+def _of_models(name: str) -> Callable[[Sequence[str]], int]:
+    """A command on a program in a file; what it takes is loaded when it is asked for."""
+
+    def command(words: Sequence[str]) -> int:
+        from vcluster import models
+
+        return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
+
+    return command
+
+
 COMMANDS = {
+    **{name: _of_models(name) for name in ("show", "simulate", "run")},
     "report": _of_traces(report), "compare": _of_traces(compare), "doctor": doctor, "hardware": hardware,
     "calibrate": calibrate,
 }

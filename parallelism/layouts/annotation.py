@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from parallelism.ir.function import Function, Value
+from parallelism.ir.function import Function, Op, Value
 from parallelism.ir.tracing import apply
 from parallelism.sharding import TensorSharding
 
@@ -30,14 +30,14 @@ def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | 
 def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -> Function:
     """The function with these layouts, by name; other values keep theirs."""
     values = {
-        value.name: replace(value, layout=layouts[value.name]) if value.name in layouts else value
+        value.name: Value(value.name, value.type, layouts[value.name]) if value.name in layouts else value
         for value in function.values
     }
 
     def laid(side: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(values[value.name] for value in side)
 
-    ops = tuple(replace(op, inputs=laid(op.inputs), outputs=laid(op.outputs)) for op in function.ops)
+    ops = tuple(Op(op.kind, laid(op.inputs), op.attributes, laid(op.outputs), op.region) for op in function.ops)
     return replace(function, inputs=laid(function.inputs), ops=ops, outputs=laid(function.outputs))
 
 

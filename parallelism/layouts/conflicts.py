@@ -41,11 +41,13 @@ class Conflict:
     """Where the wish comes from; None: the op sees this dim whole."""
 
     def __str__(self) -> str:
-        lies = f", from {self.lies_from}" if self.lies_from else ", as it is made"
         wanted = f"from {self.wanted_from}" if self.wanted_from else f"it sees dim {self.dim} whole"
-        made = "makes it to lie" if self.value in self.op.outputs else "needs it"
-        return (f"%{self.value.name} lies as {self.lies.short()}{lies}; {self.op.kind} {made} as "
-                f"{self.wanted.short()}: {wanted}")
+        if self.value in self.op.outputs:
+            return (f"%{self.value.name}: {self.op.kind} makes it as {self.lies.short()}; it is to lie as "
+                    f"{self.wanted.short()}, {wanted}")
+        lies = f", from {self.lies_from}" if self.lies_from else ", as it is made"
+        return (f"%{self.value.name} lies as {self.lies.short()}{lies}; {self.op.kind} needs it as "
+                f"{self.wanted.short()}, {wanted}")
 
 
 class Paths:

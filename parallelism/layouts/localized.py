@@ -97,7 +97,12 @@ class Localized:
 
     def received(self, rank: int = 0) -> tuple[int, ...]:
         """The bytes that each op of its program receives from other devices, exactly: where an array does not divide by
-        the devices that reduce it, `Op.bytes_received` is that of the first of them only."""
+        the devices that reduce it, `Op.bytes_received` is that of the first of them only.  ``ValueError`` where symbols
+        are left."""
+        if self.devices.symbolic or self.function.symbols:
+            names = sorted({*self.function.symbols, *(a for a, n in self.devices.extents if not isinstance(n, int))})
+            raise ValueError(f"what a device receives is a number when there are numbers for {', '.join(names)}; "
+                             f"before that Op.bytes_received is an expression")
         found = []
         for op in self.function.ops:
             if op.kind == "reshard":

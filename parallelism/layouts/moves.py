@@ -18,9 +18,6 @@ from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep, plan_resharding
 from parallelism.sharding import TensorSharding
 
-SYMBOLIC = 2**20
-"""The extent by which plans are made where it is not known."""
-
 
 @dataclass(frozen=True)
 class Move:
@@ -71,7 +68,7 @@ def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devi
     axes = {*source.axes, *source.partial, *target.axes, *target.partial}
     mesh = Mesh(**{axis: n for axis, n in devices.stand_in.shape.items() if axis in axes} or {"": 1})
     shape = tuple(
-        SYMBOLIC if isinstance(extent, Expression) or _symbolic(before.axes + after.axes, devices) else extent
+        4 * mesh.size if isinstance(extent, Expression) or _symbolic(before.axes + after.axes, devices) else extent
         for extent, before, after in zip(type.shape, source.dims, target.dims, strict=True)
     )
     plan = plan_resharding(source, target, shape, type.dtype, mesh)

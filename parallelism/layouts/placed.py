@@ -55,7 +55,7 @@ class _Placed:
             value if layout == value.layout else Value(self._name(value), value.type, layout)
             for value, layout in zip(op.outputs, found.outputs, strict=True)
         ]
-        self.ops.append(replace(op, inputs=tuple(inputs), outputs=tuple(made)))
+        self.ops.append(Op(op.kind, tuple(inputs), op.attributes, tuple(made), op.region))
         for value, raw in zip(op.outputs, made, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)

@@ -51,7 +51,7 @@ def placement(
 ) -> Placement:
     """How an op is done whose inputs lie so, and whose outputs shall lie so.
 
-    ``carries``: a reduction that is pending in all of its inputs which have one may stay pending in the output.
+    ``carries``: a reduction that is pending in inputs, by one operation, may stay pending in the output.
     """
     of = relation(kind, types, attributes)
     kept = _kept(inputs) if carries else ()
@@ -68,10 +68,8 @@ def placement(
 
 def _kept(inputs: Sequence[TensorSharding]) -> Axes:
     """The axes over which all that is pending is."""
-    pending = [layout for layout in inputs if layout.partial]
-    if not pending or len({layout.op for layout in pending}) > 1:
-        return ()
-    return tuple(axis for axis in pending[0].partial if all(axis in layout.partial for layout in pending))
+    pending = [layout.partial for layout in inputs if layout.partial]
+    return tuple(axis for axis in pending[0] if all(axis in partial for partial in pending))
 
 
 def _placement(
@@ -83,8 +81,6 @@ def _placement(
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     pending = {axis for letter in of.reduced for axis in split.get(letter, ())}
-    if pending and op != of.op:
-        return _placement(of, types, called, inputs, outputs, devices, ())
     partial = tuple(axis for axis in devices.shape if axis in pending or axis in kept)
 
     def lying(letters: Letters) -> Dims:

@@ -55,7 +55,7 @@ def propagate(
         return laid_out(function, given)
     found = _Propagation(function, devices, given)
     found.spread()
-    return laid_out(function, found.settle([] if conflicts is None else conflicts))
+    return laid_out(function, found.settle(conflicts))
 
 
 def _given(function: Function, devices: Devices) -> dict[str, TensorSharding]:
@@ -161,7 +161,7 @@ class _Propagation:
 
     # -- and for every op ----------------------------------------------------------------------------------------------
 
-    def settle(self, conflicts: list[Conflict]) -> dict[str, TensorSharding]:
+    def settle(self, conflicts: list[Conflict] | None) -> dict[str, TensorSharding]:
         """The layout of every value."""
         layouts = dict(self.given)
         constants = finite_constants(self.function)
@@ -184,11 +184,11 @@ class _Propagation:
                 layouts[value.name] = layout
                 if layout.partial:
                     user = alone.get(value.name)
-                    if user is not None and (user.kind == "reshard" or self._may_carry(user, value, constants)):
+                    if user is not None and (user.kind == "reshard" or _may_wait(user, value, layout.op, constants)):
                         made[value.name] = layout
                     else:
                         layouts[value.name] = self._reduced(value, layout)
-            if op.kind != "reshard":
+            if conflicts is not None and op.kind != "reshard":
                 conflicts.extend(self.paths.conflicts(op, layouts, found))
         return layouts
 
@@ -199,12 +199,6 @@ class _Propagation:
             layouts.get(value.name) or sharding(tuple(self.dims[value.name])) for value in op.outputs
         )
         return op_placement(op, tuple(layouts[value.name] for value in op.inputs), homes, self.devices, constants)
-
-    def _may_carry(self, user: Op, value: Value, constants: frozenset[str]) -> bool:
-        """Whether its only user could go on with terms, if all others that it takes are terms, too."""
-        others = {other.name for other in user.inputs} - constants if user.kind not in ("add", "subtract") else set()
-        pending = dict.fromkeys({value.name, *(v.name for v in user.inputs if user.kind in ("add", "subtract"))}, "sum")
-        return not others - {value.name} and carries(user, pending, constants)
 
     def _reduced(self, value: Value, made: TensorSharding) -> TensorSharding:
         """What was found for it, as far as a reduction of what is made leads there."""
@@ -226,6 +220,12 @@ def op_placement(
     }
     through = bool(pending) and carries(op, pending, constants)
     return placement(op.kind, op.types, op.attributes, inputs, outputs, devices, carries=through)
+
+
+def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> bool:
+    """Whether the only user of a value could go on with terms, if those that are added to it are terms, too."""
+    together = user.inputs if user.kind in ("add", "subtract") else [value]
+    return carries(user, {each.name: op for each in together}, constants)
 
 
 def _used_once(function: Function) -> dict[str, Op]:

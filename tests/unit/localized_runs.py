@@ -1,4 +1,4 @@
-"""Runs the programs of all devices side by side in this process, collectives in plain NumPy: the oracle of the tests."""
+"""Runs the programs of all devices side by side in this process, collectives in plain NumPy."""
 
 from __future__ import annotations
 

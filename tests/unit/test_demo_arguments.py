@@ -59,7 +59,7 @@ def test_a_mesh_said_outright_keeps_its_order_and_nothing_said_is_one_device():
         ("--mesh pp=2,pp=3", "names axis 'pp' twice"),
         ("--mesh pp=0", "a whole number of at least 1, got 0"),
         ("--mesh pp=2 --dp 2", "leave out --dp"),
-        ("--pp 100 --dp 100", "10000 devices; a demo runs on at most 256"),
+        ("--pp 100 --dp 100", "10000 devices; at most 256 are run here"),
     ],
 )
 def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):

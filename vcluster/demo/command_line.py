@@ -108,11 +108,13 @@ def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
     parser.add_argument("--mesh", metavar="AXES", help=f"the mesh outright, outermost axis first: {example}")
 
 
-def mesh_of(arguments: argparse.Namespace, default: str, *, any_axes: bool = False) -> Mesh:
+def mesh_of(
+    arguments: argparse.Namespace, default: str, *, any_axes: bool = False, most: int | None = MOST_DEVICES
+) -> Mesh:
     """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, cp and tp.
 
     ``default`` is the axis of a mesh of 1 where nothing was said; ``any_axes``: ``--mesh`` may name others than there
-    are flags for.  Raises `WrongWords`.
+    are flags for; ``most`` devices (None: any number).  Raises `WrongWords`.
     """
     flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
     if arguments.mesh is not None:
@@ -120,8 +122,8 @@ def mesh_of(arguments: argparse.Namespace, default: str, *, any_axes: bool = Fal
             raise WrongWords(f"--mesh says it all; leave out {' and '.join('--' + axis for axis in flags)}")
         flags = _axes_of(arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)])
     mesh = Mesh(**(flags or {default: 1}))
-    if mesh.size > MOST_DEVICES:
-        raise WrongWords(f"{mesh!r} has {mesh.size} devices; a demo runs on at most {MOST_DEVICES}")
+    if most is not None and mesh.size > most:
+        raise WrongWords(f"{mesh!r} has {mesh.size} devices; at most {most} are run here")
     return mesh
 
 
