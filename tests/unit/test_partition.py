@@ -129,6 +129,40 @@ def test_stages_make_the_loss_and_the_gradients_of_the_whole(name, count, microb
             equal(gradients[weight], gradient)
 
 
+LAYERS = {
+    "+": lambda a, b, w, scale: a + b, "*": lambda a, b, w, scale: a * scale + b, "@": lambda a, b, w, scale: b @ w + a,
+    "m": lambda a, b, w, scale: np.maximum(a, b @ w.T),
+}
+
+
+@given(st.data())
+def test_any_program_may_be_cut_anywhere(data):
+    """Layers that take any earlier values and share weights, cut before any ops, in uneven microbatches."""
+    layers = data.draw(st.lists(
+        st.tuples(st.sampled_from(sorted(LAYERS)), st.integers(0, 4), st.integers(0, 4), st.integers(0, 1)), min_size=1,
+        max_size=6))
+
+    def loss(x, targets, w, scale):
+        values = [x, x * scale]
+        for kind, i, j, k in layers:
+            a, b = values[i % len(values)], values[-1 - j % len(values)]
+            values.append(LAYERS[kind](a, b, w[k], scale))
+        return np.sum(values[-1] * targets) + np.sum(values[len(values) // 2])
+
+    function = ir.record(loss, tensor(B, 2), tensor(B, 2), [tensor(2, 2), tensor(2, 2)], tensor(2))
+    chain = [op.outputs[0].name for op in partition(function, 1).functions[0].forward.ops if op.inputs]
+    chain = [name for name in chain if "B" in next(v for v in function.values if v.name == name).type.symbols][1:]
+    begin = sorted(data.draw(st.sets(st.sampled_from(chain), max_size=4)), key=chain.index) if chain else []
+    again = data.draw(st.sets(st.integers(0, len(begin))))
+    inputs, names = arrays(function, data.draw(st.integers(0, 9)), B=5), ["w.0", "w.1", "scale"]
+    stages = partition(function, begin, recompute=again)
+    found, gradients = step(stages, inputs, data.draw(st.integers(1, 5)), halves=data.draw(st.booleans()))
+    wanted = ir.interpret(ir.gradient(function, names, keep_outputs=True), inputs).outputs
+    assert_array_equal(found, wanted[0])
+    for name, gradient in zip(names, wanted[1:], strict=True):
+        assert_array_equal(gradients.get(name, 0), gradient)      # 0 of what no stage reads
+
+
 @pytest.mark.parametrize("name", ["chain", "mlp", "convolutional"])
 def test_nothing_is_computed_twice_unless_asked_for(name):
     function, _ = MODELS[name]
