@@ -41,7 +41,7 @@ class Lanes(NamedTuple):
 
 
 def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> Lanes:
-    """The lanes of equal devices; on a hardware with broken links everybody has one of his own.
+    """The lanes of equal devices, by their lowest ranks; on a hardware with broken links everybody has his own.
 
     ``ValueError`` where messages of equal devices share links.
     """
@@ -65,7 +65,9 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
         if finer.max(initial=0) == colour.max(initial=0):
             break
         colour = finer
-    first = np.unique(colour, return_index=True)[1]
+    _, first, colour = np.unique(colour, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    first, colour = first[order], np.argsort(order)[colour.ravel()]
     if hardware is not None and link_sharing and messages:
         _check_links(hardware, colour, first, messages)
     return Lanes(colour, first)

@@ -219,14 +219,14 @@ class Templates:
         """
         found = []
         for look, by_group in self._uneven.items():
-            if by_group[0].kind == "all_reduce":
+            if next(iter(by_group.values())).kind == "all_reduce":
                 continue
             groups = self.groups[self.axes_of[look]]
             for of in ("sent", "received", "messages"):
-                moved_by = np.zeros(self.mesh.size, np.int64)
-                for number, group in enumerate(groups):
-                    moved_by[group] = getattr(by_group[number], of)
-                found.append(moved_by)
+                by_member = np.zeros(self.mesh.size, np.int64)
+                for number, each in by_group.items():
+                    by_member[groups[number]] = getattr(each, of)
+                found.append(by_member)
         return found
 
     # -- by rank -------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def _standing(templates: Templates, pricing: Pricing) -> _Standing:
 def _timed(standing: _Standing, pricing: Pricing) -> Trace:
     templates, lanes, events, lengths, looks = standing
     mesh, first = templates.mesh, lanes.first.tolist()
-    roles = _met(events, lanes)
+    roles = _met(events, templates.axes_of[looks], lanes)
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
     ranks = events.numbers("rank")[at]
@@ -149,8 +149,11 @@ class _Pieces:
         return self._same[key]
 
 
-def _met(events: Columns, lanes: Lanes) -> Roles:
-    """What each event is to the clock where everybody is met in the one who stands for him."""
+def _met(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
+    """What each event is to the clock where everybody is met in the one who stands for him.
+
+    ``axes`` number those of each collective: along other axes other groups may be met in the same ones.
+    """
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
     met: dict[Any, int] = {}
@@ -165,7 +168,9 @@ def _met(events: Columns, lanes: Lanes) -> Roles:
     between = events.present("peer") & (peer != HOST)
     stands = peer.copy()
     stands[between] = lanes.first[lanes.lane_of[peer[between]]]
+    sequence = events.numbers("sequence")
     roles = roles_of(events.with_columns(
+        sequence=np.where(axes >= 0, sequence * (int(axes.max(initial=0)) + 1) + axes, sequence),
         group=Table(tuple(groups), np.array(index, np.int32)[group.index]),
         peer=stands if between.any() else None))
     sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]

@@ -1,151 +1,197 @@
-"""Programs run on devices, and simulated: interpreted, executed and simulated they agree, to the byte and to the bit."""
+"""Programs run on devices, and simulated: interpreted, executed and simulated they agree, to the byte and the bit."""
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import numpy as np
 import pytest
 
-from parallelism import TensorSharding, ir
+from parallelism import Mesh, TensorSharding, ir
 from parallelism.executable import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.mesh import Mesh
 from parallelism.recorder import record
 from parallelism.simulator import equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
-from tests.unit.local_programs import feed_forward, integers
 from vcluster import VirtualCluster
 
-HARDWARE = {"hardware": "dgx-h100", "compute": "modelled", "priced_dtype": "bfloat16"}
-SEEN = ("compute", "collective", "memory", "send", "recv", "wait")
+ON = {"hardware": "dgx-h100", "compute": "modelled", "priced_dtype": "bfloat16"}
+S = TensorSharding
 
 
 def told(trace, rank=None):
-    """All that must be the same, whoever tells it."""
-    return [
-        (e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds, e.bytes_sent, e.bytes_received, e.messages,
-         e.flops, e.nbytes, e.axes, e.group, e.peer, e.algorithm, e.stage, e.microbatch, e.phase, e.tag, e.sequence,
-         e.sources, e.dtype, e.seconds, e.serial)
-        for e in trace if e.kind in SEEN and e.parent is None and (rank is None or e.rank == rank)
-    ]
+    """All that must be the same, whoever tells it; what goes to and from the host is told by a run only."""
+    found, serials = [], {}
+    for e in trace:
+        if e.kind in ("h2d", "d2h") or e.parent is not None or rank not in (None, e.rank):
+            continue
+        serial = serials[e.rank] = serials.get(e.rank, -1) + 1
+        found.append((
+            e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds, e.bytes_sent, e.bytes_received, e.messages,
+            e.flops, e.nbytes, e.axes, e.group, e.peer, e.algorithm, e.stage, e.microbatch, e.phase, e.tag, e.sequence,
+            e.sources, e.dtype, e.seconds, serial))
+    return found
 
 
-def numbered(events):
-    """The same without what goes to and from the host, numbered anew."""
-    counts = {}
-    out = []
-    for event in events:
-        counts[event[0]] = counts.get(event[0], -1) + 1
-        out.append((*event[:-1], counts[event[0]]))
-    return out
-
-
-def executed(executable, inputs, backend="thread"):
-    with VirtualCluster(executable.mesh, backend=backend, **HARDWARE) as cluster:
-        run = cluster.run(executable, inputs)
+def run(program, mesh, inputs, backend="thread"):
+    """What came of it, and its trace in virtual time."""
+    with VirtualCluster(mesh, backend=backend, **ON) as cluster:
+        done = cluster.run(program, inputs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UndeclaredComputeWarning)
-            return run.result, run.trace
+            return done.result, done.trace
 
 
-def agree(executable, inputs, backend="thread"):
-    """Interpreted, executed and simulated; the outputs of the first two."""
-    wanted = ir.interpret(executable.programs.function, inputs).outputs
-    found, trace = executed(executable, inputs, backend)
-    simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")
-    assert told(simulated) == numbered(told(trace))
-    for rank in range(executable.mesh.size):
-        assert simulated.peak_bytes(rank) == trace.peak_bytes(rank)
+def assert_simulated(simulated, trace):
+    assert told(simulated) == told(trace)
+    assert simulated.peaks() == trace.peaks()
     assert simulated.makespan_seconds == trace.makespan_seconds
-    return wanted, found
+    np.testing.assert_array_equal(simulated.communication_matrix(), trace.communication_matrix())
 
 
-@pytest.mark.parametrize("shape", [(6, 4, 8), (5, 3, 7), (1, 1, 1), (3, 0, 2)], ids=str)
-def test_a_program_written_by_hand_runs_as_the_whole_and_as_simulated(shape):
-    hand = feed_forward(*shape, Mesh(dp=2, tp=2))
-    wanted, found = agree(Executable(hand), integers(hand.function))
-    for one, other in zip(wanted, found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_on_processes_and_under_the_recorder_it_is_the_same():
-    mesh = Mesh(dp=2, tp=3)
-    hand = feed_forward(5, 4, 7, mesh)
-    executable, inputs = Executable(hand, categories={"up": "weights", "down": "weights"}), integers(hand.function)
-    wanted, found = agree(executable, inputs, "process")
-    for one, other in zip(wanted, found, strict=True):
-        np.testing.assert_array_equal(one, other)
-    recorded = record(executable, mesh, inputs).trace.on("dgx-h100", priced_dtype="bfloat16")
-    simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")
-    assert told(recorded) == told(simulated)
-    assert simulated.peak_bytes(0, "weights") == (4 * 3 + 3 * 4) * 8
-    np.testing.assert_array_equal(recorded.communication_matrix(), simulated.communication_matrix())
-
-
-def mlp(rows=6):
-    return models.mlp((5, 8, 6, 3), rows)
-
-
-def gpt():
-    return models.gpt(vocabulary=12, width=8, heads=4, layers=2, sequence=4, batch=4)
-
-
-def with_gradient(loss):
-    floats = [v.name for v in loss.inputs if v.name.startswith("p.")]
-    return ir.gradient(loss, floats or [loss.inputs[0].name], keep_outputs=True)
-
-
-def inputs_of(function, seed=0):
-    rng = np.random.default_rng(seed)
+def inputs_of(function):
+    """Floats, and integers that every table has a place for."""
+    rng = np.random.default_rng(0)
     return [
-        rng.normal(size=v.type.shape) if v.type.dtype.kind == "f" else rng.integers(0, 12, v.type.shape)
+        rng.normal(size=v.type.shape) if v.type.dtype.kind == "f" else rng.integers(0, 5, v.type.shape)
         for v in function.inputs
     ]
 
 
-S = TensorSharding
-MLP_DP = {"x": S("dp", None), "targets": S("dp", None)}
-MLP_TP = {"p.w0": S(None, "tp"), "p.b0": S("tp"), "p.w1": S("tp", None)}
-MLP_ZERO = {f"p.w{i}": S("dp", None) for i in range(3)}
-GPT_DP = {"tokens": S("dp", None), "targets": S("dp", None)}
-GPT_TP = {f"p.{i}.{name}": layout for i in range(2) for name, layout in {
-    "qkv": S(None, "tp"), "out": S("tp", None), "up": S(None, "tp"), "down": S("tp", None)}.items()}
-GPT_VOCABULARY = {"p.tokens": S("tp", None)}
-GPT_SEQUENCE = {"tokens": S(None, "sp"), "targets": S(None, "sp"), "p.positions": S("sp", None)}
+LOSSES = {
+    "mlp": lambda: models.mlp((5, 8, 6, 3), 6),
+    "convolutional": lambda: models.convolutional((6, 6, 2), (3, 4), 5, 6),
+    "gpt": lambda: models.gpt(vocabulary=12, width=8, heads=4, layers=2, sequence=4, batch=4),
+    "mixture": lambda: models.mixture(6, 8, 4, 2, 5, 4, 6),
+}
+DATA = {
+    "mlp": {"x": S("dp", None), "targets": S("dp", None)},
+    "convolutional": {"x": S("dp", ...), "targets": S("dp")},
+    "gpt": {"tokens": S("dp", None), "targets": S("dp", None)},
+}
+TENSOR = {
+    "mlp": {"p.w0": S(None, "tp"), "p.b0": S("tp"), "p.w1": S("tp", None)},
+    "gpt": {f"p.{i}.{name}": layout for i in range(2) for name, layout in {
+        "qkv": S(None, "tp"), "out": S("tp", None), "up": S(None, "tp"), "down": S("tp", None)}.items()},
+}
+VOCABULARY = TENSOR["gpt"] | {"p.tokens": S("tp", None)}
+SEQUENCE = {"tokens": S(None, "sp"), "targets": S(None, "sp"), "p.positions": S("sp", None)}
 
-LAYOUTS = [
-    ("mlp", Mesh(dp=1), MLP_DP), ("mlp", Mesh(dp=2), MLP_DP), ("mlp", Mesh(dp=4), MLP_DP), ("mlp", Mesh(dp=7), MLP_DP),
-    ("mlp", Mesh(tp=2), MLP_TP), ("mlp", Mesh(tp=3), MLP_TP), ("mlp", Mesh(dp=2, tp=2), MLP_DP | MLP_TP),
-    ("mlp", Mesh(dp=2), MLP_DP | MLP_ZERO), ("mlp", Mesh(dp=3), MLP_DP | MLP_ZERO),
-    ("mlp", Mesh(dp=4, tp=2), MLP_DP | MLP_TP), ("mlp", Mesh(dp=2, tp=4), MLP_DP | MLP_TP),
-    ("gpt", Mesh(dp=2), GPT_DP), ("gpt", Mesh(tp=2), GPT_TP), ("gpt", Mesh(dp=2, tp=2), GPT_DP | GPT_TP),
-    ("gpt", Mesh(tp=2), GPT_TP | GPT_VOCABULARY), ("gpt", Mesh(sp=2), GPT_SEQUENCE), ("gpt", Mesh(sp=3), GPT_SEQUENCE),
-    ("gpt", Mesh(dp=2, tp=4), GPT_DP | GPT_TP | GPT_VOCABULARY),
+
+def zero(model, stage, axis="dp"):
+    """Gradients, and from stage 3 on weights, that lie apart over the replicas."""
+    def layouts(function):
+        found = {}
+        weights = [v for v in function.inputs if v.name.startswith("p.")]
+        for weight, gradient in zip(weights, function.outputs[1:], strict=True):
+            apart = S(axis, ...).over(weight.type.ndim)
+            found[gradient.name] = apart
+            if stage == 3:
+                found[weight.name] = apart
+        return found | DATA[model]
+    return layouts
+
+
+CASES = [
+    *(("mlp", Mesh(dp=n), DATA["mlp"]) for n in (1, 2, 3, 5, 8)),
+    *(("mlp", Mesh(tp=n), TENSOR["mlp"]) for n in (2, 3, 4)),
+    *(("mlp", Mesh(dp=n, tp=m), DATA["mlp"] | TENSOR["mlp"]) for n, m in ((2, 2), (4, 2), (2, 4), (3, 2))),
+    *(("mlp", Mesh(dp=n), zero("mlp", stage)) for n in (2, 3) for stage in (1, 3)),
+    ("mlp", Mesh(tp=2, dp=2), lambda f: zero("mlp", 1)(f) | {"x": S(("dp", "tp"), None), "targets": S("dp", None)}),
+    ("convolutional", Mesh(dp=2), DATA["convolutional"]), ("convolutional", Mesh(dp=4), DATA["convolutional"]),
+    ("convolutional", Mesh(tp=2), {"p.w0": S(None, None, None, "tp")}),
+    ("convolutional", Mesh(dp=2), zero("convolutional", 3)),
+    *(("gpt", Mesh(dp=n), DATA["gpt"]) for n in (2, 3, 4)),
+    *(("gpt", Mesh(tp=n), TENSOR["gpt"]) for n in (2, 4)),
+    *(("gpt", Mesh(dp=n, tp=m), DATA["gpt"] | TENSOR["gpt"]) for n, m in ((2, 2), (2, 4), (4, 2))),
+    ("gpt", Mesh(tp=2), VOCABULARY), ("gpt", Mesh(tp=3), VOCABULARY), ("gpt", Mesh(dp=2, tp=2), DATA["gpt"] | VOCABULARY),
+    *(("gpt", Mesh(sp=n), SEQUENCE) for n in (2, 3, 4)),
+    ("gpt", Mesh(dp=2, sp=2), {**SEQUENCE, "tokens": S("dp", "sp"), "targets": S("dp", "sp")}),
+    ("gpt", Mesh(sp=2, tp=2), SEQUENCE | TENSOR["gpt"]),
+    *(("gpt", Mesh(dp=2), zero("gpt", stage)) for stage in (1, 3)),
+    ("gpt", Mesh(dp=2, tp=2), lambda f: zero("gpt", 3)(f) | TENSOR["gpt"]),
 ]
-FEW = os.environ.get("VCLUSTER_LAYOUTS") != "all"
+IDS = [f"{model}-{'x'.join(f'{n}{axis}' for axis, n in mesh.shape.items())}-{i}" for i, (model, mesh, _) in enumerate(CASES)]
 
 
-@pytest.mark.parametrize(("model", "mesh", "layouts"), LAYOUTS, ids=lambda x: str(x) if not isinstance(x, dict) else "")
-def test_models_under_layouts_run_as_interpreted_and_as_simulated(model, mesh, layouts):
-    function = with_gradient({"mlp": mlp, "gpt": gpt}[model]())
-    localized = localize(propagate(annotate(function, layouts), mesh), mesh)
-    wanted, found = agree(Executable(localized), inputs_of(function))
+def executable_of(model, mesh, layouts):
+    loss = LOSSES[model]()
+    weights = [v.name for v in loss.inputs if v.name.startswith("p.")]
+    function = ir.gradient(loss, weights, keep_outputs=True)
+    given = layouts(function) if callable(layouts) else layouts
+    return Executable(localize(propagate(annotate(function, given), mesh), mesh))
+
+
+@pytest.mark.parametrize(("model", "mesh", "layouts"), CASES, ids=IDS)
+def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh, layouts):
+    executable = executable_of(model, mesh, layouts)
+    function = executable.programs.function
+    inputs = inputs_of(function)
+    wanted = ir.interpret(function, inputs).outputs
+    found, trace = run(executable, mesh, inputs)
     for one, other in zip(wanted, found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.parametrize(("model", "mesh", "layouts"), LAYOUTS[::3], ids=lambda x: str(x) if not isinstance(x, dict) else "")
-def test_one_of_equal_devices_tells_what_all_of_them_would(model, mesh, layouts):
-    function = with_gradient({"mlp": mlp, "gpt": gpt}[model]())
-    executable = Executable(localize(propagate(annotate(function, layouts), mesh), mesh))
-    whole, folded = simulate(executable, "dgx-h100", priced_dtype="bfloat16"), simulate(
-        executable, "dgx-h100", priced_dtype="bfloat16", fold=True)
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+    simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")
+    assert_simulated(simulated, trace)
+    folded = simulate(executable, "dgx-h100", priced_dtype="bfloat16", fold=True)
     lanes = equal_devices(executable, "dgx-h100")
-    assert folded.ranks == tuple(lanes.first.tolist()) and sum(lanes.sizes) == mesh.size
-    assert told(folded) == [event for rank in folded.ranks for event in told(whole, rank)]
+    assert told(folded) == [event for rank in folded.ranks for event in told(simulated, rank)]
     for rank in range(mesh.size):
-        assert [event[1:10] for event in told(whole, rank)] == [
-            event[1:10] for event in told(folded, lanes.first[lanes.lane_of[rank]])]
+        stands = lanes.first[lanes.lane_of[rank]]
+        assert [e[1:5] for e in told(simulated, rank)] == [e[1:5] for e in told(folded, stands)]
+
+
+def test_on_processes_and_under_the_recorder_it_is_the_same():
+    mesh = Mesh(dp=2, tp=2)
+    executable = executable_of("gpt", mesh, DATA["gpt"] | VOCABULARY)
+    inputs = inputs_of(executable.programs.function)
+    result, trace = run(executable, mesh, inputs, "process")
+    simulated = simulate(executable, "dgx-h100", priced_dtype="bfloat16")
+    assert_simulated(simulated, trace)
+    for one, other in zip(result, run(executable, mesh, inputs)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    with np.errstate(all="ignore"):
+        recorded = record(executable, mesh, inputs).trace
+    assert told(recorded.on("dgx-h100", priced_dtype="bfloat16")) == told(simulated)
+
+
+def test_parts_that_are_cut_unevenly_are_moved_block_by_block():
+    mesh = Mesh(x=2, y=3)
+    function = ir.record(lambda a: np.transpose(np.transpose(a) * 2), ir.TensorType("f64", (7, 5)))
+    given = {"a": S("x", "y"), function.ops[0].outputs[0].name: S("x", "y"), function.outputs[0].name: S(("y", "x"), None)}
+    executable = Executable(localize(propagate(annotate(function, given), mesh), mesh))
+    kinds = {op.kind for rank in range(6) for op in executable.programs.program(rank).ops}
+    assert "relayout" in kinds
+    a = np.arange(35.0).reshape(7, 5)
+    (found,), trace = run(executable, mesh, [a])
+    np.testing.assert_array_equal(found, 2 * a)
+    assert_simulated(simulate(executable, "dgx-h100", priced_dtype="bfloat16"), trace)
+
+
+def test_random_numbers_are_those_of_the_whole():
+    mesh = Mesh(dp=3)
+    function = ir.record(
+        lambda x, step: x * ir.apply("dropout_mask", step, rate=0.5, seed=3, whole=(7, 4), starts=(0, 0), shape=(7, 4)),
+        ir.TensorType("f64", (7, 4)), ir.TensorType("i64", ()))
+    executable = Executable(localize(propagate(annotate(function, {"x": S("dp", None)}), mesh), mesh))
+    inputs = [np.ones((7, 4)), np.asarray(2)]
+    (found,), trace = run(executable, mesh, inputs)
+    np.testing.assert_array_equal(found, ir.interpret(function, inputs).outputs[0])
+    assert_simulated(simulate(executable, "dgx-h100", priced_dtype="bfloat16"), trace)
+
+
+def test_an_operator_of_ones_own_goes_along_to_the_processes():
+    from parallelism.ir import rules, table
+
+    if "twice_and_one" not in table.OPERATORS:
+        table.register(table.Operator(
+            "twice_and_one", rule=lambda x: rules.elementwise([x.shape]), dtypes=lambda x: x.dtype,
+            kernel=lambda x: 2 * x + 1, flops=2))
+    try:
+        function = ir.record(lambda x: ir.apply("twice_and_one", x), ir.TensorType("f64", (4, 3)))
+        executable = Executable(annotate(function, {"x": S("dp", None)}), Mesh(dp=2))
+        (found,), _ = run(executable, Mesh(dp=2), [np.ones((4, 3))], "process")
+        np.testing.assert_array_equal(found, np.full((4, 3), 3.0))
+    finally:
+        del table.OPERATORS["twice_and_one"]

@@ -1,64 +1,116 @@
-"""A step of a pipelined program, simulated and executed: the same messages, collectives, memory and virtual time."""
+"""A step of a pipelined program, simulated: as it runs, op by op; and with what a stage does priced once."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 
 import numpy as np
 import pytest
+from test_executable import TENSOR, assert_simulated, run, told
 
-from parallelism import Mesh, TensorSharding, ir
+from parallelism import Mesh, Pipeline, ir
 from parallelism.ir import models
 from parallelism.layouts import annotate, partition
 from parallelism.pipelined_program import PipelinedProgram
 from parallelism.pipelined_step import PipelinedStep
-from parallelism.pipelining import Pipeline
-from parallelism.simulator import simulate
+from parallelism.simulator import equal_devices, simulate
 
-B, S = ir.symbols("B S")
-COLUMNS, LINES, ROWS = TensorSharding(None, "tp"), TensorSharding("tp", None), TensorSharding("tp")
-
-
-def tensor_parallel():
-    layouts = {"p.tokens": LINES, "p.0.up": COLUMNS, "p.0.down": LINES, "p.1.up": COLUMNS, "p.1.down": LINES}
-    return annotate(models.gpt(11, 8, 2, 2, S, B), layouts)
+B = ir.symbol("B")
+ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 
 
-def fully_sharded():
-    mlp = models.mlp((5, 8, 6, 4, 3), B)
-    return annotate(mlp, {v.name: ROWS if v.type.ndim == 1 else LINES for v in mlp.inputs})
+def program_of(stages, microbatches, schedule="1f1b", chunks=1, inside=None, layers=2, **options):
+    """A small GPT in stages, and the inputs of so many rows."""
+    function = models.gpt(vocabulary=12, width=8, heads=4, layers=layers, sequence=4, batch=B)
+    if inside is not None:
+        function = annotate(function, TENSOR["gpt"])
+    cut = partition(function, stages, batch="B", **options)
+    return PipelinedProgram(cut, Pipeline(stages, microbatches, schedule, chunks), inside)
 
 
-MODELS = {"gpt": (tensor_parallel(), {"S": 3}), "mlp": (fully_sharded(), {})}
+def inputs_of(program, rows):
+    rng, function = np.random.default_rng(0), program.stages.function
+    numbers = {name: {"B_first": 0}.get(name, rows) for name in function.symbols}
+    return {
+        v.name: rng.normal(size=v.type.shape) if v.type.dtype.kind == "f" else rng.integers(0, 12, v.type.shape)
+        for v in function.specialize(**numbers).inputs
+    }
 
 
-def told(trace):
-    """What each device says to others."""
-    return Counter(
-        (e.rank, e.kind, e.name, e.group, e.peer, e.tag, e.bytes_sent, e.bytes_received)
-        for e in trace if e.kind in ("collective", "send", "recv") and (e.peer is None or e.peer >= 0))
+CASES = [
+    (Mesh(pp=2), 6, {"microbatches": 3}),
+    (Mesh(pp=2), 7, {"microbatches": 3, "schedule": "gpipe"}),
+    (Mesh(pp=2, dp=2), 9, {"microbatches": 3, "recompute": True}),
+    (Mesh(pp=2), 7, {"microbatches": 3, "schedule": "zero_bubble_h1"}),
+    (Mesh(pp=2), 8, {"microbatches": 4, "schedule": "interleaved_1f1b", "stages": 4, "chunks": 2}),
+    (Mesh(pp=2), 8, {"microbatches": 4, "schedule": "zero_bubble_v", "stages": 4, "chunks": 2}),
+    (Mesh(pp=2, dp=2, tp=2), 12, {"microbatches": 3, "inside": Mesh(tp=2)}),
+    (Mesh(pp=2, tp=4), 4, {"microbatches": 2, "inside": Mesh(tp=4), "schedule": "zero_bubble_h1"}),
+    (Mesh(pp=2, tp=3), 4, {"microbatches": 2, "inside": Mesh(tp=3)}),
+]
 
 
-@pytest.mark.parametrize(("name", "schedule", "chunks", "microbatches", "recompute", "replicas", "devices", "rows"), [
-    ("gpt", "1f1b", 1, 3, False, 1, 1, 7), ("mlp", "gpipe", 1, 2, True, 1, 3, 7), ("mlp", "1f1b", 1, 4, False, 2, 2, 9),
-    ("gpt", "zero_bubble_h1", 1, 3, True, 2, 1, 7), ("gpt", "interleaved_1f1b", 2, 4, False, 1, 2, 9),
-    ("mlp", "zero_bubble_v", 2, 3, [1], 2, 2, 8),
+@pytest.mark.parametrize(("mesh", "rows", "options"), CASES, ids=[f"{m!r}-{o}" for m, _, o in CASES])
+def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, rows, options):
+    program = program_of(**{"stages": 2, **options})
+    step = PipelinedStep(program, mesh, rows)
+    _, trace = run(program, mesh, inputs_of(program, rows))
+    simulated = simulate(step, **ON)
+    assert_simulated(simulated, trace)
+    folded, lanes = simulate(step, fold=True, **ON), equal_devices(step, "dgx-h100")
+    assert folded.ranks == tuple(lanes.first.tolist()) and len(folded) <= len(simulated)
+    assert folded.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
+    for rank in range(mesh.size):
+        stands = int(lanes.first[lanes.lane_of[rank]])
+        assert folded.peak_bytes(stands) == simulated.peak_bytes(rank)
+        assert folded.flops(stands) == simulated.flops(rank)
+        assert folded.filter(kind=("send", "recv")).bytes_received(stands) == simulated.filter(
+            kind=("send", "recv")).bytes_received(rank)
+
+
+def test_what_a_stage_does_is_priced_once_however_many_microbatches_there_are():
+    asked = []
+
+    class Counting(PipelinedStep):
+        def templates(self, price=None):
+            def counted(rows, ranks):
+                asked.append(len(rows.rows))
+                return price(rows, ranks)
+
+            return super().templates(price and counted)
+
+    counts = {}
+    for microbatches in (8, 64):
+        asked.clear()
+        step = Counting(program_of(2, microbatches, inside=Mesh(tp=2)), Mesh(pp=2, dp=4, tp=2), 4 * microbatches)
+        trace = simulate(step, fold=True, **ON)
+        assert trace.ranks == (0, 8) and len(asked) == 4        # F and B of two stages
+        counts[microbatches] = len(trace)
+    assert counts[64] < 8 * counts[8]
+
+
+def test_a_straggler_is_nobodys_equal_and_every_op_is_told():
+    from parallelism.hardware import Hardware
+
+    hardware = Hardware.preset("dgx-h100").slow(rank=3, factor=2)
+    step = PipelinedStep(program_of(2, 2, inside=Mesh(tp=2)), Mesh(pp=2, tp=2), 2)
+    whole = simulate(step, hardware, priced_dtype="bfloat16")
+    folded = simulate(step, hardware, priced_dtype="bfloat16", fold=True)
+    assert folded.ranks == (0, 1, 2, 3) and told(folded) == told(whole)
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    (5, "a batch of 5 rows cannot be dealt to 2 x 3 microbatches: some would have none"),
 ])
-def test_a_simulated_step_is_the_executed_one(
-    cluster_of, name, schedule, chunks, microbatches, recompute, replicas, devices, rows
-):
-    function, numbers = MODELS[name]
-    stages = partition(function, 2 * chunks, sizes=numbers, recompute=recompute)
-    program = PipelinedProgram(stages, Pipeline(2 * chunks, microbatches, schedule, chunks), Mesh(tp=devices))
-    mesh = Mesh(dp=replicas, pp=2, tp=devices)
-    rng = np.random.default_rng(0)
-    inputs = [
-        rng.normal(size=v.type.shape) if v.type.dtype.kind == "f" else rng.integers(0, 11, v.type.shape)
-        for v in function.specialize(B=rows, **numbers).inputs
-    ]
-    ran = cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled").run(program, inputs).trace
-    found = simulate(PipelinedStep(program, mesh, rows, **numbers), "dgx-h100")
-    assert told(found) == told(ran)
-    for category in (None, "weights", "inputs", "activations", "gradients"):
-        assert found.peaks(category) == ran.peaks(category)
-    assert found.makespan_seconds == pytest.approx(ran.makespan_seconds, rel=1e-9) and ran.makespan_seconds > 0
+def test_a_batch_that_is_too_small_is_refused(rows, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PipelinedStep(program_of(2, 3), Mesh(pp=2, dp=2), rows)
+
+
+def test_symbols_need_numbers():
+    function = models.mlp((ir.symbol("D"), 4, 3), B)
+    program = PipelinedProgram(
+        partition(function, 2, batch="B", sizes={"D": 8}), Pipeline(2, 2))
+    with pytest.raises(ValueError, match="@mlp has symbols without a number: D"):
+        PipelinedStep(program, Mesh(pp=2), 4)
+    assert len(simulate(PipelinedStep(program, Mesh(pp=2), 4, D=8), **ON)) > 0

@@ -1,0 +1,137 @@
+"""``python -m vcluster show``, ``simulate`` and ``run`` on a program in a file: what they print, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from parallelism.trace import Trace
+from vcluster import __main__ as top
+from vcluster.demo.command_line import serve
+
+MODEL = """func @f(%x: tensor<8x16xf64> [dp, None], %w: tensor<16x32xf64> [None, tp], %v: tensor<32x3xf64>) -> (tensor<f64>) {
+  %0 = "matmul"(%x, %w) : (tensor<8x16xf64>, tensor<16x32xf64>) -> tensor<8x32xf64>
+  %1 = "relu"(%0) : (tensor<8x32xf64>) -> tensor<8x32xf64>
+  %2 = "matmul"(%1, %v) : (tensor<8x32xf64>, tensor<32x3xf64>) -> tensor<8x3xf64>
+  %3 = "sum"(%2) {axes = [0, 1], keepdims = false} : (tensor<8x3xf64>) -> tensor<f64>
+  return %3
+}
+"""
+ON = ("--mesh", "dp=2,tp=2", "--hardware", "dgx-h100", "--priced-dtype", "bfloat16")
+
+
+@pytest.fixture
+def command(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.mlir").write_text(MODEL)
+    (tmp_path / "B.mlir").write_text(MODEL.replace("8x16", "Bx16").replace("8x32", "Bx32").replace("8x3x", "Bx3x"))
+
+    def run(*words):
+        status = serve(top.PROGRAM, top.main, [str(word) for word in words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_show_prints_the_program_and_its_counts(command):
+    status, out, err = command("show", "m.mlir")
+    assert (status, err) == (0, "") and out.startswith(MODEL)
+    assert out.endswith("4 ops, 10008 flops, 9984 bytes at most\n")
+    assert command("show", "B.mlir")[1].endswith("bytes at most\n") and "*B" in command("show", "B.mlir")[1]
+    assert command("show", "B.mlir", "--size", "B=8")[1] == out
+
+
+def test_show_prints_what_a_device_of_a_mesh_does(command):
+    status, out, err = command("show", "m.mlir", "--mesh", "dp=2,tp=2", "--rank", "3")
+    assert (status, err) == (0, "")
+    assert '"matmul"(%x, %w) : (tensor<4x16xf64>, tensor<16x16xf64>) -> tensor<4x16xf64>' in out
+    assert "what rank 3 of Mesh(dp=2, tp=2) does:" in out and '"all_reduce"' in out
+    assert out.endswith("2 kinds of device\n")    # the sum has one element, which one of each two devices adds up
+
+
+def test_simulate_prints_the_summary_and_writes_page_and_trace(command, tmp_path):
+    status, out, err = command("simulate", "m.mlir", *ON, "--report", "p.html", "--save", "t.json")
+    assert (status, err) == (0, "")
+    trace = Trace.load(tmp_path / "t.json")
+    assert out.startswith(trace.summary()) and f"most memory: {trace.peak_bytes(0)} bytes on rank 0" in out
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+    assert command("report", "t.json")[0] == 0
+
+
+def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
+    words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
+    folded, all_of_them = command(*words)[1], command(*words, "--no-fold")[1]
+    assert "128 devices (dp=8, tp=16), 2 of them shown" in folded
+    assert "each of these stands for as many devices that do the same: 0 (" in folded
+    assert folded.splitlines()[1].split(";")[0] == all_of_them.splitlines()[1].split(";")[0]    # the makespan
+
+
+def test_what_ops_take_here_is_measured_once_and_kept(command, tmp_path):
+    words = ("simulate", "m.mlir", *ON, "--profile", "p.json")
+    first = command(*words)[1]
+    kept = json.loads((tmp_path / "p.json").read_text())
+    assert len(kept["seconds"]) == 4 and command(*words)[1] == first
+
+
+def test_run_agrees_with_one_process_and_with_the_simulation(command, tmp_path):
+    status, out, err = command(
+        "run", "m.mlir", *ON, "--backend", "thread", "--gradient", "--report", "p.html", "--save", "t.json")
+    assert (status, err) == (0, "")
+    assert "Mesh(dp=2, tp=2) and one process differ by " in out and "against the simulation: as long as before" in out
+    page = (tmp_path / "p.html").read_text()
+    assert page.count("<iframe") == 2 and "<h2>simulated</h2>" in page and "<h2>run</h2>" in page
+    assert Trace.load(tmp_path / "t.json").hardware == "dgx-h100"
+
+
+def test_run_takes_the_inputs_that_it_is_given(command, tmp_path):
+    rng = np.random.default_rng(0)
+    given = {"x": rng.integers(-3, 3, (8, 16)) * 1.0, "w": np.ones((16, 32)), "v": np.ones((32, 3))}
+    np.savez(tmp_path / "in.npz", **given)
+    status, out, err = command("run", "m.mlir", "--mesh", "dp=2,tp=2", "--backend", "thread", "--inputs", "in.npz")
+    assert (status, err) == (0, "")
+    wanted = (np.maximum(given["x"] @ given["w"], 0) @ given["v"]).sum()
+    assert f"%3: tensor<f64> [] = {wanted:g}" in out.replace(".\n", "\n") and "differ by 0 of the largest number" in out
+
+
+@pytest.mark.parametrize("name", ["show", "simulate", "run"])
+def test_help_teaches(command, name):
+    status, out, err = command(name, "--help")
+    assert (status, err) == (0, "")
+    assert "layouts stand in the program" in out and f"python -m vcluster {name} model.mlir" in out
+
+
+WRONG = [
+    (["run"], "run: the following arguments are required: MODEL.mlir"),
+    (["run", "none.mlir"], "run: none.mlir cannot be read: No such file or directory"),
+    (["show", "broken.mlir"], "show: broken.mlir:2:8: there is no operator 'matmull'; did you mean 'matmul'?"),
+    (["show", "junk.mlir"], "show: junk.mlir: 'utf-8' codec can't decode"),
+    (["run", "m.mlir", "--mesh", "dp=2"], "run: @f, %w: TensorSharding(None, 'tp') names axis 'tp'"),
+    (["run", "m.mlir", "--mesh", "dp=x"], "run: --mesh: axis 'dp' needs a whole number of at least 1, got 'x'"),
+    (["run", "m.mlir", "--mesh", "dp=64,tp=8"], "run: Mesh(dp=64, tp=8) has 512 devices; at most 256 are run here"),
+    (["run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", "m.mlir"], "run: --inputs: m.mlir cannot be read: "),
+    (["run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", "other.npz"], "run: @f takes the inputs x, w, v; got y"),
+    (["simulate", "m.mlir"], "simulate: the following arguments are required: --hardware"),
+    (["simulate", "m.mlir", "--hardware", "dgx-h10"], "simulate: no hardware 'dgx-h10'; did you mean "),
+    (["simulate", "m.mlir", "--hardware", "pcie-v100", *ON[:2], *ON[4:]],
+     "simulate: pcie-v100 has no rate for bfloat16"),
+    (["simulate", "m.mlir", *ON, "--profile", "m.mlir"], "simulate: m.mlir: expected a vcluster profile"),
+    (["simulate", "m.mlir", *ON, "--report", "no/p.html"], "simulate: --report: no/p.html cannot be written: "),
+    (["simulate", "m.mlir", "--mesh", "dp=2000,tp=1", *ON[2:]], "simulate: dgx-h100 has places for 1016 devices, not "),
+    (["simulate", "m.mlir", "--folt", *ON], "simulate: there is no option --folt; did you mean --fold?"),
+    (["show", "B.mlir", "--mesh", "dp=1,tp=1"], "show: --size must say what B stands for, as B=64"),
+    (["show", "m.mlir", "--size", "B"], "show: --size needs a symbol and a number, as B=64; got 'B'"),
+    (["show", "m.mlir", "--size", "B=3"], "show: @f has no symbol B: its symbols are none"),
+    (["show", "m.mlir", "--mesh", "dp=2,tp=1", "--rank", "2"], "show: --rank: Mesh(dp=2, tp=1) has ranks 0 to 1, got 2"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_what_is_wrong_is_one_line_and_status_2(command, tmp_path, words, message):
+    (tmp_path / "broken.mlir").write_text(MODEL.replace('"matmul"', '"matmull"', 1))
+    (tmp_path / "junk.mlir").write_bytes(b"\xff\xfe" * 100)
+    np.savez(tmp_path / "other.npz", y=np.ones(3))
+    status, out, err = command(*words)
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"{top.PROGRAM} {message}")
