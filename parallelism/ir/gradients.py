@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.builder import Builder
+from parallelism.ir.current import recording
 from parallelism.ir.function import Function, Value
-from parallelism.ir.tracing import Traced, emit, recording
+from parallelism.ir.tracing import Traced, emit
 from parallelism.ir.types import TensorType
 
 MARK = "gradient"
