@@ -49,8 +49,11 @@ class Stage(Protocol):
         """Computes again what was dropped after the forward."""
         return
 
-    def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
-        """Flops, and bytes of memory traffic, of an action of this kind; ``R`` is for `recompute`."""
+    def cost(self, kind: str, microbatch: int) -> tuple[float, float] | None:
+        """Flops, and bytes of memory traffic, of an action of this kind; ``R`` is for `recompute`.
+
+        None: the stage declares what it does itself, and what is done between has no price.
+        """
         return 0.0, 0.0
 
     def held(self, microbatch: int) -> int:
@@ -87,14 +90,12 @@ def run_actions(
             mail.expect(following)
         before = stage.held(k)
         if kind in ("B", "I") and stage.dropped:
-            flops, nbytes = stage.cost("R", k)
-            with device.compute(f"recompute {number}F{k}", flops=flops, nbytes=nbytes, stage=number, microbatch=k):
+            with device.compute(f"recompute {number}F{k}", **_price(stage.cost("R", k)), stage=number, microbatch=k):
                 stage.recompute(k)
             device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
             before = stage.held(k)
-        flops, nbytes = stage.cost(kind, k)
         y: Array | None = None
-        with device.compute(str(action), flops=flops, nbytes=nbytes, phase=kind, stage=number, microbatch=k):
+        with device.compute(str(action), **_price(stage.cost(kind, k)), phase=kind, stage=number, microbatch=k):
             if kind == "F":
                 y = stage.forward(k, x)
             elif kind == "B":
@@ -109,6 +110,10 @@ def run_actions(
         if done is not None and kind in ("B", "W"):
             done(number, k)
     mail.close()
+
+
+def _price(cost: tuple[float, float] | None) -> dict[str, Any]:
+    return {"seconds": 0.0} if cost is None else {"flops": cost[0], "nbytes": cost[1]}
 
 
 class _Mail:

@@ -13,7 +13,7 @@ On the host, hardware None, there are no rates: messages and collectives are fre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from os import PathLike
@@ -169,9 +169,13 @@ class Pricing:
         """The bytes that a byte is priced as, by the dtype of its event; ``untold``: where none is told."""
         if self.priced_dtype is None:
             return np.ones(len(events))
-        table = {dtype: ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype] for dtype in _FLOATS}
-        by_dtype = {dtype: table.get(dtype or untold or "", 1.0) for dtype in events.distinct("dtype")}
+        by_dtype = {dtype: self._factor(dtype or untold) for dtype in events.distinct("dtype")}
         return np.array([by_dtype[dtype] for dtype in events.values("dtype")], np.float64)
+
+    def _factor(self, dtype: str | None) -> float:
+        if self.priced_dtype is None or dtype not in _FLOATS:
+            return 1.0
+        return ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype]
 
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
@@ -248,6 +252,19 @@ class Pricing:
         out = np.zeros(len(events))
         out[order] = np.repeat(prices, members)
         return self._with_reshardings(events, out, order, begins, members)
+
+    def collective_seconds(
+        self, kind: str, group: tuple[int, ...], received: Sequence[int] | npt.NDArray[np.int64], dtype: str | None,
+        pairs: Pairs = (),
+    ) -> float:
+        """What a direct collective over these ranks takes, each of which receives so many bytes; 0 on the host."""
+        if self.hardware is None:
+            return 0.0
+        own = np.asarray(received)
+        total = float(own.sum() * self._factor(dtype))
+        if kind == "permute":   # as long as the largest
+            total = float(own.max() * (total / max(1, int(own.sum()))))
+        return self._collective(kind, "direct", group, total, 0, pairs)
 
     def _collective(
         self, kind: str, algorithm: str | None, group: tuple[int, ...], received: float, root: int, pairs: Pairs

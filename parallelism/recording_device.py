@@ -75,12 +75,12 @@ class RecordingDevice:
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
     ) -> Iterator[None]:
-        yield
         self._add(
             "compute", name, flops=float(flops), nbytes=float(nbytes), cpu_seconds=seconds or 0.0, stage=stage,
             microbatch=microbatch, phase=phase, seconds=None if seconds is None else float(seconds),
             dtype=None if dtype is None else np.dtype(dtype).name,
         )
+        yield
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         self._add("memory", category, nbytes=float(nbytes), stage=stage, microbatch=microbatch)

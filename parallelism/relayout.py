@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,44 @@ from parallelism.sharding import TensorSharding
 
 Array = NDArray[Any]
 Block = tuple[slice, ...]
+
+
+def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
+    """This device's part after one step of a plan, from its part ``x`` before it; those that it joins run it, too.
+
+    **Communication**: ``step.bytes_received[device.rank]`` bytes are received.
+    """
+    return _MOVES[step.kind](device, step, x)
+
+
+class Called(NamedTuple):
+    """The collective that a step calls on a device, with a flat array: as far as that is counted."""
+
+    kind: str
+    elements: int
+    """Of the array that the device gives."""
+    pairs: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[int, ...] | None = None
+    """Elements of the piece for each member of the group."""
+
+
+def called(step: ReshardingStep, rank: int) -> Called:
+    """What `run_step` calls for a step that moves blocks of several dims, or permutes them."""
+    group = step.mesh.group(rank, step.axes)
+    mine = _block(step.before, step, rank)
+    elements = prod(_shape(mine))
+    match step.kind:
+        case "all_gather":
+            return Called("all_gather", elements)
+        case "permute":
+            donors = [step.donors[member] for member in group]
+            pairs = tuple((group.index(d), i) for i, d in enumerate(donors) if d != group[i])
+            return Called("permute", elements, pairs)
+        case "reduce_scatter":
+            sizes = tuple(prod(_shape(_block(step.after, step, member))) for member in group)
+            return Called("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", elements, sizes=sizes)
+    given = (_common(mine, _block(step.after, step, member)) for member in group)
+    return Called("all_to_all", elements, sizes=tuple(prod(_shape(part)) for part in given))
 
 
 def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:
@@ -46,7 +84,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
         if spent and step.kind == "all_reduce" and result.dtype.kind == "f" and result.flags.carray:
             device.all_reduce(result, step.axes, op=device_op(step.before.op, result.dtype), out=result)
         else:
-            result = _MOVES[step.kind](device, step, result)
+            result = run_step(device, step, result)
     return result.copy() if not spent and np.may_share_memory(result, array) else result
 
 

@@ -25,14 +25,25 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import chain
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from parallelism.columns import Columns, whole_nanoseconds
 from parallelism.event import Event
 from parallelism.link_sharing import SharedLinks
-from parallelism.timeline_roles import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, WAIT, roles_of, with_children_placed
+from parallelism.timeline_roles import (
+    COLLECTIVE,
+    COMPUTE,
+    OUTSIDE,
+    POINT,
+    RECV,
+    WAIT,
+    Roles,
+    roles_of,
+    with_children_placed,
+)
 
 if TYPE_CHECKING:
     from parallelism.pricing import Pricing
@@ -57,9 +68,18 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
     return tuple(replay_columns(columns, [len(events) for events in events_by_rank], pricing).events())
 
 
-def replay_columns(columns: Columns, lengths: Sequence[int], pricing: Pricing | None = None) -> Columns:
-    """`replay` of events by columns: rank after rank, so many of each."""
-    return _Replay(columns, lengths, pricing).columns()
+def replay_columns(
+    columns: Columns, lengths: Sequence[int], pricing: Pricing | None = None, told: Told | None = None
+) -> Columns:
+    """`replay` of events by columns: rank after rank, so many of each; ``told``: what is known of them already."""
+    return _Replay(columns, lengths, pricing, told).columns()
+
+
+class Told(NamedTuple):
+    """What the events of a record are to the clock, and what each costs by itself, found elsewhere."""
+
+    roles: Roles
+    seconds: npt.NDArray[np.float64]
 
 
 class _Replay:
@@ -74,15 +94,19 @@ class _Replay:
     list's memory.
     """
 
-    def __init__(self, events: Columns, lengths: Sequence[int], pricing: Pricing | None) -> None:
+    def __init__(
+        self, events: Columns, lengths: Sequence[int], pricing: Pricing | None, told: Told | None = None
+    ) -> None:
         self.events = events
         ends = np.cumsum(lengths, dtype=np.int64)
         self.ends: list[int] = ends.tolist()
         self.next: list[int] = (ends - lengths).tolist()    # by lane: the event to go on with
-        found = roles_of(events)
+        found = roles_of(events) if told is None else told.roles
         self.roles, self.keys, self.sizes = (part.data for part in found)
         self.works = events.values("work")
-        if pricing is None:
+        if told is not None:
+            seconds = told.seconds
+        elif pricing is None:
             seconds = np.where(found.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0).astype(np.float64)
         else:
             seconds = pricing.seconds(events, found)
@@ -185,10 +209,7 @@ class _Replay:
         """When the operation that starts here is over; None if that is not known yet."""
         key = self.keys[i]
         if role == COLLECTIVE:
-            members = self.come.get(key)
-            if members is None:
-                self.come[key] = [(lane, i)]
-                return None
+            members = self.come.setdefault(key, [])
             members.append((lane, i))
             if len(members) < self.sizes[i]:
                 return None

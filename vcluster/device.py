@@ -135,6 +135,7 @@ class VirtualDevice:
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
+        self.recorder.begin_block()
         self.recorder.add(
             "memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now(), stage=stage,
             microbatch=microbatch,

@@ -269,6 +269,11 @@ class Recorder:
                     self._entries[place + ENTRIES - 1] = seconds
                     seconds = 0.0
 
+    def begin_block(self) -> None:
+        """A block under way whose price has no event yet gets it here: what follows comes after it."""
+        if self._label is not None and self._label[0] is not self._label[1]:
+            self._flush_compute()
+
     def _computed(self, first: int, name: str) -> Iterator[int]:
         """Where the compute events of this name stand, from a place in the record on."""
         entries = self._entries

@@ -19,6 +19,7 @@ from parallelism.ir import (  # noqa: F401
     numpy_shapes,
     randomness,
     reductions,
+    relayouts,
     shapes,
 )
 from parallelism.ir.builder import Builder

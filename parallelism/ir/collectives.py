@@ -23,7 +23,7 @@ from parallelism.partial import check_op
 _GROUP = {"axes": "a list of strings", "group": "an extent"}
 
 
-def _alone(name: str) -> Callable[..., Any]:
+def alone(name: str) -> Callable[..., Any]:
     """The kernel: what a group of one makes, which is what it was given."""
     def kernel(x: Any, group: int, **_: Any) -> Any:
         if group != 1:
@@ -39,12 +39,12 @@ def _dtype(x: TensorType, **_: Any) -> np.dtype[Any]:
 
 def _same(x: TensorType, group: Extent) -> Rule:
     """Every dim as it was."""
-    _check_group(group)
+    check_group(group)
     names = letters(x.ndim)
     return rule(f"{names}->{names}", [x.shape])
 
 
-def _check_group(group: Extent) -> None:
+def check_group(group: Extent) -> None:
     if isinstance(group, int) and group < 1:
         raise ValueError(f"a group has at least one device, got {group}")
 
@@ -54,9 +54,9 @@ def _alone_the_same(group: Extent, before: Extent, after: Extent) -> None:
         raise ValueError(f"in a group of one a dim stays what it was, {before}, and does not become {after}")
 
 
-def _changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
+def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
     """One dim of another extent."""
-    _check_group(group)
+    check_group(group)
     _alone_the_same(group, x.shape[checked_axis(dim, x.ndim)], extent)
     term = along(x.ndim, checked_axis(dim, x.ndim), "y!")
     other = along(x.ndim, dim, "y!").replace("y!", "Z!")
@@ -82,7 +82,7 @@ def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule
 
 def _reduce_scatter_rule(x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str) -> Rule:
     check_op(op)
-    return _changed(x, dim, extent, group)
+    return changed(x, dim, extent, group)
 
 
 def _only_sums(name: str, op: str) -> None:
@@ -108,7 +108,7 @@ def _all_to_all_rule(
     concat_extent: Extent,
 ) -> Rule:
     """``split_extent`` is what is left of the one dim, ``concat_extent`` what becomes of the other."""
-    _check_group(group)
+    check_group(group)
     checked_axis(split_dim, x.ndim), checked_axis(concat_dim, x.ndim)
     if split_dim == concat_dim:
         raise ValueError(f"split_dim and concat_dim are two dims, both are {split_dim}")
@@ -123,11 +123,11 @@ def _all_to_all_rule(
 
 
 register(Operator(
-    "all_reduce", _reduced, _dtype, _alone("all_reduce"), _all_reduce_derivative,
+    "all_reduce", _reduced, _dtype, alone("all_reduce"), _all_reduce_derivative,
     attributes={**_GROUP, "op": "a string"}, received=lambda x, axes, group, op: _shared(x, group),
 ))
 register(Operator(
-    "all_gather", lambda x, axes, group, dim, extent: _changed(x, dim, extent, group), _dtype, _alone("all_gather"),
+    "all_gather", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), _dtype, alone("all_gather"),
     lambda g, y, x, axes, group, dim, extent: [
         apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum")
     ],
@@ -136,12 +136,12 @@ register(Operator(
 ))
 register(Operator(
     "reduce_scatter", _reduce_scatter_rule, _dtype,
-    _alone("reduce_scatter"), _reduce_scatter_derivative,
+    alone("reduce_scatter"), _reduce_scatter_derivative,
     attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
     received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
 ))
 register(Operator(
-    "all_to_all", _all_to_all_rule, _dtype, _alone("all_to_all"),
+    "all_to_all", _all_to_all_rule, _dtype, alone("all_to_all"),
     lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent: [apply(
         "all_to_all", g, axes=axes, group=group, split_dim=concat_dim, split_extent=x.shape[concat_dim],
         concat_dim=split_dim, concat_extent=x.shape[split_dim],
@@ -162,7 +162,7 @@ def _pairs_rule(x: TensorType, axes: Any, group: Extent, pairs: Sequence[Sequenc
 
 
 register(Operator(
-    "permute", _pairs_rule, _dtype, _alone("permute"),
+    "permute", _pairs_rule, _dtype, alone("permute"),
     lambda g, y, x, axes, group, pairs: [
         apply("permute", g, axes=axes, group=group, pairs=tuple((target, source) for source, target in pairs))
     ],

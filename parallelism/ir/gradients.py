@@ -10,25 +10,30 @@ import numpy as np
 from parallelism.ir.builder import Builder
 from parallelism.ir.current import recording
 from parallelism.ir.function import Function, Value
-from parallelism.ir.tracing import Traced, emit
+from parallelism.ir.tracing import Traced, apply, emit
 from parallelism.ir.types import TensorType
+from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
 """The region of what goes back through a region, in front of its path."""
 
 
 def gradient(
-    function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False
+    function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False,
+    of: Sequence[str] | None = None,
 ) -> Function:
     """The function of the same inputs that returns the gradient for each input named, in that order.
 
     ``with_respect_to`` are names of inputs or their numbers; None: all that are floating-point.  A function that
     returns one single floating-point number, a loss, is differentiated as it is.  Any other takes further inputs, in
     the end: ``grad.0``, ``grad.1``, ..., the gradient of something with respect to each of its floating-point outputs.
-    With ``keep_outputs`` the outputs come first.  What no gradient needs is left out.  The ops that go back through one
-    of the region ``block.0`` are marked ``gradient.block.0``.
+    ``of`` are the names of some of the outputs: then these are differentiated, a single number or not, and the further
+    inputs are named after them, ``grad.x``.  With ``keep_outputs`` the outputs come first.  What no gradient needs is
+    left out.  The ops that go back through one of the region ``block.0`` are marked ``gradient.block.0``.  The gradient
+    of a value with a layout lies as the value.
 
-    ``ValueError`` for an input that is not there or has no gradient, and for an operator without a derivative.
+    ``ValueError`` for an input or output that is not there or has no gradient, and for an operator without a
+    derivative.
     """
     chosen = _chosen(function, with_respect_to)
     builder = Builder()
@@ -36,7 +41,7 @@ def gradient(
     with recording(builder):
         traced = {value: Traced(builder, value) for value in function.values}
         found: dict[Value, Traced] = {}
-        for value, seed in _seeds(function, builder):
+        for value, seed in _seeds(function, of, builder):
             _accumulate(found, value, seed)
         depends = _depending(function, chosen)
         for op in reversed(function.ops):
@@ -45,7 +50,7 @@ def gradient(
             derivative = op.operator.derivative
             if derivative is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_of(found, value, builder) for value in op.outputs]
+            grads = [_laid(_of(found, value, builder), value) for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):
@@ -53,7 +58,7 @@ def gradient(
                 for value, part in zip(op.inputs, parts, strict=True):
                     if part is not None and value in depends:
                         _accumulate(found, value, part)
-        returned = [_of(found, value, builder).value for value in chosen]
+        returned = [_laid(_of(found, value, builder), value).value for value in chosen]
     if keep_outputs:
         returned = [*function.outputs, *returned]
     return builder.function(f"{function.name}.gradient", returned, prune=True)
@@ -75,7 +80,12 @@ def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -
     return found
 
 
-def _seeds(function: Function, builder: Builder) -> list[tuple[Value, Traced]]:
+def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> list[tuple[Value, Traced]]:
+    if of is not None:
+        by_name = {value.name: value for value in function.outputs if value.type.dtype.kind == "f"}
+        if unknown := set(of) - by_name.keys():
+            raise ValueError(f"@{function.name} returns no floating-point {', '.join(sorted(unknown))}")
+        return [(by_name[name], Traced(builder, builder.input(f"grad.{name}", by_name[name].type))) for name in of]
     outputs = [value for value in function.outputs if value.type.dtype.kind == "f"]
     if not outputs:
         raise ValueError(f"@{function.name} returns no floating-point number to differentiate")
@@ -113,6 +123,14 @@ def _fitted(part: Any, type: TensorType) -> Any:
 
 def _of(found: dict[Value, Traced], value: Value, builder: Builder) -> Traced:
     return found[value] if value in found else _filled(builder, value.type, 0)
+
+
+def _laid(grad: Traced, value: Value) -> Traced:
+    """The gradient of a value that lies somehow lies so, too; nothing is pending."""
+    if value.layout is None:
+        return grad
+    laid: Traced = apply("reshard", grad, layout=TensorSharding(*value.layout.dims).short())
+    return laid
 
 
 def _filled(builder: Builder, type: TensorType, value: int) -> Traced:

@@ -32,8 +32,7 @@ def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> 
     if function.symbols:
         function = function.specialize(**_numbers(function, arrays))
     values: dict[Value, Array] = {}
-    for value, array in zip(function.inputs, arrays, strict=True):
-        _check_input(function, value, array)
+    for value, array in zip(function.inputs, checked_arrays(function, arrays), strict=True):
         values[value] = np.ascontiguousarray(array) if array.ndim else array
     held = peak = sum(array.nbytes for array in values.values())
     freed = freed_after(function)
@@ -64,6 +63,14 @@ def run(op: Op, arrays: Sequence[Array]) -> tuple[Array, ...]:
             array = np.array(array, order="C")
         found.append(array)
     return tuple(found)
+
+
+def checked_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
+    """The inputs in order, each of its type; ``ValueError`` or ``TypeError``, naming the input, if one is not."""
+    arrays = _arrays(function, inputs)
+    for value, array in zip(function.inputs, arrays, strict=True):
+        _check_input(function, value, array)
+    return arrays
 
 
 def _arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:

@@ -95,7 +95,8 @@ def gpt(
     def attention(x: Any, qkv: Any, out: Any) -> Any:
         rows, length, features = x.shape
         each = features // heads
-        q, k, v = (part.reshape(rows, length, heads, each) for part in np.split(x @ qkv, 3, axis=-1))
+        # the three of a head lie together, so that the columns of the product can be split by heads
+        q, k, v = np.split((x @ qkv).reshape(rows, length, heads, 3 * each), 3, axis=-1)
         scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each)
         places = [apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64)) for d in (0, 1)]
         weights = apply("softmax", np.where(places[1] <= places[0], scores, -np.inf), axis=3)

@@ -244,7 +244,7 @@ def _random(kind, rng):
                                           **({"dtype": F64} if kind == "uniform" else {"rate": 0.5})})
 
 
-@maker("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+@maker("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "reshard", "all_slice", "relayout")
 def _collective(kind, rng):
     shape = extents(rng, 2)
     dim = of_dim(rng, shape)
@@ -255,4 +255,12 @@ def _collective(kind, rng):
         "all_to_all": {"split_dim": dim, "split_extent": shape[dim], "concat_dim": other,
                        "concat_extent": shape[other]},
     }
-    return Example(kind, (shape,), {**ALONE, **attributes[kind]})
+    dims = ["None"] * len(shape)
+    before, after = (f"[{', '.join([*dims[:d], 'tp', *dims[d + 1:]])}]" for d in (dim, other))
+    attributes["all_slice"] = attributes["all_gather"]
+    attributes["relayout"] = {"step": "exchange", "before": before, "after": after, "whole": shape, "shape": shape,
+                              "received": 0}
+    if kind == "reshard":
+        return Example(kind, (shape,), {"layout": before})
+    given = Ints(shape, 9) if kind in ("all_slice", "relayout") else shape
+    return Example(kind, (given,), {**ALONE, **attributes[kind]})

@@ -212,8 +212,8 @@ def test_the_gpt_by_the_kernels_of_attention():
     arrays = arrays_for(function)
     p = dict(zip([v.name.removeprefix("p.") for v in function.inputs[:-2]], arrays[:-2], strict=True))
     x = p["tokens"][arrays[-2]] + p["positions"]
-    q, k, v = np.split(layer_norm(x, p["0.norm1"], p["0.norm1_bias"]) @ p["0.qkv"], 3, axis=-1)
-    q, k, v = (part.reshape(3, 5, 2, 2) for part in (q, k, v))
+    projected = layer_norm(x, p["0.norm1"], p["0.norm1_bias"]) @ p["0.qkv"]
+    q, k, v = np.split(projected.reshape(3, 5, 2, 3 * 2), 3, axis=-1)
     x = x + attend(q, k, v, causal_mask(range(5), range(5))).out.reshape(3, 5, 4) @ p["0.out"]
     x = x + ir.apply("gelu", layer_norm(x, p["0.norm2"], p["0.norm2_bias"]) @ p["0.up"]) @ p["0.down"]
     logits = (layer_norm(x, p["norm"], p["norm_bias"]) @ p["tokens"].T).reshape(15, 7)

@@ -112,6 +112,7 @@ UNDIFFERENTIATED = {
     "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"},
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
+    "is put in after gradients are taken": {"all_slice", "relayout"},
 }
 """Why operators have no derivative."""
 

@@ -1,0 +1,335 @@
+"""The events that the devices of an executable would leave, by columns: each class of equal devices once, then by rank.
+
+    templates   for each class of devices the events of one, without what differs between ranks
+    by_rank     the events of some ranks: the templates taken as often as there are ranks, with group, sources and peer
+
+What belongs together is told as a run tells it: the k-th collective of a group, the k-th message of a channel and tag.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collective_traffic import Moved, Said, moved, moved_alike
+from parallelism.columns import Columns, Table
+from parallelism.device_program import DeviceProgram, communicates
+from parallelism.ir import Op, TensorType, Value
+from parallelism.layouts import step_of
+from parallelism.mesh import Mesh
+from parallelism.relayout import called
+
+Ints = npt.NDArray[np.int64]
+Axes = tuple[str, ...]
+
+FIELDS = (
+    "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
+    "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
+)
+_NAME, _DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
+
+Row = tuple[Any, ...]
+
+
+def row(
+    kind: str, name: str, nbytes: float = 0.0, flops: float = 0.0, dtype: str | None = None,
+    seconds: float | None = None, axes: Axes | None = None, algorithm: str | None = None, bytes_sent: int = 0,
+    bytes_received: int = 0, messages: int = 0, peer: int | None = None, tag: int | None = None,
+    sequence: int | None = None, stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
+    work: int | None = None,
+) -> Row:
+    """An event as far as it is the same for all ranks of a class."""
+    return (
+        kind, name, nbytes, flops, dtype, seconds, axes, algorithm, bytes_sent, bytes_received, messages, peer, tag,
+        sequence, stage, microbatch, phase, work)
+
+
+@dataclass
+class Rows:
+    """The events of one class of devices, as they are added; and which are collectives."""
+
+    rows: list[Row] = field(default_factory=list)
+    collectives: list[tuple[int, Axes, int, Op]] = field(default_factory=list)
+    """Event, axes of more than one device, which of its group it is, the op."""
+    along: list[tuple[int, str, int]] = field(default_factory=list)
+    """Messages to and from a position along an axis: event, axis, position."""
+    counts: Counter[Any] = field(default_factory=Counter)
+
+    def add_program(self, program: DeviceProgram, mesh: Mesh, rank: int = 0, **marks: Any) -> None:
+        """The events of `DeviceProgram.run` on a rank."""
+        places = {name: mark for name, mark in marks.items() if name != "phase"}
+        rows = self.rows
+        memory = dict[tuple[str, int], Row]()
+
+        def hold(category: str, nbytes: int) -> None:
+            found = memory.get((category, nbytes))
+            if found is None:
+                found = memory[category, nbytes] = row("memory", category, nbytes=float(nbytes), **places)
+            rows.append(found)
+
+        for op, price, made, freed, _ in program.steps:
+            for category, nbytes in made:
+                hold(category, nbytes)
+            if price is not None:
+                flops, traffic, dtype = price
+                rows.append(row("compute", op.kind, flops=flops, nbytes=traffic, dtype=dtype, **marks))
+            elif communicates(op):
+                self.add_call(op, mesh, rank)
+            for category, nbytes in freed:
+                hold(category, -nbytes)
+
+    def add_call(self, op: Op, mesh: Mesh, rank: int) -> None:
+        """The event of a collective, or of a message."""
+        if op.kind in ("send", "recv"):
+            sends = op.kind == "send"
+            peer, x = op["destination" if sends else "source"], (op.inputs if sends else op.outputs)[0].type
+            self.add_message(op.kind, peer, op["tag"], int(x.nbytes), x.dtype.name)
+            return
+        axes = mesh.axes_of(op["axes"])
+        apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+        number = self.counts["collective", apart]
+        self.counts["collective", apart] += 1
+        self.collectives.append((len(self.rows), apart, number, op))
+        name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
+        self.rows.append(row(
+            "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
+
+    def add_all_reduce(self, mesh: Mesh, axis: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """The event of a sum over an axis."""
+        x = Value("x", TensorType(dtype, shape))
+        attributes = {"axes": (axis,), "group": mesh.shape[axis], "op": "sum"}
+        self.add_call(Op("all_reduce", (x,), tuple(attributes.items()), (Value("y", x.type),)), mesh, 0)
+
+    def add_message(
+        self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
+        work: int | None = None,
+    ) -> None:
+        """The event of a send or a recv; ``peer`` is a rank, or a position along an axis."""
+        key = kind, axis, peer, tag
+        values: dict[str, Any] = {"tag": tag, "sequence": self.counts[key], "work": work}
+        if kind == "send":
+            values |= {"bytes_sent": nbytes, "messages": 1, "dtype": dtype}
+        else:
+            values["bytes_received"] = nbytes
+        if axis is not None:
+            self.along.append((len(self.rows), axis, peer))
+        self.rows.append(row(kind, kind, peer=peer, **values))
+        self.counts[key] += 1
+
+
+class ByRank(NamedTuple):
+    """The events of some ranks, one rank after the other."""
+
+    events: Columns
+    lengths: list[int]
+    """How many each rank has."""
+    looks: Ints
+    """For each event, its place in `Templates.looks`."""
+
+
+class Templates:
+    """The events of each class of devices, and how the ranks of a mesh are dealt to the classes."""
+
+    def __init__(self, mesh: Mesh, rows: Sequence[Rows], class_of: npt.NDArray[np.int64]) -> None:
+        self.mesh, self.rows, self.class_of = mesh, rows, class_of
+        self.axes: list[Axes] = sorted({axes for each in rows for _, axes, _, _ in each.collectives})
+        """Those along which anybody meets; of each a number from 0."""
+        self.groups = [members(mesh, axes) for axes in self.axes]
+        self.group_of = np.array([_by_member(groups) for groups in self.groups]).reshape(len(self.axes), mesh.size)
+        """``[axes, rank]``: which of the groups the rank is in."""
+        self.starts = np.cumsum([0, *(len(each.rows) for each in rows)])
+        self.looks = Columns.of_rows((each for part in rows for each in part.rows), FIELDS)
+        """The events of all classes, one class after the other."""
+        self.axes_of = np.full(len(self.looks), -1)
+        """Of each, the number of its axes; -1 for what is no collective."""
+        self.peer_axis = np.full(len(self.looks), -1)
+        """Of a message along an axis: the number of that axis in the mesh; its ``peer`` is a position."""
+        for part, start in zip(rows, self.starts.tolist(), strict=False):
+            for at, axis, _ in part.along:
+                self.peer_axis[start + at] = mesh.axes.index(axis)
+        self._calls: list[dict[tuple[Axes, int], Op]] = [
+            {(axes, number): op for _, axes, number, op in each.collectives} for each in rows]
+        self._uneven: dict[int, dict[int, Moved]] = {}
+        self._even: dict[int, Moved] = {}
+        self._count()
+
+    def _count(self) -> None:
+        """The bytes of each collective: once for the class where all its members move the same, else by group."""
+        numbers = {axes: i for i, axes in enumerate(self.axes)}
+        sent, received, messages = (
+            self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+        alike = [self._alike(groups) for groups in self.groups]
+        for part, start in zip(self.rows, self.starts.tolist(), strict=False):
+            for at, axes, number, op in part.collectives:
+                slot, look = numbers[axes], start + at
+                self.axes_of[look] = slot
+                if alike[slot] and op.kind != "relayout":
+                    said = self._said(op, 0)
+                    found = moved_alike(said, self.groups[slot].shape[1])
+                    self._even[look] = found
+                    if found.even:
+                        sent[look], received[look] = found.sent[0], found.received[0]
+                        messages[look] = found.messages[0]
+                        continue
+                    everybody = dict.fromkeys(range(len(self.groups[slot])), found)
+                else:
+                    everybody = {
+                        i: moved(tuple(self._said(self._call(rank, axes, number, op), rank) for rank in group))
+                        for i, group in enumerate(self.groups[slot].tolist())
+                    }
+                self._uneven[look] = everybody
+        self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)
+
+    def _alike(self, groups: Ints) -> bool:
+        """Whether the members of each group are of one class."""
+        if len(self.rows) == 1:
+            return True
+        classes = self.class_of[groups]
+        return bool((classes == classes[:, :1]).all())
+
+    def _call(self, rank: int, axes: Axes, number: int, mine: Op) -> Op:
+        other = self._calls[self.class_of[rank]].get((axes, number))
+        if other is None or other.kind != mine.kind:
+            raise ValueError(
+                f"collective {number} over {', '.join(axes)} is {mine.kind} to some of a group, and "
+                f"{'nothing' if other is None else other.kind} to rank {rank}")
+        return other
+
+    def _said(self, op: Op, rank: int) -> Said:
+        x, given = op.inputs[0].type, dict(op.attributes)
+        if op.kind == "relayout":
+            call = called(step_of(op, self.mesh), rank)
+            return Said(call.kind, (call.elements,), x.dtype.itemsize, pairs=call.pairs, sizes=call.sizes)
+        shape, axes = tuple(int(n) for n in x.shape), self.mesh.axes_of(op["axes"])
+        factors = tuple(self.mesh.shape[axis] for axis in axes)
+        dim = given.get("split_dim", given.get("dim", 0))
+        return Said(op.kind, shape, x.dtype.itemsize, dim, factors, tuple(map(tuple, given.get("pairs", ()))))
+
+    def differences(self) -> list[Ints]:
+        """What devices of one class move differently, by rank: bytes of the collectives whose pieces are uneven.
+
+        Of an all_reduce they are so by one element at most, which takes nobody any longer: that is no difference.
+        """
+        found = []
+        for look, by_group in self._uneven.items():
+            if by_group[0].kind == "all_reduce":
+                continue
+            groups = self.groups[self.axes_of[look]]
+            for of in ("sent", "received", "messages"):
+                moved_by = np.zeros(self.mesh.size, np.int64)
+                for number, group in enumerate(groups):
+                    moved_by[group] = getattr(by_group[number], of)
+                found.append(moved_by)
+        return found
+
+    # -- by rank -------------------------------------------------------------------------------------------------------
+
+    def by_rank(self, ranks: Sequence[int]) -> ByRank:
+        """The events of these ranks, one rank after the other."""
+        classes = self.class_of[list(ranks)]
+        lengths = np.diff(self.starts)[classes]
+        spans = [np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist()]
+        where = np.concatenate([np.zeros(0, np.int64), *spans])
+        rank = np.repeat(np.array(ranks, np.int64), lengths)
+        serial = np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        events = self.looks.take(where).with_columns(rank=rank, serial=serial)
+        if (self.peer_axis >= 0).any():
+            events = events.with_columns(peer=self.peers(where, rank))
+        at = np.flatnonzero(self.axes_of[where] >= 0)
+        if len(at):
+            events = self._with_groups(events, where, rank, at)
+        return ByRank(events, lengths.tolist(), where)
+
+    def peers(self, look: Ints, rank: Ints) -> Ints:
+        """The rank that each event's message is for, or from; `ABSENT` for what is no message."""
+        peer, axis = self.looks.numbers("peer")[look], self.peer_axis[look]
+        extents = np.array([*self.mesh.shape.values()], np.int64)
+        strides = np.append(np.cumprod(extents[::-1])[::-1][1:], 1)
+        position = rank // strides[axis] % extents[axis]
+        return np.where(axis >= 0, rank + (peer - position) * strides[axis], peer)
+
+    def _with_groups(self, events: Columns, where: Ints, rank: Ints, at: Ints) -> Columns:
+        slots, look = self.axes_of[where[at]], where[at]
+        first = np.cumsum([0, *(len(groups) for groups in self.groups)])
+        number = first[slots] + self.group_of[slots, rank[at]]
+        different, place = np.unique(number, return_inverse=True)
+        group = np.zeros(len(events), np.int32)
+        group[at] = place + 1
+        told = [self._group(int(n), first) for n in different]
+        positions = [{rank: i for i, rank in enumerate(members)} for members in told]
+        sources, index = self._sources(look, place, rank[at], told, positions)
+        source = np.zeros(len(events), np.int32)
+        source[at] = index
+        columns: dict[str, Any] = {
+            "group": Table((None, *told), group), "sources": Table(((), *sources), source)}
+        uneven = np.isin(look, list(self._uneven)) if self._uneven else np.zeros(len(at), np.bool_)
+        if uneven.any():
+            sent, received, messages = (
+                events.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+            for i in np.flatnonzero(uneven).tolist():
+                found = self._uneven[int(look[i])][int(number[i] - first[slots[i]])]
+                position = positions[place[i]][int(rank[at[i]])]
+                sent[at[i]], received[at[i]] = found.sent[position], found.received[position]
+                messages[at[i]] = found.messages[position]
+            columns |= {"bytes_sent": sent, "bytes_received": received, "messages": messages}
+        return events.with_columns(**columns)
+
+    def _group(self, number: int, first: Ints) -> tuple[int, ...]:
+        slot = int(np.searchsorted(first, number, "right")) - 1
+        return tuple(self.groups[slot][number - first[slot]].tolist())
+
+    def _sources(
+        self, look: Ints, place: Ints, ranks: Ints, told: Sequence[tuple[int, ...]],
+        positions: Sequence[dict[int, int]],
+    ) -> tuple[list[Any], Ints]:
+        """The different lists of who gives what, and for each collective event which is its own."""
+        key = np.stack([look, place, ranks], axis=1)
+        different, inverse = np.unique(key, axis=0, return_inverse=True)
+        known: dict[Any, int] = {}
+        index = np.zeros(len(different), np.int64)
+        made: list[Any] = []
+        for i, (one, group, rank) in enumerate(different.tolist()):
+            found = self._moved(one, int(self.group_of[self.axes_of[one], rank]))
+            same = id(found), group, rank
+            if same not in known:
+                made.append(tuple((told[group][q], n) for q, n in found.sources(positions[group][rank])))
+                known[same] = len(made)
+            index[i] = known[same]
+        return made, index[inverse.ravel()]
+
+    def collective(
+        self, look: int, number: int
+    ) -> tuple[str, tuple[int, ...], Ints, str | None, tuple[tuple[int, int], ...]]:
+        """Of a collective event, and the number of a group along its axes: kind, ranks, bytes that each receives, dtype,
+        and who sends to whom, where that is told."""
+        slot = int(self.axes_of[look])
+        group, found = tuple(self.groups[slot][number].tolist()), self._moved(look, number)
+        of_class = int(np.searchsorted(self.starts, look, "right")) - 1
+        event = self.rows[of_class].rows[look - int(self.starts[of_class])]
+        return event[_NAME], group, found.received, event[_DTYPE], found.pairs
+
+    def _moved(self, look: int, number: int) -> Moved:
+        found = self._even.get(look)
+        return self._uneven[look][number] if found is None else found
+
+
+def members(mesh: Mesh, axes: Axes) -> Ints:
+    """The groups along axes, ``[group, position]``: `Mesh.groups`, as an array."""
+    ranks = np.arange(mesh.size).reshape([*mesh.shape.values()] or [1])
+    places = [mesh.axes.index(axis) for axis in axes]
+    rest = [i for i in range(len(mesh.axes)) if i not in places]
+    return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in axes))
+
+
+def _by_member(groups: Ints) -> Ints:
+    found = np.empty(groups.size, np.int64)
+    found[groups.ravel()] = np.repeat(np.arange(len(groups)), groups.shape[1])
+    return found
+
+

@@ -1,0 +1,154 @@
+"""What an executable would do on a hardware, without running it: the trace of `VirtualCluster.run`, made by columns.
+
+    simulate(Executable(function, mesh), "dgx-h100").makespan_seconds
+
+No array is touched and nothing is started.  The events are those that the devices would record, priced and timed by the
+same clock, so an executed run under ``compute="modelled"`` has the same: kinds, groups, bytes, memory, times.  What
+goes to and from the host is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.columns import Columns, Table
+from parallelism.event import HOST
+from parallelism.folding import Lanes, same_prices
+from parallelism.folding import fold as folded
+from parallelism.hardware import Hardware
+from parallelism.mesh import Mesh
+from parallelism.priced import Priced
+from parallelism.pricing import Pricing
+from parallelism.simulated_events import Axes, Rows, Templates, members
+from parallelism.timeline import Told, replay_columns
+from parallelism.timeline_roles import COLLECTIVE, POINT, Roles, roles_of
+from parallelism.trace import Trace
+
+Ints = npt.NDArray[np.int64]
+Price = Callable[[Rows, Ints], float | None]
+"""Seconds that some events take on each of the devices that have them; None where these must be told apart."""
+
+
+class Simulated(Protocol):
+    """What can be simulated: it tells what its devices would record."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+    def templates(self, price: Price | None = None) -> Templates:
+        """By class of devices; with a ``price``, what is done again and again may be one piece of compute."""
+
+
+def simulate(
+    executable: Simulated, hardware: Hardware | str | PathLike[str], *, fold: bool = False,
+    priced_dtype: str | None = None, link_sharing: bool = True,
+) -> Trace:
+    """The trace that ``executable`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
+
+    ``fold``: of devices that do the same at the same times (`parallelism.folding`) only the first is simulated, with
+    its real groups and their prices; the trace tells about these ranks and no others, and cannot be priced again.
+    ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and
+    where messages share links in a way that cannot be folded.
+    """
+    mesh = executable.mesh
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
+    if fold:
+        return _folded(executable.templates(_Pieces(mesh, pricing)), pricing)
+    return Trace(executable.templates().by_rank(range(mesh.size)).events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
+
+
+def equal_devices(
+    executable: Simulated, hardware: Hardware | str | PathLike[str], *, link_sharing: bool = True
+) -> Lanes:
+    """The devices that ``simulate(..., fold=True)`` takes together."""
+    pricing = Pricing.of(hardware, "modelled", None, link_sharing).for_devices(executable.mesh.size)
+    return folded(executable.templates(_Pieces(executable.mesh, pricing)), pricing.hardware, pricing.shares_links)
+
+
+def _folded(templates: Templates, pricing: Pricing) -> Trace:
+    lanes, mesh = folded(templates, pricing.hardware, pricing.shares_links), templates.mesh
+    first = lanes.first.tolist()
+    events, lengths, looks = templates.by_rank(first)
+    roles = _met(events, lanes)
+    seconds = pricing.seconds(events, roles)
+    at = np.flatnonzero(roles.roles == COLLECTIVE)
+    seconds[at] = _prices(templates, pricing, looks[at], events.numbers("rank")[at])
+    timed = replay_columns(events, lengths, pricing, Told(roles, seconds))
+    priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
+    return Trace(timed, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=first, priced=priced)
+
+
+class _Pieces:
+    """Prices what devices do with nobody but their equals: a `Price`."""
+
+    def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
+        self.mesh, self.pricing = mesh, pricing
+        self._same: dict[tuple[Axes, bytes], bool] = {}
+
+    def __call__(self, rows: Rows, ranks: Ints) -> float | None:
+        hardware = self.pricing.hardware
+        if any(each[0] in ("send", "recv", "wait") for each in rows.rows):
+            return None
+        if hardware is not None and (hardware.stragglers or hardware.faults):
+            return None
+        if not all(self._same_for_all(axes, ranks) for _, axes, _, _ in rows.collectives):
+            return None
+        templates = Templates(self.mesh, [rows], np.zeros(self.mesh.size, np.int64))
+        events, _, looks = templates.by_rank(ranks[:1].tolist())
+        roles = roles_of(events)
+        at = np.flatnonzero(events.isin("kind", {"collective"}))
+        seconds = self.pricing.seconds(events, roles)
+        seconds[at] = _prices(templates, self.pricing, looks[at], events.numbers("rank")[at])
+        return float(seconds.sum())
+
+    def _same_for_all(self, axes: Axes, ranks: Ints) -> bool:
+        """Whether the groups along axes are of these ranks alone, and cost the same everywhere."""
+        key = axes, ranks.tobytes()
+        if key not in self._same:
+            groups = members(self.mesh, axes)
+            own = groups[np.isin(groups, ranks).any(axis=1)]
+            alone = own.size == len(ranks)
+            hardware = self.pricing.hardware
+            self._same[key] = alone and (hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
+        return self._same[key]
+
+
+def _met(events: Columns, lanes: Lanes) -> Roles:
+    """What each event is to the clock where everybody is met in the one who stands for him."""
+    group, peer = events["group"], events.numbers("peer")
+    assert isinstance(group, Table)
+    met: dict[Any, int] = {}
+    groups: list[Any] = []
+    index = []
+    for ranks in group.values:
+        found = None if ranks is None else tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist())
+        if found not in met:
+            met[found] = len(groups)
+            groups.append(found)
+        index.append(met[found])
+    between = events.present("peer") & (peer != HOST)
+    stands = peer.copy()
+    stands[between] = lanes.first[lanes.lane_of[peer[between]]]
+    roles = roles_of(events.with_columns(
+        group=Table(tuple(groups), np.array(index, np.int32)[group.index]),
+        peer=stands if between.any() else None))
+    sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
+    alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
+    return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
+
+
+def _prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> npt.NDArray[np.float64]:
+    """What each collective takes, by what all of its real group receive."""
+    known: dict[tuple[int, int], float] = {}
+    prices = np.zeros(len(looks))
+    numbers = templates.group_of[templates.axes_of[looks], ranks]
+    for i, key in enumerate(zip(looks.tolist(), numbers.tolist(), strict=True)):
+        if key not in known:
+            collective = templates.collective(*key)
+            known[key] = pricing.collective_seconds(*collective)
+        prices[i] = known[key]
+    return prices

@@ -1,0 +1,379 @@
+"""A program cut into stages: where, what each stage does, and that together they do what the whole does."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from parallelism import ir
+from parallelism.ir import models
+from parallelism.layouts.batches import checked, dealt, rows_of
+from parallelism.layouts.cuts import balanced, begun_by
+from parallelism.layouts.messages import packed, unpacked
+from parallelism.layouts.microbatches import microbatched
+from parallelism.layouts.partition import partition
+from parallelism.layouts.stages import Stages
+
+B, S = ir.symbols("B S")
+
+
+def tensor(*shape, dtype="f64"):
+    return ir.TensorType(dtype, shape)
+
+
+def chain(x, targets, w):
+    """Integers in, integers out; ``a`` is used again two layers later."""
+    with ir.region("first"):
+        a = np.maximum(x @ w["0"], 0)
+    with ir.region("middle.up"):
+        b = np.maximum(a @ w["1"], 0)
+    with ir.region("middle.down"):
+        c = b @ w["2"]
+    with ir.region("last"):
+        return np.sum((c + a - targets) ** 2)
+
+
+CHAIN = ir.record(chain, tensor(B, 3), tensor(B, 4), {"0": tensor(3, 4), "1": tensor(4, 5), "2": tensor(5, 4)})
+MODELS = {
+    "chain": (CHAIN, {}),
+    "mlp": (models.mlp((5, 7, 6, 4, 3), B), {}),
+    "convolutional": (models.convolutional((8, 7, 2), (3, 4), 5, B), {}),
+    "gpt": (models.gpt(11, 8, 2, 2, S, B), {"S": 3}),
+}
+
+
+def arrays(function, seed=0, **numbers):
+    """Small integers for inputs of these numbers."""
+    rng = np.random.default_rng(seed)
+    return {
+        v.name: rng.integers(-2, 3, v.type.shape).astype(v.type.dtype) if v.type.dtype.kind == "f"
+        else rng.integers(0, 5, v.type.shape)
+        for v in function.specialize(**numbers).inputs
+    }
+
+
+def weights(function):
+    return [v.name for v in function.inputs if "B" not in v.type.symbols and v.type.dtype.kind == "f"]
+
+
+def run(function, there):
+    """What it returns, by name, of values that are there by name."""
+    outputs = ir.interpret(function, [there[value.name] for value in function.inputs]).outputs
+    return dict(zip((value.name for value in function.outputs), outputs, strict=True)), list(outputs)
+
+
+def step(stages, inputs, microbatches, *, halves=False):
+    """Loss and gradients, by nothing but the functions of the stages."""
+    inputs, numbers = checked(stages.function, inputs)
+    rows = numbers.pop("B")
+    values = {value.name: value for value in stages.specialize(**numbers).function.inputs}
+    loss, gradients = 0, {}
+    for first, count in dealt(0, rows, microbatches):
+        parts = stages.specialize(**numbers, B=count, B_whole=rows, B_first=first).functions
+        message, kept = {}, []
+        for stage in parts:
+            there = {name: inputs[name] for name in stage.weights} | message
+            there |= {name: rows_of(inputs[name], values[name].type, "B", first, count) for name in stage.data}
+            assert set(message) == set(stage.received)
+            there |= run(stage.forward, there)[0]
+            kept.append({name: there[name] for name in stage.saved})
+            message = {name: there[name] for name in stage.sent}
+        loss += sum(message.values())
+        message = {name: np.ones_like(array) for name, array in message.items()}
+        for stage, saved in zip(parts[::-1], kept[::-1], strict=True):
+            weights = {name: inputs[name] for name in stage.weights}
+            assert set(message) == set(stage.answered)
+            there = weights | saved | {f"grad.{name}": array for name, array in message.items()}
+            if stage.recompute:
+                there |= run(stage.recompute, weights | saved)[0]
+            if halves:
+                made, found = run(stage.backward_input, there)
+                between = {name: (there | made)[name] for name in stage.between}
+                found[len(stage.returned):] = run(stage.backward_weights, weights | between)[1]
+            else:
+                found = run(stage.backward, there)[1]
+            message = dict(zip(stage.returned, found, strict=False))
+            for name, gradient in zip(stage.trained, found[len(stage.returned):], strict=True):
+                gradients[name] = gradients.get(name, 0) + gradient
+    return loss, gradients
+
+
+# -- what the stages do together ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("count", "microbatches", "options"), [
+    (1, 1, {}), (2, 3, {}), (3, 2, {"recompute": True}), (4, 5, {"recompute": [1, 3]}),
+])
+def test_stages_make_the_loss_and_the_gradients_of_the_whole(name, count, microbatches, options):
+    function, numbers = MODELS[name]
+    inputs = arrays(function, B=7, **numbers)
+    stages = partition(function, count, sizes={"B": 7, **numbers}, **options)
+    wanted = ir.interpret(ir.gradient(function, weights(function), keep_outputs=True), inputs).outputs
+    equal = assert_array_equal if name == "chain" else lambda a, b: assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    for halves in (False, True):
+        loss, gradients = step(stages, inputs, microbatches, halves=halves)
+        equal(loss, wanted[0])
+        assert set(gradients) == set(weights(function))
+        for weight, gradient in zip(weights(function), wanted[1:], strict=True):
+            equal(gradients[weight], gradient)
+
+
+@pytest.mark.parametrize("name", ["chain", "mlp", "convolutional"])
+def test_nothing_is_computed_twice_unless_asked_for(name):
+    function, _ = MODELS[name]
+    whole = ir.gradient(microbatched(function), weights(function), keep_outputs=True)
+    numbers = {"B": 5, "B_whole": 9} if "B_whole" in whole.symbols else {"B": 5}
+    flops = whole.specialize(**numbers).flops
+    for count in (1, 2, 4):
+        plain = partition(function, count).specialize(**numbers).functions
+        assert sum(f.forward.flops + f.backward.flops for f in plain) == flops
+        assert all(f.backward_input.flops + f.backward_weights.flops == f.backward.flops for f in plain)
+        again = partition(function, count, recompute=True).specialize(**numbers).functions
+        assert all(f.forward.flops >= f.recompute.flops for f in again if f.recompute)
+        assert [f.backward for f in again] == [f.backward for f in plain]
+
+
+def test_a_half_for_the_input_has_no_product_with_a_weights_gradient():
+    first, second, third = partition(MODELS["mlp"][0], ["4", "7"]).functions
+    assert not first.backward_input.ops and not first.returned
+    assert [op["equation"] for op in second.backward_input.ops if op.kind == "einsum"] == ["mn,kn->mk"]
+    assert [op["equation"] for op in second.backward_weights.ops if op.kind == "einsum"] == ["mn,mk->kn"]
+    assert {op.kind for op in third.backward_weights.ops} == {"einsum", "sum", "reshape"}
+
+
+def test_a_stage_that_recomputes_keeps_its_inputs_alone():
+    plain = partition(CHAIN, ["middle", "last"]).functions[1]
+    again = partition(CHAIN, ["middle", "last"], recompute=[1]).functions[1]
+    assert plain.recompute is None and set(plain.saved) > set(plain.received)
+    assert again.saved == again.received == plain.received
+    assert {*again.saved, *(value.name for value in again.recompute.outputs)} == set(plain.saved)
+    assert again.forward.outputs == plain.forward.outputs[:len(plain.sent)]
+
+
+# -- where values go ---------------------------------------------------------------------------------------------------
+
+
+def test_a_value_that_is_used_later_passes_through_the_stages_between():
+    first, up, down, last = partition(CHAIN, ["middle.up", "middle.down", "last"]).functions
+    a, = first.sent
+    assert up.received == (a,) and up.sent[0] == a and len(up.sent) == 2
+    assert down.received == up.sent and down.sent[0] == a and len(down.sent) == 2 and last.received == down.sent
+    assert all(f.returned == f.received for f in (up, down, last)) and up.answered == up.sent
+    assert a not in {value.name for op in down.forward.ops for value in op.inputs}
+    # its gradients are added up where it branches off
+    assert [op.kind for op in down.backward.ops] == ["einsum", "einsum"]
+    assert "add" in [op.kind for op in up.backward.ops]
+    assert first.data == ("x",) and last.data == ("targets",) and not up.data and not down.data
+
+
+def test_what_depends_on_no_data_is_made_where_it_is_used():
+    def loss(x, w, v):
+        scale = np.where(w > 0, w, 0.0)
+        return np.sum(((x * scale) @ v) * scale)
+
+    function = ir.record(loss, tensor(B, 3), tensor(3), tensor(3, 3))
+    product = next(number for number, op in enumerate(function.ops) if op.kind == "matmul")
+    stages = partition(function, [op.outputs[0].name for op in function.ops[product:product + 2]])
+    assert [f.weights for f in stages.functions] == [("w",), ("v",), ("w",)] and stages.holders["w"] == (0, 2)
+    assert [[op.kind for op in f.forward.ops].count("where") for f in stages.functions] == [1, 0, 1]
+    assert all(len(f.sent) == 1 for f in stages.functions)
+    inputs = arrays(function, B=4)
+    loss, gradients = step(stages, inputs, 3)
+    wanted = ir.interpret(ir.gradient(function, ["w", "v"], keep_outputs=True), inputs).outputs
+    for found, array in zip([loss, gradients["w"], gradients["v"]], wanted, strict=True):
+        assert_array_equal(found, array)
+
+
+def test_integers_are_sent_and_no_gradient_of_them_comes_back():
+    def loss(ids, table, w):
+        kept = ids * 2
+        return np.sum((table[ids] @ w) * kept[:, None])
+
+    function = ir.record(loss, tensor(B, dtype="i64"), tensor(9, 3), tensor(3, 2))
+    ops = [op.outputs[0].name for op in function.ops if op.kind in ("matmul",)]
+    first, second = partition(function, ops).functions
+    assert len(second.received) == 2 and len(second.returned) == 1
+    inputs = arrays(function, B=5)
+    wanted = ir.interpret(ir.gradient(function, ["table", "w"], keep_outputs=True), inputs).outputs
+    loss, gradients = step(partition(function, ops), inputs, 2)
+    assert_array_equal(loss, wanted[0])
+    assert_array_equal(gradients["table"], wanted[1])
+    assert first.trained == ("table",) and second.trained == ("w",)
+
+
+def test_a_tied_weight_has_a_copy_in_each_stage_that_reads_it():
+    function, numbers = MODELS["gpt"]
+    stages = partition(function, 4, sizes=numbers)
+    assert stages.holders["p.tokens"] == (0, 3)
+    assert all(len(holders) == 1 for name, holders in stages.holders.items() if name != "p.tokens")
+
+
+def test_only_what_is_trained_has_a_gradient():
+    first, second = partition(CHAIN, ["last"], trained=["w.1"]).functions
+    assert first.trained == ("w.1",) and second.trained == ()
+    assert len(second.received) == 2 and len(second.returned) == 1      # a is no function of w.1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["f8", "f4", "i2", "i1", "?"]), st.lists(st.integers(0, 3), max_size=3)),
+                max_size=4))
+def test_what_is_packed_is_unpacked(types):
+    types = sorted((ir.TensorType(np.dtype(d), shape) for d, shape in types), key=lambda t: -t.dtype.itemsize)
+    rng = np.random.default_rng(0)
+    given = [rng.integers(0, 2, type.shape).astype(type.dtype) for type in types]
+    message = packed(given)
+    assert message.nbytes == sum(array.nbytes for array in given)
+    for array, wanted in zip(unpacked(message, types), given, strict=True):
+        assert array.dtype == wanted.dtype
+        assert_array_equal(array, wanted)
+
+
+def test_a_message_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"a message of tensor<3xf64>, tensor<f32> has 28 bytes, got uint8\[27\]"):
+        unpacked(np.zeros(27, np.uint8), [tensor(3), tensor(dtype="f32")])
+
+
+# -- where it is cut ---------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_cuts_are_the_best_of_all(data):
+    count = data.draw(st.integers(1, 8))
+    costs = data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    sent = data.draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
+    stages = data.draw(st.integers(1, count))
+
+    def price(cuts):
+        edges = [0, *cuts, count]
+        return max(sum(costs[a:b]) for a, b in pairwise(edges)), sum(sent[c] for c in cuts)
+
+    found = balanced(costs, stages, sent)
+    assert len(found) == stages - 1 and price(found) == min(map(price, combinations(range(1, count), stages - 1)))
+
+
+def test_a_program_is_balanced_by_flops_or_by_any_cost():
+    function = models.mlp((16, 64, 2, 2, 2), B)
+    assert partition(function, 2).functions[0].weights == ("p.w0",)
+    by_products = partition(function, 2, cost=lambda op: op.kind == "matmul").functions
+    assert {"p.w0", "p.w1"} <= set(by_products[0].weights) and {"p.w2", "p.w3"} <= set(by_products[1].weights)
+
+
+@pytest.mark.parametrize(("names", "told"), [
+    (["nowhere"], r"begin with 'nowhere', which is no value or region of @chain that depends on its data"),
+    (["first"], r"the first stage of @chain would have no op before 'first'"),
+    (["last", "middle"], r"the stage that begins with 'last' of @chain would have no op before 'middle'"),
+    (["middle", "middle.up"], r"that begins with 'middle' of @chain would have no op before 'middle.up'"),
+])
+def test_names_that_begin_no_stage_are_told(names, told):
+    with pytest.raises(ValueError, match=told):
+        partition(CHAIN, names)
+    assert begun_by(["b", "d"], [{"a"}, {"b"}, {"c"}, {"d"}], "f") == (1, 3)
+
+
+@pytest.mark.parametrize(("function", "stages", "options", "told"), [
+    (CHAIN, 0, {}, r"9 ops can be cut into 1 to 9 stages, not 0"),
+    (CHAIN, 10, {}, r"1 to 9 stages, not 10"),
+    (CHAIN, 2, {"recompute": [2]}, r"stages 0 to 1 can be recomputed, got \[2\]"),
+    (CHAIN, 2, {"trained": ["x"]}, r"inputs of @chain without rows \(w.0, w.1, w.2\), not x"),
+    (CHAIN, 2, {"batch": "N"}, r"@chain has no symbol N for the rows of a batch: its symbols are B"),
+    (MODELS["gpt"][0], 2, {}, r"to compare what the ops of @gpt cost, sizes must tell S"),
+    (ir.record(lambda x: x * 2, tensor(B)), 1, {}, r"returns a loss, one floating-point number; @.* tensor<Bxf64>"),
+])
+def test_what_cannot_be_cut_is_told(function, stages, options, told):
+    with pytest.raises(ValueError, match=told):
+        partition(function, stages, **options)
+
+
+def test_stages_are_values():
+    stages = partition(CHAIN, 3, recompute=True)
+    assert pickle.loads(pickle.dumps(stages)) == stages  # noqa: S301  (our own)
+    assert stages == partition(CHAIN, 3, recompute=True)
+    assert hash(stages) == hash(partition(CHAIN, 3, recompute=True))
+    for functions in stages.functions:
+        for function in (functions.forward, functions.backward, functions.backward_input, functions.backward_weights):
+            assert ir.parse(str(function)) == function
+    with pytest.raises(ValueError, match=r"stage 0 of @chain sends .*, and stage 1 receives"):
+        Stages(stages.function, stages.functions[::2], "B")
+    with pytest.raises(ValueError, match=r"takes w.0, which its stage has not then"):
+        replace(stages.functions[0], weights=())
+    specialized = stages.specialize(B=3)
+    assert not any(functions.symbols for functions in specialized.functions)
+    assert specialized.functions[1].forward == stages.functions[1].forward.specialize(B=3)
+
+
+# -- microbatches ------------------------------------------------------------------------------------------------------
+
+
+def of_mean(x, w):
+    return np.mean((x @ w) ** 2)
+
+
+def of_rows(x, w):
+    return ir.apply("softmax_cross_entropy", x @ w, np.argmax(x[:, :2], axis=1), rows=x.shape[0])
+
+
+def of_places(x, w):
+    """Knows the numbers of its rows, by counting and by chance."""
+    places = ir.apply("iota", dim=0, shape=x.shape, starts=(0, 0), dtype=np.dtype("f8"))
+    step = np.where(True, ir.apply("constant", value=3, shape=(), dtype=np.dtype("i8")), 0)
+    kept = ir.apply("dropout_mask", step, rate=0.5, seed=1, whole=x.shape, starts=(0, 0), shape=x.shape)
+    return np.sum((np.where(kept, x, 0.0 * x) * places) @ w) / x.shape[0]
+
+
+def of_flat_rows(x, w):
+    return np.mean((x @ w).reshape(x.shape[0] * 2) ** 2) * 3 - np.sum(x) / 2
+
+
+@pytest.mark.parametrize("loss", [of_mean, of_rows, of_places, of_flat_rows])
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
+    function = ir.record(loss, tensor(B, 3), tensor(3, 2))
+    x, w = arrays(function, B=5).values()
+    part = microbatched(function)
+    found = 0
+    for first, rows in dealt(0, 5, parts):
+        numbers = {"B": rows, "B_whole": 5, "B_first": first}
+        own = part.specialize(**{name: numbers[name] for name in part.symbols})
+        found += ir.interpret(own, [rows_of(x, part.inputs[0].type, "B", first, rows), w]).outputs[0]
+    assert_allclose(found, ir.interpret(function, [x, w]).outputs[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "told"), [
+    (lambda x, w: np.sum(x - np.mean(x, axis=0)), "it takes a sum over all rows together with single rows"),
+    (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not treat the rows one by one"),
+    (lambda x, w: np.mean(x) + np.sum(w ** 2), "of a sum over all rows it makes something that is none"),
+    (lambda x, w: np.sqrt(np.sum(x ** 2)), "of a sum over all rows it makes something that is none"),
+    (lambda x, w: 1 / np.sum(x), "of a sum over all rows it makes something that is none"),
+    (lambda x, w: np.sum(x) * np.mean(x), "of a sum over all rows it makes something that is none"),
+    (lambda x, w: np.max(x), "the max over all rows is no sum"),
+    (lambda x, w: np.sum(x @ x.T), "rows are counted by B in one dim"),
+    (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0])), "it does not treat the rows one by one"),
+    (lambda x, w: np.sum(w), "is no sum over the rows of the batch B"),
+])
+def test_what_is_no_sum_over_rows_is_told(loss, told):
+    with pytest.raises(ValueError, match=told):
+        microbatched(ir.record(loss, tensor(B, 3), tensor(3, 2)))
+
+
+def test_symbols_of_a_part_must_be_free():
+    function = ir.record(of_mean, tensor(B, ir.symbol("B_whole")), tensor(ir.symbol("B_whole"), 2))
+    with pytest.raises(ValueError, match="has a symbol B_whole already"):
+        microbatched(function)
+
+
+@pytest.mark.parametrize(("inputs", "error", "told"), [
+    ([np.zeros((4, 3))], ValueError, r"@of_mean takes 2 inputs \(x, w\), got 1"),
+    ({"x": np.zeros((4, 3)), "v": 1}, ValueError, r"takes 2 inputs \(x, w\), got x, v"),
+    ([np.zeros((4, 3)), np.zeros((2, 2))], ValueError, r"input %w: tensor<3x2xf64> .* shape \(2, 2\), with B=4"),
+    ([np.zeros((4, 3), "f4"), np.zeros((3, 2))], TypeError, r"input %x: tensor<Bx3xf64> was given an array of float32"),
+])
+def test_inputs_that_do_not_fit_are_told(inputs, error, told):
+    with pytest.raises(error, match=told):
+        checked(ir.record(of_mean, tensor(B, 3), tensor(3, 2)), inputs)
