@@ -19,28 +19,34 @@ Span = tuple[Extent, Extent, int]
 
 
 def _keys(x: Any, key: Any) -> list[Any]:
-    """One key for each dim, and None for each that is new; arrays of bools as the places that are true."""
+    """A key for each dim, or for several if it is of bools, and None for each that is new."""
     keys: list[Any] = []
     for k in key if isinstance(key, tuple) else (key,):
-        if isinstance(k, list | np.ndarray):
-            array = np.asarray(k) if np.size(k) else np.asarray(k, np.int64)
-            keys.extend(_true(x, array, len(keys)) if array.dtype == bool else [array])
-        elif isinstance(k, Traced) and k.dtype == bool:
-            refuse("indexing by bools", "the shape of the result depends on the numbers; say it with where")
-        else:
-            keys.append(k)
-    used = sum(1 for k in keys if k is not None and k is not Ellipsis)
+        keys.append((np.asarray(k) if np.size(k) else np.asarray(k, np.int64)) if isinstance(k, list) else k)
+    used = sum(k.ndim if _is_mask(k) else 1 for k in keys if k is not None and k is not Ellipsis)
     if used > x.ndim:
         raise IndexError(f"{used} indices for an array of {x.ndim} dims")
     dots = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[dots:dots + 1] = [slice(None)] * (x.ndim - used)
+    axis = 0
+    for k in keys:
+        if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis:axis + k.ndim]):
+            refuse(f"indexing an array of shape {x.shape} by bools of shape {k.shape} from dim {axis} on")
+        axis += 0 if k is None else k.ndim if _is_mask(k) else 1
     return keys
 
 
-def _true(x: Any, mask: Any, axis: int) -> Sequence[Any]:
-    if not mask.ndim or mask.shape != x.shape[axis:axis + mask.ndim]:
-        refuse(f"indexing an array of shape {x.shape} by bools of shape {mask.shape} from dim {axis} on")
-    return np.nonzero(mask)
+def _is_mask(key: Any) -> bool:
+    return isinstance(key, Traced | np.ndarray) and key.dtype == bool
+
+
+def _places(key: Any) -> Sequence[Any]:
+    """Bools as the places that are true."""
+    if not _is_mask(key):
+        return (key,)
+    if isinstance(key, Traced):
+        refuse("indexing by bools", "the shape of the result depends on the numbers; say it with where")
+    return np.nonzero(key)
 
 
 def _span(extent: Extent, key: Any) -> Span:
@@ -82,7 +88,7 @@ def _cut(x: Any, axis: int, span: Span) -> Any:
 
 @stands_for("getitem")
 def _getitem(x: Any, key: Any) -> Any:
-    keys = _keys(x, key)
+    keys = [each for k in _keys(x, key) for each in _places(k)]
     taken: dict[int, Any] = {}
     shape: list[Extent] = []
     first = axis = 0
@@ -150,18 +156,21 @@ def _counts(k: Any, extent: Extent) -> bool:
 @stands_for("setitem")
 def _setitem(x: Any, key: Any, value: Any) -> Any:
     value = lift(value, builder=x.builder, dtype=None if hasattr(value, "dtype") else x.dtype).astype(x.dtype)
-    if isinstance(key, Traced | np.ndarray) and key.dtype == bool:
-        if key.shape != x.shape[:key.ndim] or value.ndim > x.ndim - key.ndim:
-            refuse(f"writing an array of shape {value.shape} where bools of shape {key.shape} are true",
-                   "say it with where")
-        return np.where(lift(key).reshape((*key.shape, *[1] * (x.ndim - key.ndim))), value, x)
     keys = _keys(x, key)
     arrays = [k for k in keys if isinstance(k, Traced | np.ndarray)]
     if arrays:
-        whole = all(k is arrays[0] or (isinstance(k, slice) and k == slice(None)) for k in keys)
-        if not whole or not isinstance(arrays[0], np.ndarray) or arrays[0].ndim != 1:
+        one = arrays[0]
+        axis = next(axis for axis, k in enumerate(keys) if k is one)
+        alone = all(k is one or (isinstance(k, slice) and k == slice(None)) for k in keys)
+        if alone and _is_mask(one):
+            rest = x.ndim - axis - one.ndim
+            if value.ndim > rest:
+                refuse(f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
+                       "say it with where")
+            return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
+        if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
             refuse("writing where an array says", "say it with where, or one_hot and a product")
-        return _replaced(x, next(axis for axis, k in enumerate(keys) if k is arrays[0]), arrays[0], value)
+        return _replaced(x, axis, one, value)
     spans = [_span(extent, k) for extent, k in zip(x.shape, (k for k in keys if k is not None), strict=True)]
     counts = [count(begin, end, abs(step)) for begin, end, step in spans]
     extents = iter(counts)

@@ -202,7 +202,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         refuse("making an array of a recorded one (numpy.array, numpy.asarray, writing into an array of numbers, or a "
                "function that does so)", "join arrays with numpy.stack, change a dtype with astype, write into "
-               "numpy.zeros_like(x)")
+               "numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)")
 
     def __bool__(self) -> bool:
         refuse("a decision by the numbers of an array (if, while, and, or, not)")

@@ -135,6 +135,11 @@ def where_it_says(x):
     x[x[:, 0] > 5] = x[0]
     x[np.arange(4) % 2 == 0] = x[0, 0]
     x[np.tri(4, 6) > 0] = -1
+    y = np.stack([x, x + 1])
+    y[..., np.arange(6) > 3] = 50
+    y[:, np.tri(4, 6, 1) > 0] = -np.inf
+    y[:, x[:, 0] > 8] = x[1]
+    x += y.sum(axis=0, where=y > -9)
     return x
 
 
@@ -279,7 +284,8 @@ REFUSED = {
                 r"an array of shape \(6,\) in place into one of shape \(2, 6\)"),
     "a dtype": (lambda x: x.astype(int).__iadd__(1.5), "changing an array of int64 in place into one of float64"),
     "bools": (lambda x: x.__setitem__(x > 1, np.arange(5.0)), r"writing an array of shape \(5,\) where bools of shape"),
-    "other bools": (lambda x: x.__setitem__(np.ones(3, bool), 1), r"where bools of shape \(3,\) are true"),
+    "other bools": (lambda x: x.__setitem__(np.ones(3, bool), 1),
+                    r"an array of shape \(4, 6\) by bools of shape \(3,\) from dim"),
     "integers": (lambda x: x.__setitem__(x.argmax(axis=0), 1),
                  "writing where an array says .*: say it with where, or one_"),
     "a part of integers": (lambda x: x.__setitem__(([0, 1], 2), 1), "writing where an array says"),
