@@ -170,8 +170,8 @@ class Attention(ShardedOperation):
                 part[...] = rotate_backward(part, plan.rows(device.rank), self.rotary_base)
         rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
         moves = [plan.weight_grads[name] for name in NAMES[1:4]]
-        terms = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
-        terms = [term.transpose(2, 0, 1) for term in _apart(terms, len(queries), 0)]
+        whole = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
+        terms = [term.transpose(2, 0, 1) for term in _apart(whole, len(queries), 0)]
         if plan.whole_keys:
             terms[1:] = (_placed(term, moves[1].held[device.rank], mine) for term in terms[1:])
         weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]

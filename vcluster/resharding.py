@@ -58,11 +58,12 @@ def global_shapes(
     """See `vcluster.device.VirtualDevice.global_shapes`."""
     recorder, dropped = device.recorder, device.collectives.dropped
     before, known = recorder.count, set(dropped)
-    shapes = _agreed(device, xs, shardings)
-    for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
-        del dropped[line]
-    recorder.forget(SHAPES, before)         # there may be messages among these, of what is under way
-    return shapes
+    try:
+        return _agreed(device, xs, shardings)
+    finally:
+        for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
+            del dropped[line]
+        recorder.forget(SHAPES, before)         # there may be messages among these, of what is under way
 
 
 def _agreed(
@@ -81,7 +82,7 @@ def _agreed(
 @lru_cache(maxsize=1024)
 def _split_axes(sources: tuple[TensorSharding, ...], ndims: tuple[int, ...], mesh: Mesh) -> tuple[str, ...]:
     """The axes over which tensors of so many dims are split, in the order of the mesh."""
-    split = set()
+    split: set[str] = set()
     for source, ndim in zip(sources, ndims, strict=True):
         source.check_axes(mesh)
         split.update(source.over(ndim).axes)
