@@ -16,6 +16,7 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
 from tensor_parallelism.attention_shapes import AttentionShapes
 from tensor_parallelism.attention_shares import Heads, Runs, heads_of, pieces, runs_of
+from tensor_parallelism.layouts import check_shape
 from tensor_parallelism.product import Axes, Shape
 
 
@@ -48,11 +49,8 @@ class AttentionPlan:
 
     def __post_init__(self) -> None:
         for field in fields(self.sharding):
-            layout, shape = getattr(self.sharding, field.name), getattr(self.shapes, field.name)
-            try:
-                layout.slices(shape, self.mesh, 0)
-            except ValueError as error:
-                raise ValueError(f"{field.name} of shape {shape} and {field.name}={layout!r}: {error}") from None
+            shape, layout = getattr(self.shapes, field.name), getattr(self.sharding, field.name)
+            check_shape(field.name, shape, field.name, layout, self.mesh)
         axes = self.sharding.split.kv_heads
         if not axes:
             return

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from parallelism.sharding import TensorSharding
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes
 
 
@@ -98,14 +99,7 @@ class AttentionSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            layout = getattr(self, field.name)
-            if not isinstance(layout, TensorSharding):
-                raise TypeError(f"{field.name} of an AttentionSharding is a TensorSharding, got {layout!r}")
-            try:
-                object.__setattr__(self, field.name, layout.over(3))
-            except ValueError:
-                raise ValueError(f"{field.name} of an AttentionSharding is of 3 dims, got {layout!r}") from None
+        check_layouts(self, {field.name: 3 for field in fields(self)}, exactly=True)
         batch, rows, heads, kv_heads = self._said
         if (
             tuple(getattr(self, field.name) for field in fields(self)) != _layouts(batch, rows, heads, kv_heads)

@@ -15,8 +15,9 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layer import Layer, Shape, check_layouts, check_tokens
+from tensor_parallelism.layer import Layer, Shape, check_tokens
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes, moved
 
 Array = npt.NDArray[Any]
@@ -36,7 +37,7 @@ class CrossEntropySharding:
     targets: TensorSharding
 
     def __post_init__(self) -> None:
-        check_layouts(self, {"logits": 2, "targets": 1})
+        check_layouts(self, {"logits": 2, "targets": 1}, waits=())
 
     @classmethod
     def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> CrossEntropySharding:

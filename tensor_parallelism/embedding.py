@@ -13,8 +13,9 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layer import Layer, Shape, check_gradient, check_layouts, check_tokens
+from tensor_parallelism.layer import Layer, Shape, check_gradient, check_tokens
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes, moved
 
 Array = npt.NDArray[Any]

@@ -11,8 +11,9 @@ import numpy as np
 from parallelism.mesh import Mesh
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layer import Shape, check_layouts
+from tensor_parallelism.layer import Shape
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes
 
 

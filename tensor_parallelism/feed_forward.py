@@ -13,6 +13,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from tensor_parallelism.feed_forward_plan import FeedForwardPlan, feed_forward_plan
 from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
+from tensor_parallelism.layouts import check_shape
 from tensor_parallelism.product import Shape, moved, run_product
 
 Array = npt.NDArray[Any]
@@ -158,11 +159,7 @@ class FeedForward(ShardedOperation):
             raise ValueError(f"the last extent of w1 is the first of w2, got w1 of shape {w1} and w2 of {w2}")
         shapes = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
         for name, shape in shapes.items():
-            layout = getattr(self.sharding, name)
-            try:
-                layout.slices(shape, mesh, 0)
-            except ValueError as error:
-                raise ValueError(f"{name} of shape {shape} and {name}={layout!r}: {error}") from None
+            check_shape(name, shape, name, getattr(self.sharding, name), mesh)
 
 
 def check_biases(w1: Shape, b1: Shape, w2: Shape, b2: Shape) -> None:

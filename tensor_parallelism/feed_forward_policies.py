@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from parallelism.sharding import TensorSharding
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes
 
 
@@ -78,12 +79,8 @@ class FeedForwardSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        for field, least in zip(fields(self), (2, 2, 1, 2, 1, 2), strict=True):
-            layout = getattr(self, field.name)
-            if not isinstance(layout, TensorSharding):
-                raise TypeError(f"{field.name} of a FeedForwardSharding is a TensorSharding, got {layout!r}")
-            if layout.ellipsis is None and len(layout.dims) < least:
-                raise ValueError(f"{field.name} of a FeedForwardSharding is of at least {least} dims, got {layout!r}")
+        dims = {field.name: n for field, n in zip(fields(self), (2, 2, 1, 2, 1, 2), strict=True)}
+        check_layouts(self, dims)
         if self.out.op != "sum":
             raise ValueError(f"out of a FeedForwardSharding may wait for a sum, got {self.out!r}")
 

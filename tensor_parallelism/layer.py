@@ -13,6 +13,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.layouts import check_shape
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -55,11 +56,7 @@ class Layer(ShardedOperation):
         if found is None:
             named = dict(zip(self.NAMES, given, strict=True))
             for name, shape in self._shapes(named).items():
-                layout = getattr(self.sharding, name)
-                try:
-                    layout.slices(shape, mesh, 0)
-                except ValueError as error:
-                    raise ValueError(f"{name} of shape {shape} and {name}={layout!r}: {error}") from None
+                check_shape(name, shape, name, getattr(self.sharding, name), mesh)
             found = self._plans[key] = self._planned(named, mesh, np.dtype(dtype))
         return found
 
@@ -86,24 +83,6 @@ class Layer(ShardedOperation):
         if shapes is None:
             shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in self.NAMES])
         return arrays, shapes, self.plan(shapes, device.mesh, _dtype(arrays))
-
-
-def check_layouts(sharding: Any, least: Mapping[str, int], waits: Sequence[str] = ()) -> None:
-    """``TypeError``, ``ValueError`` unless each named field is a layout of at least so many dims.
-
-    Only those in ``waits`` may be partial, and then for a sum.
-    """
-    of = type(sharding).__name__
-    for name, ndim in least.items():
-        layout = getattr(sharding, name)
-        if not isinstance(layout, TensorSharding):
-            raise TypeError(f"{name} of {of} is a TensorSharding, got {layout!r}")
-        if layout.ellipsis is None and len(layout.dims) < ndim:
-            raise ValueError(f"{name} of {of} is of at least {ndim} dims, got {layout!r}")
-        if layout.partial and name not in waits:
-            raise ValueError(f"{name} of {of} cannot be partial, got {layout!r}")
-        if layout.op != "sum":
-            raise ValueError(f"{name} of {of} may wait for a sum, got {layout!r}")
 
 
 def check_gradient(device: Device, grad: Any, layout: TensorSharding, shape: Shape) -> Array:

@@ -13,6 +13,7 @@ from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.choice import Cost, bytes_then_flops, cheapest_product
 from tensor_parallelism.contraction import Contraction
+from tensor_parallelism.layouts import check_shape
 from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.product import ProductPlan, Shape, Task, product_plan, run_product
 
@@ -143,10 +144,7 @@ class MatMul(ShardedOperation):
         layouts: list[TensorSharding] = []
         for name, field, shape in (("A", "lhs", a), ("B", "rhs", b), ("C", "out", c)):
             layout: TensorSharding = getattr(self.sharding, field)
-            try:
-                layout.slices(shape, mesh, 0)
-            except ValueError as error:
-                raise ValueError(f"{name} of shape {shape} and {field}={layout!r}: {error}") from None
+            check_shape(name, shape, field, layout, mesh)
             layouts.append(layout.over(len(shape)))
         lhs, rhs, out = layouts
         return Task(contraction, lhs, rhs, out, a, b, dtype, mesh)

@@ -20,8 +20,9 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layer import Layer, Shape, check_gradient, check_layouts
+from tensor_parallelism.layer import Layer, Shape, check_gradient
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import moved
 
 Array = npt.NDArray[Any]
@@ -39,7 +40,7 @@ class NormalizationSharding:
     weight: TensorSharding = WHOLE
 
     def __post_init__(self) -> None:
-        check_layouts(self, {"x": 1, "weight": 1})
+        check_layouts(self, {"x": 1, "weight": 1}, waits=())
 
     @property
     def bias(self) -> TensorSharding:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from parallelism.sharding import TensorSharding
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes
 
 
@@ -64,12 +65,7 @@ class MatMulSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        for name in ("lhs", "rhs", "out"):
-            layout = getattr(self, name)
-            if not isinstance(layout, TensorSharding):
-                raise TypeError(f"{name} of a MatMulSharding is a TensorSharding, got {layout!r}")
-            if layout.ellipsis is None and len(layout.dims) < 2:
-                raise ValueError(f"{name} of a MatMulSharding is of at least 2 dims, got {layout!r}")
+        check_layouts(self, {"lhs": 2, "rhs": 2, "out": 2})
 
     @property
     def policy(self) -> MatMulShardingPolicy:

@@ -8,6 +8,7 @@ from enum import Enum
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
 from tensor_parallelism.feed_forward_policies import FeedForwardSharding
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes
 
 WHOLE = TensorSharding(None)
@@ -90,15 +91,8 @@ class TransformerBlockSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        for field, ndim in zip(fields(self), (3, 1, 1, 3, 3, 3, 3, 1, 1, 2, 1, 2, 1, 3), strict=True):
-            layout = getattr(self, field.name)
-            if not isinstance(layout, TensorSharding):
-                raise TypeError(f"{field.name} of a TransformerBlockSharding is a TensorSharding, got {layout!r}")
-            try:
-                object.__setattr__(self, field.name, layout.over(ndim))
-            except ValueError:
-                raise ValueError(f"{field.name} of a TransformerBlockSharding is of {ndim} "
-                                 f"dim{'s' * (ndim > 1)}, got {layout!r}") from None
+        dims = 3, 1, 1, 3, 3, 3, 3, 1, 1, 2, 1, 2, 1, 3
+        check_layouts(self, {field.name: n for field, n in zip(fields(self), dims, strict=True)}, exactly=True)
         attention = self.attention
         expected = _layouts(attention)
         wrong = [field.name for field in fields(self) if getattr(self, field.name) != expected[field.name]]

@@ -16,8 +16,9 @@ from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism import cross_entropy
 from tensor_parallelism.cross_entropy import CrossEntropy, CrossEntropySharding
-from tensor_parallelism.layer import Layer, Shape, check_layouts, check_tokens
+from tensor_parallelism.layer import Layer, Shape, check_tokens
 from tensor_parallelism.layer_plan import LayerPlan
+from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes, moved
 
 Array = npt.NDArray[Any]
@@ -38,7 +39,7 @@ class VocabularyLossSharding:
     targets: TensorSharding
 
     def __post_init__(self) -> None:
-        check_layouts(self, {"x": 2, "table": 2, "targets": 1})
+        check_layouts(self, {"x": 2, "table": 2, "targets": 1}, waits=())
 
     @classmethod
     def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> VocabularyLossSharding:

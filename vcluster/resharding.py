@@ -58,11 +58,12 @@ def global_shapes(
     """See `vcluster.device.VirtualDevice.global_shapes`."""
     recorder, dropped = device.recorder, device.collectives.dropped
     before, known = recorder.count, set(dropped)
-    shapes = _agreed(device, xs, shardings)
-    for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
-        del dropped[line]
-    recorder.forget(SHAPES, before)         # there may be messages among these, of what is under way
-    return shapes
+    try:
+        return _agreed(device, xs, shardings)
+    finally:
+        for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
+            del dropped[line]
+        recorder.forget(SHAPES, before)         # there may be messages among these, of what is under way
 
 
 def _agreed(

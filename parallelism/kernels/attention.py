@@ -35,7 +35,7 @@ class Attended(NamedTuple):
 
 def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Attended:
     """Attention of all rows to all columns that ``mask`` allows."""
-    weights = _scores(q, k, mask)
+    weights = _scores(q * _scale(q), k, mask)
     highest = _finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
     weights -= highest
     np.exp(weights, out=weights)
@@ -64,16 +64,17 @@ def attend_backward(
     ``lse`` and ``delta`` (`row_products`) are of the whole rows.  The gradient of q is the sum of those by all columns.
     """
     q_grad, k_grad, v_grad = out or (np.empty(x.shape, x.dtype) for x in (q, k, v))
-    weights = _scores(q, k, mask)
+    scaled = q * _scale(q)
+    weights = _scores(scaled, k, mask)
     weights -= _finite(lse)[..., None]
     np.exp(weights, out=weights)
     np.matmul(weights.swapaxes(2, 3), _by_head(grad), out=_by_head(v_grad))
     scores_grad = _by_head(grad) @ _by_head(v).swapaxes(2, 3)
     scores_grad -= delta[..., None]
     scores_grad *= weights
-    scores_grad *= _scale(q)
     np.matmul(scores_grad, _by_head(k), out=_by_head(q_grad))
-    np.matmul(scores_grad.swapaxes(2, 3), _by_head(q), out=_by_head(k_grad))
+    q_grad *= _scale(q)
+    np.matmul(scores_grad.swapaxes(2, 3), _by_head(scaled), out=_by_head(k_grad))
     return q_grad, k_grad, v_grad
 
 
@@ -121,8 +122,9 @@ def attend_backward_flops(batch: int, heads: int, rows: int, columns: int, head_
     return 10 * batch * heads * rows * columns * head_dim
 
 
-def _scores(q: Array, k: Array, mask: Array | None) -> Array:
-    scores: Array = _by_head(q * _scale(q)) @ _by_head(k).swapaxes(2, 3)
+def _scores(scaled: Array, k: Array, mask: Array | None) -> Array:
+    """Of queries that are scaled."""
+    scores: Array = _by_head(scaled) @ _by_head(k).swapaxes(2, 3)
     if mask is not None:
         np.copyto(scores, -np.inf, where=~mask)
     return scores

@@ -107,6 +107,28 @@ def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backe
     assert checked > 80 * devices
 
 
+def behind_ones(device):
+    """Twice the long way, twice the short one."""
+    every = values(device.rank)[None, None, : ROWS - device.rank]
+    alike = values(device.rank).reshape(1, 1, ROWS, 7)
+    out = np.empty((1, 1, 3 * ROWS - 3, 7))
+    for _ in range(4):
+        joined, mine = device.all_gather(every, dim=2), device.reduce_scatter(alike, dim=2)
+        device.all_gather(every, dim=2, out=out)
+    return joined, mine, out
+
+
+def test_dims_behind_extents_of_one_are_joined_and_cut_like_first_ones(cluster_of):
+    run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(behind_ones)
+    xs = [values(rank) for rank in range(3)]
+    joined = np.concatenate([x[: ROWS - rank] for rank, x in enumerate(xs)])
+    pieces = np.array_split(xs[0] + xs[1] + xs[2], 3)
+    for (found, mine, out), piece in zip(run, pieces, strict=True):
+        np.testing.assert_array_equal(found, joined[None, None])
+        np.testing.assert_array_equal(out, joined[None, None])
+        np.testing.assert_array_equal(mine, piece[None, None])
+
+
 def of_any_dtype(device, dtype):
     large.PRIVATE_BYTES = 1
     x = values(device.rank, dtype)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from parallelism.relayout import run_plan
 from vcluster import (
     CollectiveMismatchError,
     DeviceFailedError,
@@ -201,6 +202,52 @@ def test_agreeing_on_a_shape_is_in_no_record_while_a_message_is_under_way_too(ba
     recorded = run.trace.filter(kind={"collective", "send", "recv"})
     assert sorted(event.kind for event in recorded) == ["recv"] * 2 + ["send"] * 2
     assert run.trace.bytes_received() == 2 * 4 * 8
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_shapes_are_agreed_on_at_once_of_tensors_of_any_dims_and_layouts(cluster_of, backend):
+    layouts = [T("x", None), T(None, ("x", "y"), ...), T(None), T("y"), T(partial="x")]
+    shapes = [(5, 3), (2, 5, 0, 4), (6,), (1,), ()]
+
+    def kernel(device):
+        shards = [np.zeros(layout.local_shape(shape, device.mesh, device.rank))
+                  for layout, shape in zip(layouts, shapes, strict=True)]
+        several = [device.global_shapes(shards, layouts) for _ in range(3)]
+        several.append([device.global_shape(x, layout) for x, layout in zip(shards, layouts, strict=True)])
+        shards[0] = np.zeros((2 + device.rank % 2, 3))      # of no tensor
+        with pytest.raises(ValueError, match="these are no shards of one tensor") as caught:
+            device.global_shapes(shards, [T("y", None), *layouts[1:]])
+        return several, str(caught.value), device.global_shapes(shards[2:3], layouts[2:3])
+
+    cluster = cluster_of(Mesh(x=2, y=2), backend)
+    run = cluster.run(kernel)
+    for several, _, alone in run:
+        assert several == [shapes] * 4
+        assert alone == [(6,)]
+    assert "of one of shape (5, 3) rank 0 holds (3, 3), and it has (2, 3)" in run[0][1]
+    assert not run.trace.filter(kind="collective")
+
+
+def test_what_is_spent_is_reduced_in_place_whatever_the_order_of_its_dims():
+    mesh, shape = Mesh(x=2), (4, 2, 3)
+    plan = plan_resharding(T(None, None, None, partial="x"), T(None, None, None), shape, np.dtype(float), mesh)
+
+    def kernel(device):
+        terms = np.arange(24.0).reshape(shape) * (1 + device.rank)
+        found = []
+        for order in ([0, 1, 2], [2, 0, 1]):
+            x = terms.transpose(order).copy().transpose(np.argsort(order))
+            y = run_plan(device, plan, x, spent=True)
+            found.append((y.copy(), np.shares_memory(x, y)))
+        x = np.repeat(terms, 2, axis=2)[..., ::2]           # with gaps: a new array
+        y = run_plan(device, plan, x, spent=True)
+        return [*found, (y, np.shares_memory(x, y))]
+
+    with VirtualCluster(mesh, backend="thread") as cluster:
+        for found in cluster.run(kernel):
+            for y, _ in found:
+                assert_array_equal(y, 3 * np.arange(24.0).reshape(shape))
+            assert [shared for _, shared in found] == [True, True, False]
 
 
 def test_what_was_computed_before_agreeing_on_a_shape_stays_in_the_record():

@@ -217,3 +217,16 @@ def test_query_heads_are_served_by_the_key_value_heads_of_their_group(share, kv_
     for mine in found:
         assert [mine.keys[i] for i in mine.serves] == [head // share for head in mine.queries]
         assert {mine.keys[i] for i in mine.serves} == set(mine.keys)
+
+
+def test_gradients_are_written_where_they_belong_if_one_says_where():
+    q, k, v = drawn(5)
+    grad = np.random.default_rng(6).standard_normal(q.shape)
+    out, lse = attend(q, k, v)
+    expected = attend_backward(q, k, v, lse, row_products(out, grad), grad)
+    joined = np.full((2, 12, 3, 8), 7.0)
+    where = joined[:, :5, :, :4], joined[:, 5:, :, :4], joined[:, 5:, :, 4:]
+    found = attend_backward(q, k, v, lse, row_products(out, grad), grad, out=where)
+    assert all(one is other for one, other in zip(found, where, strict=True))
+    for one, other in zip(where, expected, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -20,6 +20,7 @@ from parallelism.kernels import (
     dense_forward_flops,
     mean_squared_error,
     softmax_cross_entropy,
+    sum_of_rows,
 )
 
 
@@ -165,3 +166,12 @@ def test_first_step_of_adam_is_the_learning_rate_whatever_the_gradient():
 def test_an_optimizer_that_cannot_work_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (7, 1), (0, 4), (2, 0), (6,)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_rows_are_summed_in_their_dtype(shape, dtype):
+    x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    found = sum_of_rows(x)
+    assert_array_equal(found, x.sum(axis=tuple(range(x.ndim - 1))))
+    assert found.dtype == dtype
