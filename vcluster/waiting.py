@@ -1,9 +1,5 @@
 """How an endpoint waits for another: spin for a moment, then sleep until it is woken.
 
-Who is woken may find itself on the core of who woke it, and there they take turns while another core idles, until the
-system notices, some milliseconds later: longer than many a run takes.  So the first time in a run that a device waits
-in vain it goes to a core of its own (or that of its share of the devices), and may leave it again at once.
-
 With more devices than cores a waiting device must give its core away: `os.sched_yield` does so and costs less than
 half a microsecond when nobody wants it.  After a bounded number of turns it sleeps on a futex in shared memory (where
 there is none: in short naps).  Whoever changes what others may wait for wakes those that sleep.
@@ -22,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -73,9 +68,6 @@ class Signals:
         self.spins = spins
         self.spin_ns = SPIN_NS * max(2, -(-layout.size // layout.cores))
         self.looks = LOOKS if layout.size <= layout.cores else 1
-        self._number = endpoint
-        self.at_home = True
-        """Whether this endpoint need not go to its core when it next waits."""
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(0)
         self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
@@ -147,8 +139,6 @@ class Signals:
         """Turns to look whether something has come, giving way after each: few, and none once the run is cancelled."""
         cancelled = self._cancelled
         yield
-        if not self.at_home:
-            self._go_home()
         give_up = time.perf_counter_ns() + self.spin_ns
         looks = range(self.looks - 1)
         for _ in range(self.spins):
@@ -158,16 +148,6 @@ class Signals:
             yield
             if cancelled[0] or time.perf_counter_ns() > give_up:
                 return
-
-    def _go_home(self) -> None:
-        """Go to the core that is this endpoint's by its number, and be free to leave it."""
-        self.at_home = True
-        if hasattr(os, "sched_setaffinity"):
-            with suppress(OSError):  # the cores that may be used have just become others
-                allowed = os.sched_getaffinity(0)
-                if len(allowed) > 1:
-                    os.sched_setaffinity(0, {sorted(allowed)[self._number % len(allowed)]})
-                    os.sched_setaffinity(0, allowed)
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Return when ``ready()`` is true."""

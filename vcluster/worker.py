@@ -28,6 +28,7 @@ from vcluster.device import VirtualDevice
 from vcluster.endpoint import Endpoint
 from vcluster.errors import OperationCancelled
 from vcluster.failures import Failure, Frame, describe_exception, where_cancelled
+from vcluster.home_core import HomeCore
 from vcluster.line_coverage import measure
 from vcluster.memory import Arena
 from vcluster.payload import decode, encode
@@ -132,8 +133,13 @@ class Worker:
 
     def serve(self) -> None:
         """Do what the host says until it says stop (None)."""
+        home = HomeCore(self.spec.rank) if self._own_process else None
         while True:
+            if home is not None:
+                home.stay()
             command = self.link.receive()
+            if home is not None:
+                home.leave()
             if command is None:
                 return
             try:
@@ -176,7 +182,6 @@ class Worker:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         self.endpoint.signals.told_cancelled = False
-        self.endpoint.signals.at_home = not self._own_process
         device.collectives.dropped.clear()
         recorder.start()
         recorder.enter()

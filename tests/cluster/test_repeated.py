@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from oracle import results
@@ -252,15 +250,3 @@ def waits_for_the_close(device):
 
 def test_who_waits_the_short_way_hears_of_a_close(cluster_of):
     assert cluster_of(Mesh(devices=2)).run(waits_for_the_close).outputs == [None, "told"]
-
-
-def where_it_may_run(device):
-    before = os.sched_getaffinity(0)
-    device.barrier()
-    device.barrier()
-    return before == os.sched_getaffinity(0)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="nobody says where processes run")
-def test_who_has_gone_to_its_core_may_leave_it(cluster_of):
-    assert all(cluster_of(Mesh(devices=3)).run(where_it_may_run))

@@ -1,0 +1,36 @@
+"""The core on which a device waits for its next program.
+
+Who is woken may find itself on the core of who woke it, or of another device, and there they take turns while another
+core idles, until the system notices, some milliseconds later: longer than many a run takes.  So a device waits on the
+core that is its own by its number, and is awake there when the program comes.  The program may use all cores, as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+class HomeCore:
+    """That of one device's process; nothing happens where there is but one core, or where nobody can choose."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._allowed: set[int] = set()
+        """The cores that the process may use when it is not at home."""
+
+    def stay(self) -> None:
+        """Go there, and stay until `leave`."""
+        if hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):  # what may be used has just changed
+                allowed = os.sched_getaffinity(0)
+                if len(allowed) > 1:
+                    os.sched_setaffinity(0, {sorted(allowed)[self._number % len(allowed)]})
+                    self._allowed = allowed
+
+    def leave(self) -> None:
+        """Be free to run anywhere that it was allowed to before `stay`."""
+        if self._allowed:
+            with suppress(OSError):
+                os.sched_setaffinity(0, self._allowed)
+            self._allowed = set()
