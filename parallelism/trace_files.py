@@ -168,6 +168,8 @@ class _Rule:
             numbers = column_of(self.field, column)
             if isinstance(numbers, Table) or not (numbers is None or self._fits(numbers)):
                 self._verify(column)
+            if isinstance(numbers, Table):      # integers that are no floats, where floats are meant
+                numbers = column_of(self.field, [float(value) for value in column])
             return Columns(len(column), {})[self.field] if numbers is None else numbers
         if type(column) is not dict or column.keys() != {"values", "index"} or {*map(type, column.values())} != {list}:
             raise self.error(0, "a table of two lists, values and index", column)

@@ -102,8 +102,8 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     """Seconds of compute or transfer by kind, name without numbers, stage and axes; all ranks together."""
     columns = trace.columns
     taken = ~columns.present("parent") & columns.isin("kind", set(HOLDING) - {"wait"})
-    start = columns.numbers("start_seconds")
-    end = start + columns.numbers("duration_seconds")
+    start = columns.numbers("start_seconds").astype(np.float64)
+    end = start + columns.numbers("duration_seconds").astype(np.float64)
     compute = columns.isin("kind", {"compute"})
     spent = np.where(compute, end - start, np.maximum(end - np.maximum(start, rounded(since, end)), 0))
     parts = part_of(columns)

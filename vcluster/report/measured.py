@@ -32,7 +32,7 @@ def measured(trace: Trace) -> Data:
     columns = trace.columns
     wall = columns.numbers("wall_duration_seconds").astype(np.float64)
     both = ~columns.present("parent") & columns.isin("kind", HOLDING) & (wall > 0) & (wall < _LONGEST)
-    both &= columns.numbers("duration_seconds") < _LONGEST
+    both &= (columns.numbers("duration_seconds") < _LONGEST) & (abs(columns.numbers("wall_start_seconds")) < _LONGEST)
     events, wall = columns.take(both), wall[both]
     virtual = events.numbers("duration_seconds").astype(np.float64)
     if not len(events) or not virtual.any():
@@ -42,7 +42,7 @@ def measured(trace: Trace) -> Data:
     longest = np.argsort(-walls, kind="stable")
     rows = [{"name": names[i], "count": int(count[i]), "virtual": float(virtuals[i]), "wall": float(walls[i])}
             for i in longest[:MOST_ROWS].tolist()]
-    begin = columns.numbers("wall_start_seconds")[both]
+    begin = columns.numbers("wall_start_seconds")[both].astype(np.float64)
     whole = {"name": "the whole run", "count": len(events), "virtual": trace.makespan_seconds,
              "wall": float((begin + wall).max() - begin.min())}
     return {"rows": [whole, *rows] if trace.makespan_seconds < _LONGEST else rows, "more": len(names) - len(rows),
@@ -75,7 +75,7 @@ def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
     said.append("Both count waiting for others." + (
         " Virtual time is of what was declared." if trace.compute == "modelled" else ""))
     own = events.isin("kind", {"compute"}) & ~_told(events)
-    spent, cpu = float(wall[own].sum()), float(events.numbers("cpu_seconds")[own].sum())
+    spent, cpu = float(wall[own].sum()), float(events.numbers("cpu_seconds")[own].astype(np.float64).sum())
     if 0 < spent < _LONGEST and 0 < cpu < _LONGEST:
         share = min(1.0, cpu / spent)
         said.append(f"Compute had a core for {share:.0%} of its wall time" + (

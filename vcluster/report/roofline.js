@@ -43,7 +43,7 @@ function roofline(given) {
       context.strokeStyle = colour("line");
       line(context, x(10 ** power), top, x(10 ** power), bottom);
       context.fillStyle = colour("quiet");
-      const text = quantity(10 ** power, "").trim();
+      const text = Math.abs(power) < 5 ? String(Number((10 ** power).toPrecision(1))) : "1e" + power;
       context.fillText(text, clamp(x(10 ** power) - context.measureText(text).width / 2, 0, width - 30), bottom + 12);
     }
     for (const power of decades(down, up, 9)) {

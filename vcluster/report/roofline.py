@@ -22,7 +22,7 @@ from parallelism.trace_summary import fit
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4
-_BINS = 40
+_BINS = 12
 """Of a factor of ten."""
 _LONGEST_NAME = 80
 _LARGEST = 1e100
@@ -35,7 +35,8 @@ Floats = npt.NDArray[np.float64]
 def roofline(trace: Trace, hardware: Hardware | None) -> Data:
     """The points and the roofs; nothing where no compute has flops, bytes and a duration."""
     events, seconds = _whole(trace.columns)
-    flops, nbytes = events.numbers("flops").astype(np.float64), events.numbers("nbytes") * _scale(trace, events)
+    flops, nbytes = (events.numbers(field).astype(np.float64) for field in ("flops", "nbytes"))
+    nbytes *= _scale(trace, events)
     there = (flops > 0) & (nbytes > 0) & (seconds > 0)
     x, y = (np.divide(flops, below, out=np.zeros(len(flops)), where=there) for below in (nbytes, seconds))
     shown = there & (x > 1 / _LARGEST) & (x < _LARGEST) & (y > 1 / _LARGEST) & (y < _LARGEST) & (seconds < _LARGEST)
@@ -64,7 +65,7 @@ def _whole(columns: Columns) -> tuple[Columns, Floats]:
     begins = np.asarray(computes.numbers("part") == 0)
     begins[:1] = True
     seconds = np.zeros(int(np.count_nonzero(begins)))
-    np.add.at(seconds, np.cumsum(begins) - 1, computes.numbers("duration_seconds"))
+    np.add.at(seconds, np.cumsum(begins) - 1, computes.numbers("duration_seconds").astype(np.float64))
     return computes.take(begins), seconds
 
 
