@@ -1,8 +1,9 @@
-"""The core on which a device waits for its next program.
+"""The core on which a device sleeps.
 
 Who is woken may find itself on the core of who woke it, or of another device, and there they take turns while another
-core idles, until the system notices, some milliseconds later: longer than many a run takes.  So a device waits on the
-core that is its own by its number, and is awake there when the program comes.  The program may use all cores, as ever.
+core idles, until the system notices, some milliseconds later: longer than many a run takes.  So a device sleeps
+on the core that is its own by its number, be it for the next program or for another device, and is awake there.  What
+runs may use all cores, as ever.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class HomeCore:
 
     def stay(self) -> None:
         """Go there, and stay until `leave`."""
-        if hasattr(os, "sched_setaffinity"):
+        if not self._allowed and hasattr(os, "sched_setaffinity"):
             with suppress(OSError):  # what may be used has just changed
                 allowed = os.sched_getaffinity(0)
                 if len(allowed) > 1:

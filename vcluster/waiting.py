@@ -24,6 +24,7 @@ import numpy as np
 
 from vcluster.control import Layout
 from vcluster.errors import OperationCancelled
+from vcluster.home_core import HomeCore
 from vcluster.memory import Arena
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
@@ -80,6 +81,8 @@ class Signals:
         if sys.platform == "linux" and _SYS_FUTEX:
             self._sleep, self._rouse = _futex()
         self._turnstile = threading.Lock()
+        self.home: HomeCore | None = None
+        """Where this endpoint sleeps."""
         self.told_cancelled = False
         """Whether this endpoint knows that the run was broken off: what it raises from then on is a consequence."""
         self.before_sleep: Callable[[], object] | None = None
@@ -173,12 +176,16 @@ class Signals:
                     if self.note_awaited() != awaited:
                         continue
                     self.tell_awaited(awaited)
+                if self.home is not None:
+                    self.home.stay()
                 self._sleep(self._address, seen, nap_ns)
                 if ready():  # first of all: caches are cold
                     return
                 nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:
             self._me[0] = 0
+            if self.home is not None:
+                self.home.leave()
             if self.after_sleep is not None:
                 self.after_sleep()
 

@@ -133,7 +133,7 @@ class Worker:
 
     def serve(self) -> None:
         """Do what the host says until it says stop (None)."""
-        home = HomeCore(self.spec.rank) if self._own_process else None
+        home = self.endpoint.signals.home = HomeCore(self.spec.rank) if self._own_process else None
         while True:
             if home is not None:
                 home.stay()
