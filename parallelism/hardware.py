@@ -296,7 +296,7 @@ class Hardware:
     def level(self, source: int, target: int) -> int:
         """The level of links at which two ranks meet: an index into `links`."""
         a, b = self.place(source), self.place(target)
-        return next(i for i, size in enumerate((*self._insides[1:], self.devices)) if a // size == b // size)
+        return next(i for i, size in enumerate(self._units) if a // size == b // size)
 
     def path(self, source: int, target: int) -> LinkPath:
         """The way of a message from one rank to another."""
@@ -338,6 +338,11 @@ class Hardware:
     def _insides(self) -> tuple[int, ...]:
         """By level, the devices in a unit that it joins."""
         return tuple(accumulate((link.units for link in self.links[:-1]), mul, initial=1))
+
+    @cached_property
+    def _units(self) -> tuple[int, ...]:
+        """By level, the devices that it joins."""
+        return *self._insides[1:], self.devices
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, ({field.name: getattr(self, field.name) for field in fields(self)},)

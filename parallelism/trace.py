@@ -329,7 +329,7 @@ class Trace(Sequence[Event]):
 
     @property
     def link_sharing(self) -> bool:
-        """Whether messages that overlap share their links, on a hardware that has some."""
+        """Whether messages and collectives that overlap share their links, on a hardware that has some."""
         return self.priced.link_sharing
 
     @property

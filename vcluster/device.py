@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -127,11 +127,11 @@ class VirtualDevice:
         sets the price itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or
         W) mark a pipeline's action.
         """
-        values = {"flops": float(flops), "nbytes": float(nbytes)}
-        marks: dict[str, Any] = {"stage": stage, "microbatch": microbatch, "phase": phase}
+        values: dict[str, Any] = {
+            "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
         if dtype is not None:
-            marks["dtype"] = dtype_name(np.dtype(dtype))
-        return self.recorder.compute(name, seconds, {**values, **marks})
+            values["dtype"] = dtype_name(cast(Hashable, dtype))
+        return self.recorder.compute(name, seconds, values)
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -81,9 +81,27 @@ def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | N
 
 
 @lru_cache(maxsize=64)
-def dtype_name(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: Any) -> str:
     """``dtype.name``, which NumPy makes up every time."""
-    return dtype.name
+    name: str = np.dtype(dtype).name
+    return name
+
+
+class _Block:
+    """A context: quicker than a generator."""
+
+    __slots__ = ("_before", "_first", "_labels", "_name", "_recorder", "_seconds")
+
+    def __init__(
+        self, recorder: Recorder, name: str, seconds: float | None, labels: tuple[Template, Template]
+    ) -> None:
+        self._recorder, self._name, self._seconds, self._labels = recorder, name, seconds, labels
+
+    def __enter__(self) -> None:
+        self._before, self._first = self._recorder._begin_block(self._labels)
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder._end_block(self._name, self._seconds, self._before, self._first)
 
 
 class Recorder:
@@ -251,23 +269,27 @@ class Recorder:
             "wall_duration_seconds": (time.perf_counter_ns() - start_ns) / 1e9,
         }
 
-    @contextmanager
-    def compute(self, name: str, seconds: float | None, values: dict[str, Any]) -> Iterator[None]:
+    def compute(self, name: str, seconds: float | None, values: dict[str, Any]) -> AbstractContextManager[None]:
         """What is computed inside is one event of this name (more than one, if calls of the library interrupt it)."""
-        self._flush_compute()
         if seconds is not None:
-            values = {**values, "seconds": float(seconds)}
-        before, self._label = self._label, self._labels_of(name, values)
-        first = len(self._entries)
-        try:
-            yield
-        finally:
-            self._flush_compute(always=next(self._computed(first, name), None) is None)
-            self._label = before
-            if seconds is not None:
-                for place in self._computed(first, name):
-                    self._entries[place + ENTRIES - 1] = seconds
-                    seconds = 0.0
+            values["seconds"] = float(seconds)
+        return _Block(self, name, seconds, self._labels_of(name, values))
+
+    def _begin_block(self, labels: tuple[Template, Template]) -> tuple[tuple[Template, Template] | None, int]:
+        self._flush_compute()
+        before, self._label = self._label, labels
+        return before, len(self._entries)
+
+    def _end_block(
+        self, name: str, seconds: float | None, before: tuple[Template, Template] | None, first: int
+    ) -> None:
+        self._flush_compute(
+            always=len(self._entries) == first or next(self._computed(first, name), None) is None)
+        self._label = before
+        if seconds is not None:
+            for place in self._computed(first, name):
+                self._entries[place + ENTRIES - 1] = seconds
+                seconds = 0.0
 
     def begin_block(self) -> None:
         """A block under way whose price has no event yet gets it here: what follows comes after it."""

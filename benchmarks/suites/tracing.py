@@ -4,6 +4,8 @@
 with a recorder that does nothing, in turn.  All else is one process that starts four devices, has them record a
 quarter of the events each, and goes on with the trace: wall seconds and the CPU seconds of that process, with the most
 memory that it had at any time, less what it had before.
+
+``replayed`` are the CPU seconds of an event when a storm of messages is priced on described hardware, links shared.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -19,15 +22,19 @@ import numpy as np
 from benchmarks.cases import WrongAnswerError
 from benchmarks.plan import Plan
 from benchmarks.results import Results
+from benchmarks.storms import STORMS
 from benchmarks.suites.startup import fresh
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
+from parallelism.trace import Trace
 from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
 
 NAME = "tracing"
 OPERATIONS_A_ROUND = 200
 DEVICES = 4
+STORMY = (8, 16, 32, 64)
+STORMY_HARDWARE = ("ethernet-cpu:64", "dgx-h100:8")
 EVENTS = 1_000_000
 EVENTS_QUICKLY = 50_000
 """Of all devices together."""
@@ -46,6 +53,13 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
             for what in ("traced", "untraced"):
                 figures = [max(rounds) for rounds in zip(*(output[what] for output in run), strict=True)]
                 results.add(NAME, OURS, what, figures, devices=devices, nbytes=8)
+    for devices, (name, storm) in product((8,) if plan.quick else STORMY, STORMS.items()):
+        trace = storm(devices)
+        for hardware in STORMY_HARDWARE:
+            say(f"{NAME}: {name} of {devices} on {hardware}")
+            figures = [_replayed(trace, hardware) for _ in range(1 if plan.quick else 1 + 2 * plan.passes)]
+            what = f"replayed, {name} on {hardware.partition(':')[0]}"
+            results.add(NAME, OURS, what, figures[not plan.quick:], devices=devices, memory=f"{len(trace)} events")
     events = EVENTS_QUICKLY if plan.quick else EVENTS
     found: dict[str, list[float]] = {}
     for number in range(plan.passes):
@@ -65,6 +79,11 @@ def report(results: Results) -> str:
         with_it, without = found[devices, "traced"].seconds.median, found[devices, "untraced"].seconds.median
         rows.append([str(devices), seconds_text(with_it), seconds_text(without), f"{(with_it - without) * 1e6:.1f} us"])
     text = table(("devices", "all_reduce of 8 B", "without tracing", "so that costs"), rows)
+    storms = {(m.devices, m.operation.removeprefix("replayed, ")): m for m in results.of(NAME)
+              if m.operation.startswith("replayed, ")}
+    if storms:
+        rows = [[what, str(devices), seconds_text(m.seconds.median)] for (devices, what), m in storms.items()]
+        text += f"\n\n{table(('replayed with shared links', 'devices', 'an event'), rows)}"
     if (DEVICES, "save") not in found:      # that process failed
         return text
     rows = []
@@ -76,6 +95,13 @@ def report(results: Results) -> str:
     rows.append(["recorded, merged and saved", seconds_text(total), ""])
     return (f"{text}\n\n{table((large.memory, 'wall', 'CPU of the host'), rows)}\n"
             f"  at the host, {large.nbytes / 2**20:.0f} MiB at most beside what it had before")
+
+
+def _replayed(trace: Trace, hardware: str) -> float:
+    """CPU seconds of an event."""
+    start = time.process_time()
+    trace.on(hardware, compute="modelled")
+    return (time.process_time() - start) / len(trace)
 
 
 def _kernel(device: VirtualDevice, rounds: int) -> dict[str, list[float]]:

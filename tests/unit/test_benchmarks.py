@@ -388,6 +388,7 @@ def pretended_results() -> Results:
         results.add("checks", "ours", what, [seconds], devices=4, nbytes=8)
     for what in ("traced", "untraced"):
         results.add("tracing", "ours", what, [0.1234], devices=64, nbytes=8)
+    results.add("tracing", "ours", "replayed, random pairs on ethernet-cpu", [0.1234], devices=64)
     for what in ("record", "merge", "save", "load", "count"):
         for measured in (what, f"{what}, CPU of the host"):
             results.add("tracing", "ours", measured, [0.1234], devices=4, nbytes=1 << 40, memory="1000000 events")
