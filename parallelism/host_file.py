@@ -40,4 +40,4 @@ def told() -> str:
     if is_calibrated():
         return f"this machine, as {host_file()} has it"
     why = f"{VARIABLE} is empty" if host_file() is None else "python -m vcluster calibrate"
-    return f"not calibrated, messages are free: {why}"
+    return f"not calibrated, messages free: {why}"

@@ -192,8 +192,10 @@ def calibrate(words: Sequence[str]) -> int:
     from parallelism.host_file import VARIABLE, host_file
 
     parser = Parser(
-        prog=f"{PROGRAM} calibrate", description="Measures this machine, describes it in a hardware file, and says how "
-        "far virtual time is from wall time in what it was not fitted to.  Takes about a minute; let nothing else run.",
+        prog=f"{PROGRAM} calibrate", description="""\
+Measures this machine, describes it in a hardware file, and says how far virtual
+time is from wall time in what it was not fitted to.  Takes about a minute; let
+nothing else run meanwhile.""",
         epilog=f"""without a FILE it is written to where hardware="host" looks for it:
   $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json;
   {VARIABLE}=PATH names another file, and empty it names none""")

@@ -83,6 +83,21 @@ def test_what_the_data_sheets_say():
     assert Hardware.preset("tpu-v4").links[0].extents == (4, 4, 4)
 
 
+@pytest.mark.parametrize("name", Hardware.presets())
+def test_the_numbers_of_a_preset_fit_each_other(name):
+    told = Hardware.preset(name)
+    rates = told.flops_per_second
+    halves = ("float64", "float32"), ("tfloat32", "bfloat16"), ("bfloat16", "float8"), ("float8", "float4")
+    assert all(rates[wide] <= rates[narrow] for wide, narrow in halves if wide in rates and narrow in rates)
+    assert all(rates[narrow] == pytest.approx(2 * rates[wide], rel=1e-3)         # as far as data sheets round
+               for wide, narrow in halves[1:] if wide in rates and narrow in rates)
+    assert rates.get("float16", rates.get("bfloat16")) == rates.get("bfloat16", rates.get("float16"))
+    speeds = [told.memory_bytes_per_second, *(link.bytes_per_second for link in told.links)]
+    assert speeds == sorted(speeds, reverse=True)           # memory, then outward
+    delays = [link.latency_seconds for link in told.links]
+    assert delays == sorted(delays) and told.kernel_launch_seconds <= delays[0]
+
+
 def test_what_follows_a_colon_is_the_extents_of_the_outermost_level():
     assert Hardware.preset("dgx-h100:3").devices == 24
     assert Hardware.preset("tpu-v4:2x2x3").links[0].extents == (2, 2, 3)

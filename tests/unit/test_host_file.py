@@ -32,7 +32,7 @@ def test_it_is_among_the_users_settings_or_where_the_variable_says(tmp_path, mon
     assert str(host_file()) == "elsewhere.json"
     monkeypatch.setenv(VARIABLE, "")
     assert host_file() is None and Hardware.of_host() is None
-    assert told() == f"not calibrated, messages are free: {VARIABLE} is empty"
+    assert told() == f"not calibrated, messages free: {VARIABLE} is empty"
 
 
 def test_the_tests_read_no_calibration_of_the_users():
@@ -40,9 +40,9 @@ def test_the_tests_read_no_calibration_of_the_users():
 
 
 def test_without_a_calibration_it_is_as_before_and_says_so(file, capsys):
-    assert Hardware.of_host(4) is None and told() == "not calibrated, messages are free: python -m vcluster calibrate"
+    assert Hardware.of_host(4) is None and told() == "not calibrated, messages free: python -m vcluster calibrate"
     assert main(["hardware", "host"]) == 0 and main(["hardware"]) == 0
-    assert capsys.readouterr().out.count("not calibrated, messages are free") == 2
+    assert capsys.readouterr().out.count("not calibrated, messages free") == 2
     trace = Trace([Event(0, "send", "send", peer=1, sequence=0, bytes_sent=8, messages=1),
                    Event(1, "recv", "recv", peer=0, sequence=0, bytes_received=8)]).on("host")
     assert trace.makespan_seconds == 0 and trace.hardware is None

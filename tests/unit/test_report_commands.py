@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from parallelism.trace import Event, Trace
@@ -49,6 +51,31 @@ def test_a_forged_file_whose_numbers_overflow_is_reported_without_a_traceback(ca
     assert "add up to more than a number can hold" in (tmp_path / "f.html").read_text()
     told = run(capsys, "compare", tmp_path / "f.json", tmp_path / "f.json")
     assert told == (0, "not to be compared: makespan inf s -> inf s\n", "")
+
+
+@pytest.mark.parametrize("field", ["start_seconds", "nbytes", "flops", "wall_duration_seconds"])
+def test_an_integer_that_is_no_float_is_read_as_the_nearest(capsys, tmp_path, field):
+    names = ("start_seconds", "duration_seconds", "nbytes", "flops", "wall_duration_seconds")
+    ones = dict.fromkeys(names, 1.0)
+    Trace([Event(0, "compute", "x", **ones), Event(0, "collective", "y", **ones)]).save(tmp_path / "f.json")
+    document = json.loads((tmp_path / "f.json").read_text())
+    document["columns"][field] = [2**70 + 1, 1]
+    (tmp_path / "f.json").write_text(json.dumps(document))
+    assert getattr(Trace.load(tmp_path / "f.json")[0], field) == 2.0**70
+    assert run(capsys, "report", tmp_path / "f.json", "--html", tmp_path / "f.html")[::2] == (0, "")
+    assert run(capsys, "compare", tmp_path / "f.json", tmp_path / "f.json")[::2] == (0, "")
+
+
+def test_the_roof_is_that_of_the_hardware_that_is_asked_for(capsys, trace, tmp_path):
+    Trace([Event(0, "compute", "x", 0, 1.0, flops=8.0, nbytes=4.0)]).save(tmp_path / "r.json")
+    words = "report", tmp_path / "r.json", "--html", tmp_path / "r.html"
+    for more, roof in (((), '"hardware":"this machine","roofs":[]'), (("--hardware", "tpu-v4"), '"hardware":"tpu-v4"')):
+        assert run(capsys, *words, *more)[::2] == (0, "")
+        assert roof in (tmp_path / "r.html").read_text()
+    for name, told in (("dgx-h10", "did you mean 'dgx-h100'"), ("host", "not calibrated"), ("x.json", "cannot be")):
+        status, _, err = run(capsys, *words, "--hardware", name)
+        assert status == 2 and "--hardware" in err and told in err and err.count("\n") == 1
+    assert run(capsys, "report", trace, "--hardware", "tpu-v4")[0] == 2
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])
