@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.builder import Builder
+from parallelism.ir.current import recording
 from parallelism.ir.function import Function, Value
 from parallelism.ir.relayouts import written
-from parallelism.ir.tracing import Traced, apply, emit, recording
+from parallelism.ir.tracing import Traced, apply, emit
 from parallelism.ir.types import TensorType
 from parallelism.sharding import TensorSharding
 
