@@ -9,19 +9,20 @@ goes to and from the host is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from os import PathLike
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collective_prices import FREE, CollectivePrice, way_of
+from parallelism.collective_prices import FREE, CollectivePrice
 from parallelism.columns import Columns, Table
 from parallelism.event import HOST
+from parallelism.folded_ways import Used, folded_ways
 from parallelism.folding import Lanes, same_prices
 from parallelism.folding import fold as folded
-from parallelism.hardware import Channel, Hardware
+from parallelism.hardware import Hardware
 from parallelism.link_sharing import Way
 from parallelism.mesh import Mesh
 from parallelism.priced import Priced
@@ -103,7 +104,10 @@ def _timed(standing: _Standing, pricing: Pricing) -> Trace:
     names = list(dict.fromkeys([None, *(price.algorithm for price in found)]))
     name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
     name[at] = np.array([names.index(price.algorithm) for price in found], np.int32)[of_event]
-    ways, way[at] = _ways(pricing, found, of_event, ranks, roles.keys[at]) if pricing.shares_links else ((None,), 0)
+    ways: tuple[Way | None, ...] = (None,)
+    if pricing.shares_links:
+        used = Used(found, of_event, ranks, roles.keys[at], looks[at])
+        ways, way[at] = folded_ways(templates, pricing, lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
     told = Told(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
     timed = replay_columns(events, lengths, pricing, told)
     priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
@@ -194,44 +198,6 @@ def _prices(
     return prices, of_event
 
 
-def _ways(
-    pricing: Pricing, prices: Sequence[CollectivePrice], of_event: Ints, ranks: Ints, keys: Ints
-) -> tuple[tuple[Way | None, ...], Ints]:
-    """What collectives use of the links of those that stand for the others, and by event which of these it is.
-
-    Where every device has ports of its own, all that goes over them is its own: the links of the others are as full,
-    with what they do.  ``ValueError`` where that is not so.
-    """
-    hardware = pricing.hardware
-    assert hardware is not None
-    members: dict[int, dict[int, int]] = {}
-    for key, rank, price in zip(keys.tolist(), ranks.tolist(), of_event.tolist(), strict=True):
-        members.setdefault(key, {})[rank] = price
-    ways: list[Way | None] = [None]
-    known: dict[tuple[tuple[int, int], ...], int] = {}
-    of_key = {}
-    for key, told in members.items():
-        look = tuple(told.items())
-        if look not in known:
-            known[look] = len(ways)
-            crossing = {
-                channel: nbytes for rank, price in look for channel, nbytes in prices[price].crossing.items()
-                if _owner(hardware, channel) == hardware.place(rank)
-            }
-            ways.append(way_of(hardware, prices[look[0][1]]._replace(crossing=crossing)))
-        of_key[key] = known[look]
-    return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
-
-
-def _owner(hardware: Hardware, channel: Channel) -> int:
-    """The place of the device whose port of a switch a channel is."""
-    level, fault, number = channel
-    link = hardware.links[level]
-    if fault >= 0 or link.shape != "switch" or link.ports not in (None, hardware.inside(level)):
-        raise ValueError(_COLLECTIVES)
-    return number // 2
-
-
 def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bool:
     """Whether messages share links, and one goes over these levels of them."""
     if not pricing.shares_links or not levels:
@@ -240,7 +206,3 @@ def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bo
     ends = set(zip(sends.values("rank"), sends.values("peer"), strict=True))
     return any(
         channel[0] in levels for source, target in ends for channel in pricing.costs.path(source, target).channels)
-
-
-_COLLECTIVES = ("collectives over rings, or ports of several devices, share links, so that one device cannot stand for "
-                "its equals; simulate them all, or with link_sharing=False")

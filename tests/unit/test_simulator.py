@@ -121,8 +121,8 @@ def chain(mesh, layers, *, axis="tp"):
 
 def test_a_hundred_thousand_devices_cost_what_one_does(monkeypatch):
     mesh, asked = Mesh(dp=512, cp=25, tp=8), []
-    price = Pricing.collective_seconds
-    monkeypatch.setattr(Pricing, "collective_seconds", lambda self, *a: asked.append(a) or price(self, *a))
+    price = Pricing.collective
+    monkeypatch.setattr(Pricing, "collective", lambda self, *a: asked.append(a) or price(self, *a))
     trace = simulate(alone(mesh, chain(mesh, 6)), "dgx-h100:12800", fold=True)
     assert mesh.size == 102_400 and trace.ranks == (0,) and len(asked) == 12
     # its begin and its inputs; of a layer two ops, what they make, what goes after each; of a weight a sum and that

@@ -1,0 +1,104 @@
+"""What the collectives of those that stand for their equals use of the links, which they share.
+
+A collective has the links of its real group; of the others who use these only some are there.  It is enough to look at
+links where that makes no difference:
+
+    every device has ports of its own     what goes over those of the first of a lane is its own, and the links of its
+                                          equals are as full, with what they do
+    other links                           those of collectives that nobody else crosses: told by looking at all groups
+
+Where neither is so folding is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collective_prices import CollectivePrice, way_of
+from parallelism.folding import Lanes
+from parallelism.hardware import Channel, Hardware
+from parallelism.link_sharing import Way
+from parallelism.pricing import Pricing
+from parallelism.simulated_events import Templates
+
+MOST_GROUPS = 4096
+"""So many collectives of others are looked at."""
+
+Ints = npt.NDArray[np.int64]
+
+
+class Used(NamedTuple):
+    """The events of collectives that are simulated."""
+
+    prices: Sequence[CollectivePrice]
+    price: Ints
+    """By event, which of these."""
+    ranks: Ints
+    keys: Ints
+    """By event, which collective it is part of."""
+    looks: Ints
+
+
+def folded_ways(
+    templates: Templates, pricing: Pricing, lanes: Lanes, used: Used, *, messages: bool
+) -> tuple[tuple[Way | None, ...], Ints]:
+    """The ways of collectives, and by event which of them it has; ``messages``: whether there are any besides.
+
+    ``ValueError`` where others share links with a collective, so that one cannot stand for them.
+    """
+    hardware = pricing.hardware
+    assert hardware is not None
+    everybody = len(lanes.first) == templates.mesh.size
+    own_ports = all(link.shape == "memory" or _own_ports(hardware, level) for level, link in enumerate(hardware.links))
+    if not everybody and not own_ports:
+        _check_nobody_else(templates, pricing, used, messages)
+    members: dict[int, dict[int, int]] = {}
+    for key, rank, price in zip(used.keys.tolist(), used.ranks.tolist(), used.price.tolist(), strict=True):
+        members.setdefault(key, {})[rank] = price
+    ways: list[Way | None] = [None]
+    known: dict[tuple[tuple[int, int], ...], int] = {}
+    of_key = {}
+    for key, told in members.items():
+        look = tuple(told.items())
+        if look not in known:
+            known[look] = len(ways)
+            crossing = {
+                channel: nbytes for rank, price in look for channel, nbytes in used.prices[price].crossing.items()
+                if everybody or not own_ports or channel[2] // 2 == hardware.place(rank)
+            }
+            ways.append(way_of(hardware, used.prices[look[0][1]]._replace(crossing=crossing)))
+        of_key[key] = known[look]
+    return tuple(ways), np.array([of_key[key] for key in used.keys.tolist()], np.int64)
+
+
+def _own_ports(hardware: Hardware, level: int) -> bool:
+    """Whether each channel of a level is the port of one device, numbered by its place: out 2 p, into 2 p + 1."""
+    link = hardware.links[level]
+    return link.shape == "switch" and link.ports in (None, hardware.inside(level))
+
+
+def _check_nobody_else(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
+    """That the links of the collectives that are simulated are crossed by no message, and by no other collective."""
+    numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
+    simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
+    everywhere = [
+        (look, number) for look in sorted({look for look, _ in simulated})
+        for number in range(len(templates.groups[int(templates.axes_of[look])]))
+    ]
+    if messages or len(everywhere) > MOST_GROUPS:
+        raise ValueError(_SHARED)
+    own: set[Channel] = set()
+    others: set[Channel] = set()
+    for look, number in everywhere:
+        crossing = pricing.collective(*templates.collective(look, number)).crossing
+        (own if (look, number) in simulated else others).update(crossing)
+    if own & others:
+        raise ValueError(_SHARED)
+
+
+_SHARED = ("collectives of equal devices share links, so that one of these cannot stand for the others; simulate all, "
+           "or with link_sharing=False")
