@@ -154,7 +154,8 @@ def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
 
 
 @stands_for(np.clip)
-def _clip(x: Any, a_min: Any = None, a_max: Any = None) -> Any:
+def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    a_min, a_max = min if a_min is None else a_min, max if a_max is None else a_max
     x = x if a_min is None else np.maximum(x, a_min)
     return x if a_max is None else np.minimum(x, a_max)
 

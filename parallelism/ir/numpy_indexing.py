@@ -19,7 +19,7 @@ Span = tuple[Extent, Extent, int]
 
 
 def _keys(x: Any, key: Any) -> list[Any]:
-    """A key for each dim, or for several if it is of bools, and None for each that is new."""
+    """A key for each dim, or for several if it is of bools, None for each that is new, ``...`` where it means none."""
     keys: list[Any] = []
     for k in key if isinstance(key, tuple) else (key,):
         keys.append((np.asarray(k) if np.size(k) else np.asarray(k, np.int64)) if isinstance(k, list) else k)
@@ -27,12 +27,13 @@ def _keys(x: Any, key: Any) -> list[Any]:
     if used > x.ndim:
         raise IndexError(f"{used} indices for an array of {x.ndim} dims")
     dots = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
-    keys[dots:dots + 1] = [slice(None)] * (x.ndim - used)
+    if used < x.ndim:
+        keys[dots:dots + 1] = [slice(None)] * (x.ndim - used)
     axis = 0
     for k in keys:
         if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis:axis + k.ndim]):
             refuse(f"indexing an array of shape {x.shape} by bools of shape {k.shape} from dim {axis} on")
-        axis += 0 if k is None else k.ndim if _is_mask(k) else 1
+        axis += 0 if k is None or k is Ellipsis else k.ndim if _is_mask(k) else 1
     return keys
 
 
@@ -95,6 +96,7 @@ def _getitem(x: Any, key: Any) -> Any:
     for k in keys:
         if k is None:
             shape.append(1)
+        if k is None or k is Ellipsis:
             continue
         if isinstance(k, Traced | np.ndarray):
             first = first if taken else len(shape)
@@ -111,7 +113,7 @@ def _getitem(x: Any, key: Any) -> Any:
     picked = x.shape[axis:axis + ndim]
     x = reshaped(x, (*shape[:first], *picked, *shape[first:]))
     # numbers and arrays with something between them: the dims of the arrays come first
-    places = [i for i, k in enumerate(keys) if k is not None and not isinstance(k, slice)]
+    places = [i for i, k in enumerate(keys) if k is not None and k is not Ellipsis and not isinstance(k, slice)]
     if places != list(range(places[0], places[-1] + 1)):
         rest = [d for d in range(x.ndim) if not first <= d < first + ndim]
         x = transposed(x, [*range(first, first + ndim), *rest])
@@ -156,7 +158,7 @@ def _counts(k: Any, extent: Extent) -> bool:
 @stands_for("setitem")
 def _setitem(x: Any, key: Any, value: Any) -> Any:
     value = lift(value, builder=x.builder, dtype=None if hasattr(value, "dtype") else x.dtype).astype(x.dtype)
-    keys = _keys(x, key)
+    keys = [k for k in _keys(x, key) if k is not Ellipsis]
     arrays = [k for k in keys if isinstance(k, Traced | np.ndarray)]
     if arrays:
         one = arrays[0]

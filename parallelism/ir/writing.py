@@ -24,8 +24,8 @@ class View(NamedTuple):
     base: Callable[[], Any]
     """The array, or None when nobody holds it any more."""
     made: Callable[[Any], Any]
-    key: Any = None
-    """Of the index that made it; None: a function made it."""
+    key: tuple[Any, ...] = ()
+    """That of the index that made it, alone; nothing if a function made it."""
 
 
 class Writable:
@@ -51,8 +51,8 @@ class Writable:
     def is_view(self) -> bool:
         return self._view is not None
 
-    def lies_in(self, base: Any, made: Callable[[Any], Any], key: Any = None) -> Any:
-        """It is a view of ``base``, ``made`` of it."""
+    def lies_in(self, base: Any, made: Callable[[Any], Any], *key: Any) -> Any:
+        """It is a view of ``base``, ``made`` of it, by this key of an index or by a function."""
         if self is not base:
             if base._sharing is None:
                 base._sharing = [ref(base)]
@@ -64,7 +64,7 @@ class Writable:
 
     def is_part(self, base: Any, key: Any) -> bool:
         """Whether it is what this key of an index made of ``base``."""
-        return self._view is not None and self._view.base() is base and bool(self._view.key == key)
+        return self._view is not None and self._view.base() is base and bool(self._view.key == (key,))
 
     def become(self, made: Any) -> Any:
         """``made`` in its place, in its dtype; what it is a part of changes, too."""
@@ -80,12 +80,12 @@ class Writable:
         others = [other for found in self._sharing or () if (other := found()) is not None
                   and not any(other is one for one in chain)]
         owned = chain[-1]._view is None
-        if (owned and any(part._view.key is None for part in chain[:-1])) or (others and not owned):
+        if (owned and not all(part._view.key for part in chain[:-1])) or (others and not owned):
             refuse("changing a view of an array in place (x.T, x.reshape(...), a part of np.split)",
                    "write x = x + y, or change a copy")
         self._value, self._changed = value, None
         for part, whole in pairwise(chain if owned else ()):
-            whole._value, whole._changed = whole.written(part._view.key, part).value, None
+            whole._value, whole._changed = whole.written(part._view.key[0], part).value, None
         for other in others:
             other._changed = other._view.base()
         return self

@@ -116,6 +116,7 @@ CALLS = {
     "by integers": (lambda x, n: (x[n], x[:, n], np.take(x, n, axis=1), np.take(x, n), x[[0, 2]]), X, N),
     "along": (lambda x: np.take_along_axis(x, np.argmax(x, axis=1)[:, None], 1), X),
     "where": (lambda x: (np.where(x > 1, x, 0), np.where(x > 1, 1.5, x), np.clip(x, 0.8, 1.2), np.clip(x, None, 1)), X),
+    "from below": (lambda x: np.clip(x, a_min=1, a_max=None), X),
     "like": (lambda x: (np.zeros_like(x), np.ones_like(x, dtype=np.int64), +x, np.full_like(x, 3),
                         np.full_like(x, x.max()), np.zeros_like(x, shape=(2,)), np.empty_like(x).shape[0] * x), X),
     "copies": (lambda x: (x.copy(), np.copy(x), x.flatten(), x.astype(np.float64)), X),
