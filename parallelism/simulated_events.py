@@ -164,14 +164,13 @@ class Templates:
         numbers = {axes: i for i, axes in enumerate(self.axes)}
         sent, received, messages = (
             self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
-        alike = [self._alike(groups) for groups in self.groups]
+        met = [self._met(groups) for groups in self.groups]
         for which, (part, start) in enumerate(zip(self.rows, self.starts.tolist(), strict=False)):
             for at, axes, number, op in part.collectives:
                 slot, look = numbers[axes], start + at
                 self.axes_of[look] = slot
-                if alike[slot] and op.kind != "relayout":
-                    said = self._said(op, 0)
-                    found = moved_alike(said, self.groups[slot].shape[1])
+                found = self._alike(op, axes, number, met[slot][which])
+                if found is not None:
                     self._even[look] = found
                     if found.even:
                         sent[look], received[look] = found.sent[0], found.received[0]
@@ -187,12 +186,29 @@ class Templates:
                 self._uneven[look] = everybody
         self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)
 
-    def _alike(self, groups: Ints) -> bool:
-        """Whether the members of each group are of one class."""
+    def _met(self, groups: Ints) -> list[tuple[int, ...]]:
+        """For each class a rank of each class that shares a group with it."""
         if len(self.rows) == 1:
-            return True
-        classes = self.class_of[groups]
-        return bool((classes == classes[:, :1]).all())
+            return [(0,)]
+        first = np.unique(self.class_of, return_index=True)[1].tolist()
+        patterns = np.unique(np.sort(self.class_of[groups], axis=1), axis=0)
+        found: list[set[int]] = [set() for _ in self.rows]
+        for classes in (set(row) for row in patterns.tolist()):
+            for which in classes:
+                found[which] |= classes
+        return [tuple(first[other] for other in sorted(classes)) for classes in found]
+
+    def _alike(self, op: Op, axes: Axes, number: int, ranks: Sequence[int]) -> Moved | None:
+        """What the members of a group move, if all who may be in it say the same; ``ranks``: one of each class."""
+        if op.kind == "relayout":
+            return None
+        said = self._said(op, 0)
+        for rank in ranks if len(ranks) > 1 else ():
+            other = self._calls[int(self.class_of[rank])].get((axes, number))
+            if other is None or self._said(other, 0) != said:
+                return None
+        size = prod(self.mesh.shape[axis] for axis in axes)
+        return moved_alike(said, size)
 
     def _call(self, rank: int, axes: Axes, number: int, mine: Op) -> Op:
         other = self._calls[int(self.class_of[rank])].get((axes, number))
