@@ -24,7 +24,8 @@ from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.priced import Priced
 from parallelism.pricing import Pricing
-from parallelism.simulated_events import Axes, Rows, Templates, members
+from parallelism.simulated_events import Templates, members
+from parallelism.simulated_rows import Axes, Rows
 from parallelism.timeline import Told, replay_columns
 from parallelism.timeline_roles import COLLECTIVE, POINT, Roles, roles_of
 from parallelism.trace import Trace
