@@ -13,6 +13,9 @@ from parallelism.ir import (  # noqa: F401
     losses,
     normalizations,
     numpy_calls,
+    numpy_indexing,
+    numpy_joins,
+    numpy_products,
     numpy_shapes,
     randomness,
     reductions,
@@ -20,6 +23,7 @@ from parallelism.ir import (  # noqa: F401
     shapes,
 )
 from parallelism.ir.builder import Builder
+from parallelism.ir.current import region
 from parallelism.ir.errors import IRError, ParseError, RecordError, VerifyError
 from parallelism.ir.extents import Expression, ceil_div, largest, symbol, symbols
 from parallelism.ir.function import Function, Op, Value, verify
@@ -30,7 +34,7 @@ from parallelism.ir.parsing import parse
 from parallelism.ir.recording import record
 from parallelism.ir.rules import Rule
 from parallelism.ir.table import OPERATORS, Operator, operator
-from parallelism.ir.tracing import apply, region
+from parallelism.ir.tracing import apply
 from parallelism.ir.types import TensorType
 
 __all__ = [

@@ -9,8 +9,7 @@ import numpy as np
 
 from parallelism.ir.rules import elementwise as aligned
 from parallelism.ir.table import Operator, register
-from parallelism.ir.tracing import resolved
-from parallelism.ir.types import TensorType
+from parallelism.ir.types import TensorType, resolved
 from parallelism.kernels import ACTIVATIONS
 
 Derivative = Callable[..., Sequence[Any]]
@@ -64,13 +63,25 @@ _ufunc(np.log, lambda g, y, x: (g / x,))
 _ufunc(np.log1p, lambda g, y, x: (g / (x + 1),))
 _ufunc(np.sin, lambda g, y, x: (g * np.cos(x),))
 _ufunc(np.cos, lambda g, y, x: (-g * np.sin(x),))
+_ufunc(np.log2, lambda g, y, x: (g / (x * float(np.log(2))),))
+_ufunc(np.log10, lambda g, y, x: (g / (x * float(np.log(10))),))
+_ufunc(np.exp2, lambda g, y, x: (g * y * float(np.log(2)),))
+_ufunc(np.cbrt, lambda g, y, x: (g / (3 * y * y),))
+_ufunc(np.tan, lambda g, y, x: (g * (1 + y * y),))
+_ufunc(np.arcsin, lambda g, y, x: (g / np.sqrt(1 - x * x),))
+_ufunc(np.arccos, lambda g, y, x: (-g / np.sqrt(1 - x * x),))
+_ufunc(np.arctan, lambda g, y, x: (g / (1 + x * x),))
+_ufunc(np.sinh, lambda g, y, x: (g * np.cosh(x),))
+_ufunc(np.cosh, lambda g, y, x: (g * np.sinh(x),))
 _ufunc(np.tanh, lambda g, y, x: (g * (1 - y * y),))
+_ufunc(np.hypot, lambda g, y, a, b: (g * a / y, g * b / y))
 _ufunc(np.arctan2, lambda g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)))
 _ufunc(np.logaddexp, lambda g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)))
 _ufunc(np.sign, lambda g, y, x: (None,))
 _ufunc(np.floor, lambda g, y, x: (None,))
 _ufunc(np.ceil, lambda g, y, x: (None,))
 _ufunc(np.rint, lambda g, y, x: (None,))
+_ufunc(np.trunc, lambda g, y, x: (None,))
 
 for _compare in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.logical_and,
                  np.logical_or, np.logical_xor, np.logical_not, np.isfinite, np.isnan, np.bitwise_and, np.bitwise_or,

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.builder import Builder
+from parallelism.ir.current import recording
 from parallelism.ir.function import Function, Value
-from parallelism.ir.tracing import Traced, apply, emit, recording
+from parallelism.ir.relayouts import written
+from parallelism.ir.tracing import Traced, apply, emit
 from parallelism.ir.types import TensorType
 from parallelism.sharding import TensorSharding
 
@@ -128,7 +130,7 @@ def _laid(grad: Traced, value: Value) -> Traced:
     """The gradient of a value that lies somehow lies so, too; nothing is pending."""
     if value.layout is None:
         return grad
-    laid: Traced = apply("reshard", grad, layout=TensorSharding(*value.layout.dims).short())
+    laid: Traced = apply("reshard", grad, layout=written(TensorSharding(*value.layout.dims)))
     return laid
 
 

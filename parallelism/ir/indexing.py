@@ -1,4 +1,4 @@
-"""Operators that pick elements by number; the gradient of each adds up what came from one element."""
+"""Operators that pick elements by number, and that put them in order; gradients add up what came from one element."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.extents import Extent
-from parallelism.ir.rules import Rule, letters, rule
+from parallelism.ir.rules import Rule, along, letters, rule
 from parallelism.ir.table import Operator, checked_axis, register
 from parallelism.ir.tracing import apply
 from parallelism.ir.types import TensorType
@@ -104,3 +104,23 @@ register(Operator("take_along_gradient", _take_along_gradient_rule, _first, _tak
 register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype,
                   lambda indices, extent, dtype: (indices[..., None] == np.arange(extent)).astype(dtype),
                   attributes={"extent": "an extent", "dtype": "a dtype"}))
+
+
+# -- in order ----------------------------------------------------------------------------------------------------------
+
+
+def _along_rule(x: TensorType, axis: int) -> Rule:
+    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
+    return rule(f"{term}->{term}", [x.shape])
+
+
+register(Operator(
+    "sort", _along_rule, lambda x, axis: x.dtype, lambda x, axis: np.sort(x, axis=axis),
+    lambda g, y, x, axis: [
+        apply("take_along_gradient", g, apply("argsort", x, axis=axis), axis=axis, extent=x.shape[axis])
+    ], 1, _AXIS,
+))
+register(Operator(
+    "argsort", _along_rule, lambda x, axis: np.dtype(np.int64), lambda x, axis: np.argsort(x, axis=axis, kind="stable"),
+    None, 1, _AXIS,
+))

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.ir.current import region
 from parallelism.ir.extents import Extent
 from parallelism.ir.function import Function
 from parallelism.ir.recording import record
-from parallelism.ir.tracing import apply, region
+from parallelism.ir.tracing import apply
 from parallelism.ir.types import TensorType
 
 Parameters = dict[str, Any]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.extents import Expression, product
-from parallelism.ir.numpy_shapes import axes_of, axis_of, stands_for
-from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
-from parallelism.ir.types import checked_dtype
+from parallelism.ir.numpy_shapes import axes_of, axis_of, part, stands_for
+from parallelism.ir.refusing import refuse
+from parallelism.ir.tracing import CALLS, Traced, apply, lift
+from parallelism.ir.types import checked_dtype, checked_shape
 
 
 def _alike(*operands: Any) -> list[Traced]:
@@ -26,12 +27,25 @@ def _alike(*operands: Any) -> list[Traced]:
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
+_BEGIN = {"sum": 0, "prod": 1, "any": False, "all": True}
+"""What is reduced where nothing is, and in the place of what does not count."""
+_WITH: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+}
+
+
 def _reduction(kind: str) -> Callable[..., Any]:
-    def call(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False) -> Any:
+    def call(
+        x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False, initial: Any = None,
+        where: Any = None,
+    ) -> Any:
         if out is not None:
-            refuse(f"numpy.{kind} into an array that is there already (out=)")
-        x = x if dtype is None else x.astype(dtype)
-        return apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
+            refuse(f"numpy.{kind} into an array that is there already (out=)", "name it: out=")
+        x = lift(x) if dtype is None else lift(x).astype(dtype)
+        if where is not None:
+            x = np.where(lift(where), x, lift(_BEGIN.get(kind, initial), dtype=x.dtype))
+        found = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
+        return found if initial is None else _WITH[kind](found, initial)
 
     return call
 
@@ -43,8 +57,8 @@ for _kind, _functions in {
     stands_for(*_functions)(_reduction(_kind))
 for _function in (np.max, np.amax, np.min, np.amin, np.any, np.all):
     # these have no dtype, so what comes third is out
-    CALLS[_function] = lambda x, axis=None, out=None, keepdims=False, call=CALLS[_function]: call(
-        x, axis, None, out, keepdims)
+    CALLS[_function] = lambda x, axis=None, out=None, keepdims=False, call=CALLS[_function], **options: call(
+        x, axis, None, out, keepdims, **options)
 
 
 @stands_for(np.mean)
@@ -68,75 +82,64 @@ def _std(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> A
     return np.sqrt(_var(x, axis, ddof=ddof, keepdims=keepdims))
 
 
-@stands_for(np.argmax)
-def _argmax(x: Any, axis: Any = None) -> Any:
-    return _extreme("argmax", x, axis)
+@stands_for(np.average)
+def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = False) -> Any:
+    if weights is None:
+        return _mean(x, axis, keepdims=keepdims)
+    weights = lift(weights)
+    if weights.shape != x.shape:
+        refuse("numpy.average with weights of another shape")
+    return np.sum(x * weights, axis=axis, keepdims=keepdims) / np.sum(weights, axis=axis, keepdims=keepdims)
 
 
-@stands_for(np.argmin)
-def _argmin(x: Any, axis: Any = None) -> Any:
-    return _extreme("argmin", x, axis)
+@stands_for(np.ptp)
+def _ptp(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    return np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)
 
 
-def _extreme(kind: str, x: Any, axis: Any) -> Any:
-    return apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
+@stands_for(np.count_nonzero)
+def _count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    return np.sum(x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims)
+
+
+def _extreme(kind: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+        found = apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
+        if not keepdims:
+            return found
+        return found.reshape([1 if axis is None or d == axis_of(axis, x.ndim) else n for d, n in enumerate(x.shape)])
+
+    return call
+
+
+stands_for(np.argmax)(_extreme("argmax"))
+stands_for(np.argmin)(_extreme("argmin"))
 
 
 @stands_for(np.cumsum)
-def _cumsum(x: Any, axis: Any = None) -> Any:
+def _cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Any:
+    x = x if dtype is None else x.astype(dtype)
     return apply("cumsum", x.reshape(-1), axis=0) if axis is None else apply("cumsum", x, axis=axis_of(axis, x.ndim))
 
 
-# -- products ----------------------------------------------------------------------------------------------------------
+@stands_for(np.sort)
+def _sort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
+    return apply("sort", x.reshape(-1), axis=0) if axis is None else apply("sort", x, axis=axis_of(axis, x.ndim))
 
 
-@stands_for(np.matmul)
-def _matmul(a: Any, b: Any) -> Any:
-    a, b = lift(a), lift(b)
-    if a.ndim >= 2 and b.ndim >= 2:
-        return apply("matmul", a, b)
-    if not a.ndim or not b.ndim:
-        refuse("numpy.matmul of a scalar")
-    if b.ndim == 1:
-        found = apply("matmul", a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1))
-        return found.reshape(a.shape[:-1])
-    return apply("matmul", a.reshape(1, -1), b).reshape((*b.shape[:-2], b.shape[-1]))
+@stands_for(np.argsort)
+def _argsort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
+    """Equal ones in the order of their places, as NumPy promises for ``kind="stable"`` only."""
+    return apply("argsort", x.reshape(-1), axis=0) if axis is None else apply("argsort", x, axis=axis_of(axis, x.ndim))
 
 
-@stands_for(np.dot)
-def _dot(a: Any, b: Any) -> Any:
-    a, b = lift(a), lift(b)
-    if not a.ndim or not b.ndim:
-        return a * b
-    if b.ndim > 2:
-        refuse("numpy.dot with more than two dims on the right", "say it with einsum")
-    return _matmul(a, b)
-
-
-@stands_for(np.outer)
-def _outer(a: Any, b: Any) -> Any:
-    return apply("einsum", lift(a).reshape(-1), lift(b).reshape(-1), equation="i,j->ij")
-
-
-@stands_for(np.einsum)
-def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
-    if not isinstance(equation, str):
-        refuse("numpy.einsum without an equation in letters")
-    arrays = [lift(x) for x in operands]
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if len(terms) != len(arrays):
-        raise ValueError(f"{equation} takes {len(terms)} operands, got {len(arrays)}")
-    spare = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in equation)
-    hidden = [array.ndim - len(term.replace("...", "")) for term, array in zip(terms, arrays, strict=True)]
-    dots = [next(spare) for _ in range(max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0))]
-    terms = [term.replace("...", "".join(dots[len(dots) - n:])) for n, term in zip(hidden, terms, strict=True)]
-    if arrow:
-        right = right.replace("...", "".join(dots))
-    else:
-        joined = "".join(terms)
-        right = "".join(dots) + "".join(sorted({c for c in joined if joined.count(c) == 1} - set(dots)))
-    return apply("einsum", *arrays, equation=f"{','.join(terms)}->{right}")
+@stands_for(np.diff)
+def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
+    axis = axis_of(axis, x.ndim)
+    for _ in range(n):
+        later, earlier = part(x, axis, 1, x.shape[axis]), part(x, axis, 0, x.shape[axis] - 1)
+        x = later ^ earlier if x.dtype == bool else later - earlier
+    return x
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------
@@ -161,31 +164,62 @@ def _positive(x: Any) -> Any:
     return x
 
 
+@stands_for(np.round, np.around)
+def _round(x: Any, decimals: int = 0) -> Any:
+    if decimals == 0 or x.dtype.kind in "iu":
+        if decimals < 0:
+            refuse("numpy.round of integers to tens and more")
+        return np.rint(x) if x.dtype.kind == "f" else x
+    scale = 10.0 ** abs(decimals)
+    return np.rint(x * scale) / scale if decimals > 0 else np.rint(x / scale) * scale
+
+
+@stands_for(np.divmod)
+def _divmod(a: Any, b: Any) -> Any:
+    return a // b, a % b
+
+
+@stands_for(np.fabs)
+def _fabs(x: Any) -> Any:
+    return np.absolute(x if x.dtype.kind == "f" else x.astype(np.float64))
+
+
+@stands_for(np.nan_to_num)
+def _nan_to_num(x: Any) -> Any:
+    if x.dtype.kind != "f":
+        return x
+    limits = np.finfo(x.dtype)
+    return np.clip(np.where(np.isnan(x), 0, x), limits.min, limits.max)
+
+
+@stands_for(np.copy)
+def _copy(x: Any) -> Any:
+    return x.copy()
+
+
 @stands_for(np.astype)
 def _astype(x: Any, dtype: Any, *, copy: bool = True) -> Any:
     return x.astype(dtype)
 
 
-@stands_for(np.take)
-def _take(x: Any, indices: Any, axis: Any = None) -> Any:
-    x = lift(x)
-    return apply("take", x.reshape(-1), indices, axis=0) if axis is None else apply(
-        "take", x, indices, axis=axis_of(axis, x.ndim))
-
-
-@stands_for(np.take_along_axis)
-def _take_along_axis(x: Any, indices: Any, axis: int = -1) -> Any:
-    x = lift(x)
-    return apply("take_along", x, indices, axis=axis_of(axis, x.ndim))
+@stands_for(np.full_like)
+def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None) -> Any:
+    dtype = checked_dtype(x.dtype if dtype is None else dtype)
+    if isinstance(fill_value, Traced):
+        return np.broadcast_to(fill_value.astype(dtype), x.shape if shape is None else shape).copy()
+    return apply("constant", value=np.asarray(fill_value, dtype).item(), dtype=dtype,
+                 shape=x.shape if shape is None else checked_shape(shape))
 
 
 def _like(value: int) -> Callable[..., Any]:
-    return lambda x, dtype=None: apply(
-        "constant", value=value, shape=x.shape, dtype=checked_dtype(x.dtype if dtype is None else dtype))
+    return lambda x, dtype=None, *, shape=None: _full_like(x, value, dtype, shape=shape)
 
 
-stands_for(np.zeros_like)(_like(0))
+stands_for(np.zeros_like, np.empty_like)(_like(0))
 stands_for(np.ones_like)(_like(1))
+stands_for(np.result_type)(lambda *given: np.result_type(*(x.dtype if isinstance(x, Traced) else x for x in given)))
+stands_for(np.iscomplexobj)(lambda x: False)
+stands_for(np.isrealobj)(lambda x: True)
 stands_for(np.shape)(lambda x: x.shape)
 stands_for(np.ndim)(lambda x: x.ndim)
 stands_for(np.size)(lambda x: x.size)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelism.ir.builder import Builder
+from parallelism.ir.current import recording
 from parallelism.ir.errors import RecordError
 from parallelism.ir.function import Function
-from parallelism.ir.tracing import Traced, lift, recording
+from parallelism.ir.tracing import Traced, lift
 from parallelism.ir.types import TensorType
 
 

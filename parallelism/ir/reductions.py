@@ -78,6 +78,7 @@ _reduction("min", np.min, "min", _extreme_derivative)
 _reduction("any", np.any, "max", None)
 _reduction("all", np.all, "min", None)
 
+
 def _argument_rule(x: TensorType, axis: int) -> Rule:
     _check_some(x, [checked_axis(axis, x.ndim)])
     return rule(f"{along(x.ndim, axis, 'z!')}->{along(x.ndim, axis, '')}", [x.shape])

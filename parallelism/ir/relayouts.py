@@ -7,6 +7,7 @@ nothing.  ``all_slice`` and ``relayout`` stand in the program of one device (`pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,18 @@ from parallelism.ir.table import Operator, register
 from parallelism.ir.tracing import apply
 from parallelism.ir.types import TensorType
 from parallelism.sharding import TensorSharding
+
+
+@lru_cache(maxsize=4096)
+def written(layout: TensorSharding) -> str:
+    """A layout as these ops have it, which `TensorSharding.parse` reads back: in brackets, if axes have usual names."""
+    short = layout.short()
+    try:
+        again = TensorSharding.parse(short)
+    except ValueError:
+        return repr(layout)
+    return short if again == layout else repr(layout)
+
 
 STEPS = ("slice", "all_gather", "permute", "reduce_scatter", "exchange")
 
@@ -34,8 +47,8 @@ def _reshard_rule(x: TensorType, layout: str) -> Rule:
 
 def _reshard_derivative(g: Any, y: Any, x: Any, layout: str) -> list[Any]:
     """The gradient lies as what it is of; it is not pending where that was."""
-    dims = TensorSharding.parse(layout).dims
-    return [apply("reshard", g, layout=TensorSharding(*dims).short())]
+    dims = TensorSharding.parse(layout).over(x.ndim).dims
+    return [apply("reshard", g, layout=written(TensorSharding(*dims)))]
 
 
 def _relayout_rule(

@@ -122,7 +122,7 @@ register(Operator("split", _split_rule, _same, _split, _split_derivative,
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _count(begin: Extent, end: Extent, step: int) -> Extent:
+def count(begin: Extent, end: Extent, step: int) -> Extent:
     """How many elements ``begin:end:step`` has."""
     if step < 1:
         raise ValueError(f"a step is at least 1, got {step}")
@@ -142,7 +142,7 @@ def _slice_rule(x: TensorType, axis: int, begin: Extent, end: Extent, step: int)
         inside = extent - place
         if (isinstance(place, int) and place < 0) or (isinstance(inside, int) and inside < 0):
             raise ValueError(f"{begin}:{end} is not inside a dim of {extent}")
-    return rule(_sliced(x.ndim, axis), [x.shape], {"z": _count(begin, end, step)})
+    return rule(_sliced(x.ndim, axis), [x.shape], {"z": count(begin, end, step)})
 
 
 def _sliced(ndim: int, axis: int, before: str = "y!", after: str = "z!") -> str:
@@ -196,7 +196,7 @@ def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
 
 def _windows_in(extent: Extent, size: int, step: int) -> Extent:
     """How many windows there are; what is left over at the end is in none."""
-    return (extent - size) // step + 1 if isinstance(extent, int) else _count(0, extent - size + step, step)
+    return (extent - size) // step + 1 if isinstance(extent, int) else count(0, extent - size + step, step)
 
 
 def _windows(x: Any, axis: int, size: int, step: int) -> Any:

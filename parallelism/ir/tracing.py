@@ -7,49 +7,46 @@ A `Traced` array has the shape and dtype that the array will have.  NumPy hands 
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 
 from parallelism.ir.builder import Builder
+from parallelism.ir.current import current
 from parallelism.ir.errors import IRError, RecordError
 from parallelism.ir.extents import Expression, Extent
 from parallelism.ir.function import Value, frozen_attributes
-from parallelism.ir.regions import check_path
+from parallelism.ir.refusing import REASONS, refuse
 from parallelism.ir.table import OPERATORS, operator
-from parallelism.ir.types import DTYPE_NAMES, TensorType, checked_dtype
+from parallelism.ir.types import DTYPE_NAMES, TensorType, checked_dtype, resolved
+from parallelism.ir.writing import Writable
 
 MOST_CONSTANT = 4096
 """Elements of an array that may stand in a program."""
 
 CALLS: dict[Any, Callable[..., Any]] = {}
 """What NumPy's functions, ufuncs aside, become."""
+VIEWS: set[Any] = set()
+"""Those of them whose results lie in the memory of their first argument."""
 
-_OURS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, np.__file__))
 
-
-class Traced(np.lib.mixins.NDArrayOperatorsMixin):
+class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     """An array of a program that is being written."""
 
-    __slots__ = ("builder", "value")
+    __slots__ = ("builder",)
     __hash__ = object.__hash__
 
     def __init__(self, builder: Builder, value: Value) -> None:
-        self.builder, self.value = builder, value
+        super().__init__(value)
+        self.builder = builder
 
     # -- what an array knows of itself ---------------------------------------------------------------------------------
 
     @property
     def type(self) -> TensorType:
-        return self.value.type
+        return self._value.type         # which no change changes
 
     @property
     def shape(self) -> tuple[Extent, ...]:
@@ -66,6 +63,18 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def size(self) -> Extent:
         return self.type.size
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> Extent:
+        return self.type.nbytes
+
+    @property
+    def mT(self) -> Any:  # noqa: N802
+        return np.matrix_transpose(self)
 
     @property
     def T(self) -> Any:  # noqa: N802  (as NumPy calls it)
@@ -85,7 +94,13 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         name = f"numpy.{ufunc.__name__}"
         if "out" in options:
-            refuse(f"{name} into an array that is there already (out=, or an operator as +=)")
+            out, = _targets(name, options.pop("out"))
+            return out.become(self.__array_ufunc__(ufunc, method, *inputs, **options))
+        if method == "outer" and len(inputs) == 2 and not options:
+            a, b = map(lift, inputs)
+            return ufunc(a.reshape((*a.shape, *[1] * b.ndim)), b)
+        if method == "accumulate" and ufunc is np.add:
+            return np.cumsum(inputs[0], **{"axis": 0, **options})
         if method == "reduce" and ufunc in _REDUCTIONS:
             options = {key: value for key, value in options.items() if value is not None or key == "axis"}
             options.setdefault("axis", 0)
@@ -101,7 +116,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         if options:
             refuse(f"{name} with {', '.join(options)}=")
         if ufunc in CALLS:
-            return CALLS[ufunc](*inputs)
+            return _own(CALLS[ufunc](*inputs), inputs)
         kind = _kinds().get(ufunc)
         if kind is None:
             refuse(name)
@@ -110,13 +125,28 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = f"{function.__module__}.{function.__name__}"
         if function not in CALLS:
-            refuse(name)
+            refuse(name, REASONS.get(function, ""))
+        out = options.pop("out", None)
         try:
-            return CALLS[function](*args, **options)
+            found = CALLS[function](*args, **options)
         except IRError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
             refuse(name, str(error))
+        if out is not None:
+            return _targets(name, (out,))[0].become(found)
+        if function not in VIEWS:
+            return _own(found, args)
+
+        rest = args[1:]
+
+        def again(base: Any, *at: int) -> Any:
+            whole = CALLS[function](base, *rest, **options)
+            return whole[at[0]] if at else whole
+
+        if isinstance(found, list | tuple):
+            return type(found)(x.lies_in(args[0], lambda base, i=i: again(base, i)) for i, x in enumerate(found))
+        return found.lies_in(args[0], again) if args and isinstance(args[0], Traced) else found
 
     def __pow__(self, exponent: Any) -> Any:
         """As NumPy's arrays do it, which is not by ``numpy.power`` for some numbers."""
@@ -129,11 +159,37 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     # -- methods, by the function of the same name ---------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        return CALLS["getitem"](self, key)
+        found = CALLS["getitem"](self, key)
+        if _picks(key) or (not found.ndim and not (isinstance(key, tuple) and any(k is ... for k in key))):
+            return _own(found, [self])          # a single element is a number, no view
+        return found.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        # what stands in `x[0] += 1` has changed x when Python comes here
+        if _picks(key) or not isinstance(value, Traced) or not value.is_part(self, key):
+            self.become(self.written(key, value))
+
+    def written(self, key: Any, value: Any) -> Any:
+        """This array with ``value`` in the place of ``x[key]``."""
+        return CALLS["setitem"](self, key, value)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Traced:
         dtype = checked_dtype(dtype)
-        return self if dtype == self.dtype else apply("convert", self, dtype=dtype)
+        if dtype != self.dtype:
+            return apply("convert", self, dtype=dtype)  # type: ignore[no-any-return]
+        return Traced(self.builder, self.value) if copy else self
+
+    def copy(self) -> Traced:
+        return Traced(self.builder, self.value)
+
+    def flatten(self) -> Any:
+        return np.ravel(self).copy()
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def sort(self, axis: int = -1, **options: Any) -> None:
+        self.become(np.sort(self, axis, **options))
 
     def reshape(self, *shape: Any) -> Any:
         return np.reshape(self, shape[0] if len(shape) == 1 else shape)
@@ -144,10 +200,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     # -- what needs the numbers ----------------------------------------------------------------------------------------
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        refuse("making an array of a recorded one (numpy.array, numpy.asarray, or a function that does so)")
-
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        refuse("writing into an array (x[...] = y)")
+        refuse("making an array of a recorded one (numpy.array, numpy.asarray, writing into an array of numbers, or a "
+               "function that does so)", "join arrays with numpy.stack, change a dtype with astype, write into "
+               "numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)")
 
     def __bool__(self) -> bool:
         refuse("a decision by the numbers of an array (if, while, and, or, not)")
@@ -155,17 +210,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __iter__(self) -> Any:
         return iter([self[i] for i in range(len(self))])
 
-    def __index__(self) -> int:
-        refuse("an array as an index or a count")
-
-    def __int__(self) -> int:
-        refuse("int() of an array")
-
-    def __float__(self) -> float:
-        refuse("float() of an array")
-
-    def item(self, *_: Any) -> NoReturn:
-        refuse("item() of an array")
+    def __format__(self, form: str) -> str:
+        return repr(self) if not form else refuse(f"the numbers of an array as text ({form})")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(np.ndarray, name):
@@ -178,13 +224,47 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 1000
 
 
-def _refused_in_place(self: Traced, other: Any) -> NoReturn:
-    refuse("changing an array in place (+= and its like); write x = x + y")
+def _refused(what: str, why: str = "") -> Callable[..., NoReturn]:
+    return lambda self, *_: refuse(what, why)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift",
-              "rshift"):
-    setattr(Traced, f"__i{_name}__", _refused_in_place)
+for _name, _what in {
+    "__index__": ("an array as an index or a count",), "__int__": ("int() of an array",),
+    "__float__": ("float() of an array",), "__complex__": ("complex() of an array",),
+    "__round__": ("round() of an array", "numpy.round can be"), "item": ("item() of an array",),
+}.items():
+    setattr(Traced, _name, _refused(*_what))
+
+
+def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], Any]:
+    def change(self: Traced, other: Any) -> Any:
+        made = function(self, other)
+        # a number, which NumPy's sums and single elements are, is not changed: another takes its name
+        return self.become(made) if self.ndim or self.is_view else made
+
+    return change
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    setattr(Traced, f"__i{_name}__", _in_place(getattr(Traced, f"__{_name}__")))
+
+
+def _targets(name: str, out: tuple[Any, ...]) -> list[Traced]:
+    """The arrays to write into."""
+    for array in out:
+        if not isinstance(array, Traced):
+            refuse(f"{name} into an array of numbers (out=, or an operator as +=)", "write x = x + y")
+    return list(out)
+
+
+def _picks(key: Any) -> bool:
+    """Whether an index picks elements by arrays, into an array of its own."""
+    return any(isinstance(k, Traced | np.ndarray | list) for k in (key if isinstance(key, tuple) else (key,)))
+
+
+def _own(found: Any, given: Any) -> Any:
+    """``found``, as a copy if it is what was given."""
+    return found.copy() if isinstance(found, Traced) and any(found is x for x in given) else found
 
 
 def apply(kind: str, *operands: Any, **attributes: Any) -> Any:
@@ -193,7 +273,7 @@ def apply(kind: str, *operands: Any, **attributes: Any) -> Any:
     Returns an array, or a tuple if the operator has several outputs; scalars become constants.  What takes no operands
     (``constant``, ``iota``) is recorded while anything is.
     """
-    builder = next((x.builder for x in operands if isinstance(x, Traced)), None if operands else _recording.get())
+    builder = next((x.builder for x in operands if isinstance(x, Traced)), None if operands else current())
     if builder is None:
         return operator(kind).kernel(*map(np.asarray, operands), **dict(frozen_attributes(attributes)))
     return emit(builder, kind, *operands, **attributes)
@@ -218,7 +298,7 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
         if builder is not None and x.builder is not builder:
             refuse("an array of another recording")
         return x
-    builder = builder or _recording.get()
+    builder = builder or current()
     if builder is None:
         raise RecordError(f"nothing is being recorded, so {x!r} belongs to no program")
     if isinstance(x, Expression):
@@ -239,38 +319,7 @@ def _constant(builder: Builder, value: Any, shape: tuple[int, ...], dtype: np.dt
     return made
 
 
-_recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
-
-
-@contextmanager
-def recording(builder: Builder) -> Iterator[Builder]:
-    """While a program is written by ``builder``: what has no recorded operand goes there."""
-    before = _recording.set(builder)
-    try:
-        yield builder
-    finally:
-        _recording.reset(before)
-
-
-@contextmanager
-def region(path: str) -> Iterator[None]:
-    """What is recorded meanwhile belongs to this region, ``block.0``, of the model; one in another lies inside it.
-
-    Where nothing is recorded it does nothing.  ``ValueError`` for what is no path of names.
-    """
-    check_path(path)
-    builder = _recording.get()
-    with builder.region(path) if builder else nullcontext():
-        yield
-
-
 # -- dtypes ------------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4096)
-def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
-    """The dtypes that a ufunc works in, inputs and output; ``int`` or ``float`` for a scalar of Python."""
-    return tuple(ufunc.resolve_dtypes((*dtypes, *[None] * ufunc.nout)))
 
 
 def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
@@ -291,26 +340,13 @@ def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
         refuse(f"numpy.{ufunc.__name__}", str(error))
 
 
-_KINDS: dict[Any, str] = {}
 _REDUCTIONS: dict[Any, Callable[..., Any]] = {
     np.add: lambda x, **options: np.sum(x, **options), np.multiply: lambda x, **options: np.prod(x, **options),
     np.maximum: lambda x, **options: np.max(x, **options), np.minimum: lambda x, **options: np.min(x, **options),
 }
 
 
+@cache
 def _kinds() -> dict[Any, str]:
     """The operators that are ufuncs."""
-    if len(_KINDS) == 0:
-        _KINDS.update((entry.kernel, name) for name, entry in OPERATORS.items() if isinstance(entry.kernel, np.ufunc))
-    return _KINDS
-
-
-def refuse(what: str, why: str = "") -> NoReturn:
-    """`RecordError`, with the line of the user's that led here."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    name, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(name, line).strip()
-    reason = f": {why}" if why else ""
-    raise RecordError(f"{what} cannot be recorded{reason}\n  {name}:{line}: {text}") from None
+    return {entry.kernel: name for name, entry in OPERATORS.items() if isinstance(entry.kernel, np.ufunc)}

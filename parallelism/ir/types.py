@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class TensorType:
         return f"tensor<{''.join(f'{written(extent)}x' for extent in self.shape)}{DTYPE_NAMES[self.dtype]}>"
 
     __repr__ = __str__
+
+
+@lru_cache(maxsize=4096)
+def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
+    """The dtypes that a ufunc works in, inputs and output; ``int`` or ``float`` for a scalar of Python."""
+    return tuple(ufunc.resolve_dtypes((*dtypes, *[None] * ufunc.nout)))
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:

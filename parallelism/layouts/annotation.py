@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parallelism.ir.function import Function, Op, Value
+from parallelism.ir.relayouts import written
 from parallelism.ir.tracing import apply
 from parallelism.sharding import TensorSharding
 
@@ -45,4 +46,4 @@ def constrain(x: Any, layout: TensorSharding | str) -> Any:
     """``x``, which lies so from here on, and its gradient too: an annotation inside of what `parallelism.ir.record`
     records.  Arrays are returned as they are."""
     given = TensorSharding.parse(layout) if isinstance(layout, str) else layout
-    return apply("reshard", x, layout=given.over(x.ndim).short())
+    return apply("reshard", x, layout=written(given.over(x.ndim)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from parallelism.ir.extents import Expression, Extent
 from parallelism.ir.function import Op
+from parallelism.ir.relayouts import written
 from parallelism.ir.types import TensorType
 from parallelism.layouts.devices import Axes, Devices
 from parallelism.mesh import Mesh
@@ -52,7 +53,7 @@ class Move:
                     "concat_extent": shape[self.other],
                 }
         return {
-            **common, "step": self.step.kind, "before": self.step.before.short(), "after": self.step.after.short(),
+            **common, "step": self.step.kind, "before": written(self.step.before), "after": written(self.step.after),
             "whole": whole.shape, "shape": shape, "received": received,
         }
 

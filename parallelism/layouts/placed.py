@@ -8,6 +8,7 @@ from math import prod
 from parallelism.ir.function import Function, Op, Value
 from parallelism.ir.gradients import MARK
 from parallelism.ir.regions import inside
+from parallelism.ir.relayouts import written
 from parallelism.layouts.devices import Devices
 from parallelism.layouts.pending import finite_constants
 from parallelism.layouts.propagation import op_placement
@@ -78,7 +79,7 @@ class _Placed:
         return prod(mesh[axis] for axis in layout.axes)
 
     def _reshard(self, before: Value, after: Value, op: Op) -> None:
-        layout = {"layout": _layout(after).short()}
+        layout = {"layout": written(_layout(after))}
         self.ops.append(Op("reshard", (before,), tuple(layout.items()), (after,), op.region))
 
     def _name(self, value: Value) -> str:

@@ -41,7 +41,7 @@ class StageFunctions:
         the program.  One that is used further on is received and sent on by every stage between.
     ``returned``, ``answered``
         those of ``received``, and of ``sent``, whose gradients go backward: ``answered`` of a stage is ``returned`` of
-        the next one, and of the last stage the loss, whose gradient is 1.
+        the next one, and of the last stage the loss, whose gradient is 1, if weights are trained for it.
     ``saved``
         what is kept from the forward to the backward, weights aside: inputs of the forward, and what it returns after
         ``sent``.

@@ -46,7 +46,7 @@ class Example:
         rng = np.random.default_rng(seed)
         made = [
             rng.integers(0, x.bound, x.shape) if isinstance(x, Ints) else rng.random(x.shape) < 0.5
-            if isinstance(x, Bools) else rng.integers(int(np.ceil(self.low)), 4, x).astype(F64) if whole
+            if isinstance(x, Bools) else rng.integers(int(np.ceil(self.low)), int(self.high) + 1, x) * 1.0 if whole
             else rng.uniform(self.low, self.high, x) for x in self.inputs
         ]
         return [np.asarray(x) for x in made]
@@ -81,14 +81,17 @@ for _kind in ("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", 
               "less_equal", "greater", "greater_equal"):
     for _pair in PAIRS:
         example(_kind, *_pair)
-for _kind in ("divide", "power", "arctan2", "floor_divide", "remainder"):
+for _kind in ("divide", "power", "arctan2", "hypot", "floor_divide", "remainder"):
     for _pair in PAIRS:
         example(_kind, *_pair, low=POSITIVE)
 for _kind in ("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-              "isfinite", "isnan", "relu", "gelu", "sigmoid"):
+              "isfinite", "isnan", "relu", "gelu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2"):
     for _shape in ONES:
         example(_kind, _shape)
-for _kind in ("sqrt", "reciprocal", "log", "log1p"):
+for _kind in ("arcsin", "arccos", "tan"):
+    for _shape in ONES:
+        example(_kind, _shape, low=-0.9, high=0.9)
+for _kind in ("sqrt", "reciprocal", "log", "log1p", "log2", "log10", "cbrt"):
     for _shape in ONES:
         example(_kind, _shape, low=POSITIVE)
 for _kind in ("logical_and", "logical_or", "logical_xor"):
@@ -122,7 +125,7 @@ for _kind in ("any", "all"):
     example(_kind, Bools((3, 4)), axes=(1,), keepdims=False)
 for _kind in ("argmax", "argmin"):
     example(_kind, (3, 4), axis=1)
-for _kind in ("cumsum", "flip"):
+for _kind in ("cumsum", "flip", "sort", "argsort"):
     example(_kind, (3, 4), axis=1)
     example(_kind, (3,), axis=0)
     example(_kind, (2, 1, 5), axis=1)

@@ -29,8 +29,9 @@ def drawn(kind, seed):
 
 
 def made(kind, *inputs, **attributes):
+    low, high = (-0.9, 0.9) if kind in BOUNDED else (POSITIVE if kind in TO_BE_POSITIVE else -2.0, 2.0)
     given = tuple(Bools(x) if kind in BOOLEAN else Ints(x, 9) if kind in INTEGER else x for x in inputs)
-    return Example(kind, given, attributes, POSITIVE if kind in TO_BE_POSITIVE else -2.0)
+    return Example(kind, given, attributes, low, high)
 
 
 def extents(rng, least=0, most=3):
@@ -51,17 +52,20 @@ def replaced(shape, axis, *extents):
     return (*shape[:axis], *extents, *shape[axis + 1:])
 
 
-TO_BE_POSITIVE = ("sqrt", "reciprocal", "log", "log1p", "divide", "power", "arctan2", "floor_divide", "remainder")
+TO_BE_POSITIVE = ("sqrt", "reciprocal", "log", "log1p", "log2", "log10", "cbrt", "divide", "power", "arctan2", "hypot",
+                  "floor_divide", "remainder")
+BOUNDED = ("arcsin", "arccos", "tan")
 
 
 @maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-       "isfinite", "isnan", "relu", "gelu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not", "invert")
+       "isfinite", "isnan", "relu", "gelu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not", "invert",
+       "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt")
 def _one(kind, rng):
     return made(kind, extents(rng))
 
 
 @maker("add", "subtract", "multiply", "maximum", "minimum", "logaddexp", "equal", "not_equal", "less", "less_equal",
-       "greater", "greater_equal", "divide", "power", "arctan2", "floor_divide", "remainder", "logical_and",
+       "greater", "greater_equal", "divide", "power", "arctan2", "hypot", "floor_divide", "remainder", "logical_and",
        "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _two(kind, rng):
     shape = extents(rng)
@@ -107,7 +111,7 @@ def _reduction(kind, rng):
     return made(kind, shape, axes=axes, keepdims=bool(rng.random() < 0.5))
 
 
-@maker("argmax", "argmin", "cumsum", "flip", "softmax", "log_softmax")
+@maker("argmax", "argmin", "cumsum", "flip", "sort", "argsort", "softmax", "log_softmax")
 def _along(kind, rng):
     shape = extents(rng, 1)
     return Example(kind, (shape,), {"axis": of_dim(rng, shape)})

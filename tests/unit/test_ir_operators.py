@@ -109,7 +109,7 @@ def tensor(text):
 UNDIFFERENTIATED = {
     "makes bools": {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
                     "logical_xor", "logical_not", "isfinite", "isnan", "any", "all", "dropout_mask"},
-    "makes integers": {"argmax", "argmin", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"},
+    "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"},
     "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
     "makes nothing": {"send"},
     "is put in after gradients are taken": {"all_slice", "relayout"},

@@ -148,6 +148,16 @@ def test_another_function_in_place_of_a_region():
     assert ir.parse(str(new)) == new
 
 
+def test_layouts_of_another_part_are_kept():
+    part = MODEL.region("block.0")
+    made = part.outputs[0]
+    laid = {made: replace(made, layout=TensorSharding("dp", None))}
+    ops = [replace(op, outputs=[laid.get(v, v) for v in op.outputs]) for op in part.ops]
+    new = MODEL.replaced("block.0", ir.Function("part", part.inputs, ops, [laid[made]]))
+    assert [v.name for v in new.values if v.layout] == [made.name]
+    assert ir.parse(str(new)) == new
+
+
 def test_a_part_may_return_what_it_is_given_or_one_value_twice():
     two = ir.record(lambda x: marked(x), T("f64", (3,)))
     for part, expected in ((lambda x: (x, x), [2.0, 4, 6]), (lambda x: [np.square(x)] * 2, [2.0, 8, 18])):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_examples import EXAMPLES
+from ir_random_examples import MAKERS, drawn
 
 from parallelism import TensorSharding, ir
 from parallelism.ir.types import DTYPES
@@ -103,6 +104,19 @@ def test_what_is_printed_is_read_back_as_it_was(function):
     assert hash(again) == hash(function)
     assert str(again) == text
     assert pickle.loads(pickle.dumps(function)) == function  # noqa: S301
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(MAKERS)), st.integers(0, 999)), max_size=4), st.data())
+def test_any_operators_are_printed_and_read_back(kinds, data):
+    builder = ir.Builder()
+    for number, (kind, seed) in enumerate(kinds):
+        example = drawn(kind, seed)
+        inputs = [builder.input(f"x{number}.{i}", type, data.draw(st.none() | layouts(type.ndim)))
+                  for i, type in enumerate(example.types)]
+        with builder.region(data.draw(regions)):
+            builder.emit(kind, inputs, example.attributes)
+    function = builder.function("f", [])
+    assert ir.parse(str(function)) == function
 
 
 def test_every_operator_is_printed_and_read_back():

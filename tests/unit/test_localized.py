@@ -133,6 +133,18 @@ def test_what_is_laid_out_is_laid_out():
     assert pickle.loads(pickle.dumps(localized)) == localized  # noqa: S301
 
 
+def test_axes_may_have_any_names():
+    mesh = Mesh(**{"I_x": 2, "None": 2, 'a "b"': 2})
+    layout = TensorSharding("I_x", ("None", 'a "b"'))
+    function = ir.record(lambda x: np.sin(constrain(x, layout)).T, T("f8", (5, 6)))
+    localized = localize(annotate(function, {"x": TensorSharding('a "b"', "I_x")}), mesh)
+    x = np.arange(30.0).reshape(5, 6)
+    assert localized.outputs == (TensorSharding(("None", 'a "b"'), "I_x"),)
+    assert_array_equal(run_everywhere(localized, [x])[0], np.sin(x).T)
+    assert ir.parse(str(localized.function)) == localized.function
+    assert "relayout" in [op.kind for op in localized.program(0).ops]
+
+
 # -- what is kept, and what is gathered again --------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from localized_runs import COLLECTIVES, run_everywhere
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, TensorSharding, ir
+from parallelism.executable import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
+from parallelism.recorder import record
 
 MANY = int(os.environ.get("VCLUSTER_LAYOUTS", "300"))
 MESHES = [Mesh(x=2), Mesh(x=3), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=1), Mesh(x=1, y=3)]
@@ -107,6 +110,23 @@ def test_the_models(data):
 @given(data=st.data())
 def test_the_models_often(name, data):
     check_model(data, name)
+
+
+# -- what is counted is what is said -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=3)
+@given(st.data())
+def test_devices_receive_what_is_told_beforehand(data):
+    name = data.draw(st.sampled_from(["mlp", "gpt", "mixture"]))
+    mesh, given = data.draw(laid_out(MODELS[name], data.draw(st.sampled_from([10, 50]))))
+    localized = localize(annotate(MODELS[name], given), mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)         # of dividing what was not moved
+        trace = record(Executable(localized), mesh, arrays_of(MODELS[name])).trace
+    for rank in range(mesh.size):
+        said = [event.bytes_received for event in trace if event.kind == "collective" and event.rank == rank]
+        assert sum(said) == sum(localized.received(rank))
 
 
 # -- chains of what pending sums may go through, and may not -----------------------------------------------------------

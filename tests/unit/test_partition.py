@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import ir
+from parallelism import Mesh, TensorSharding, ir
 from parallelism.ir import models
+from parallelism.layouts import annotate, propagate
 from parallelism.layouts.batches import checked, dealt, rows_of
 from parallelism.layouts.cuts import balanced, begun_by
+from parallelism.layouts.laid_out_stages import gradient_layout, laid_out_stages
 from parallelism.layouts.messages import packed, unpacked
 from parallelism.layouts.microbatches import microbatched
 from parallelism.layouts.partition import partition
@@ -87,7 +89,7 @@ def step(stages, inputs, microbatches, *, halves=False):
             kept.append({name: there[name] for name in stage.saved})
             message = {name: there[name] for name in stage.sent}
         loss += sum(message.values())
-        message = {name: np.ones_like(array) for name, array in message.items()}
+        message = {name: np.ones_like(message[name]) for name in parts[-1].answered}
         for stage, saved in zip(parts[::-1], kept[::-1], strict=True):
             weights = {name: inputs[name] for name in stage.weights}
             assert set(message) == set(stage.answered)
@@ -127,6 +129,40 @@ def test_stages_make_the_loss_and_the_gradients_of_the_whole(name, count, microb
             equal(gradients[weight], gradient)
 
 
+LAYERS = {
+    "+": lambda a, b, w, scale: a + b, "*": lambda a, b, w, scale: a * scale + b, "@": lambda a, b, w, scale: b @ w + a,
+    "m": lambda a, b, w, scale: np.maximum(a, b @ w.T),
+}
+
+
+@given(st.data())
+def test_any_program_may_be_cut_anywhere(data):
+    """Layers that take any earlier values and share weights, cut before any ops, in uneven microbatches."""
+    layers = data.draw(st.lists(
+        st.tuples(st.sampled_from(sorted(LAYERS)), st.integers(0, 4), st.integers(0, 4), st.integers(0, 1)), min_size=1,
+        max_size=6))
+
+    def loss(x, targets, w, scale):
+        values = [x, x * scale]
+        for kind, i, j, k in layers:
+            a, b = values[i % len(values)], values[-1 - j % len(values)]
+            values.append(LAYERS[kind](a, b, w[k], scale))
+        return np.sum(values[-1] * targets) + np.sum(values[len(values) // 2])
+
+    function = ir.record(loss, tensor(B, 2), tensor(B, 2), [tensor(2, 2), tensor(2, 2)], tensor(2))
+    chain = [op.outputs[0].name for op in partition(function, 1).functions[0].forward.ops if op.inputs]
+    chain = [name for name in chain if "B" in next(v for v in function.values if v.name == name).type.symbols][1:]
+    begin = sorted(data.draw(st.sets(st.sampled_from(chain), max_size=4)), key=chain.index) if chain else []
+    again = data.draw(st.sets(st.integers(0, len(begin))))
+    inputs, names = arrays(function, data.draw(st.integers(0, 9)), B=5), ["w.0", "w.1", "scale"]
+    stages = partition(function, begin, recompute=again)
+    found, gradients = step(stages, inputs, data.draw(st.integers(1, 5)), halves=data.draw(st.booleans()))
+    wanted = ir.interpret(ir.gradient(function, names, keep_outputs=True), inputs).outputs
+    assert_array_equal(found, wanted[0])
+    for name, gradient in zip(names, wanted[1:], strict=True):
+        assert_array_equal(gradients.get(name, 0), gradient)      # 0 of what no stage reads
+
+
 @pytest.mark.parametrize("name", ["chain", "mlp", "convolutional"])
 def test_nothing_is_computed_twice_unless_asked_for(name):
     function, _ = MODELS[name]
@@ -148,6 +184,15 @@ def test_a_half_for_the_input_has_no_product_with_a_weights_gradient():
     assert [op["equation"] for op in second.backward_input.ops if op.kind == "einsum"] == ["mn,kn->mk"]
     assert [op["equation"] for op in second.backward_weights.ops if op.kind == "einsum"] == ["mn,mk->kn"]
     assert {op.kind for op in third.backward_weights.ops} == {"einsum", "sum", "reshape"}
+
+
+def test_views_and_constants_are_not_kept():
+    function, numbers = MODELS["gpt"]
+    made = {value.name: op for op in function.ops for value in op.outputs}
+    for stage in partition(function, 3, sizes=numbers).functions:
+        kept = [made[name] for name in stage.saved if name in made]
+        assert kept and not any(op.operator.view or not op.inputs for op in kept)
+        assert {"reshape", "constant"} <= {op.kind for op in stage.backward.ops}
 
 
 def test_a_stage_that_recomputes_keeps_its_inputs_alone():
@@ -241,6 +286,7 @@ def test_what_is_packed_is_unpacked(types):
     for array, wanted in zip(unpacked(message, types), given, strict=True):
         assert array.dtype == wanted.dtype
         assert_array_equal(array, wanted)
+        assert len(types) == 1 or not np.shares_memory(array, message)      # each can go before the others
 
 
 def test_a_message_of_another_size_is_refused():
@@ -271,6 +317,16 @@ def test_a_program_is_balanced_by_flops_or_by_any_cost():
     assert partition(function, 2).functions[0].weights == ("p.w0",)
     by_products = partition(function, 2, cost=lambda op: op.kind == "matmul").functions
     assert {"p.w0", "p.w1"} <= set(by_products[0].weights) and {"p.w2", "p.w3"} <= set(by_products[1].weights)
+
+
+def test_of_cuts_as_good_the_one_that_sends_least_there_and_back_is_taken():
+    def loss(ids, table):
+        found = table[ids * 2]
+        return np.sum(found * found)
+
+    function = ir.record(loss, tensor(B, dtype="i64"), tensor(9))
+    first, second = partition(function, 2, cost=lambda op: 0).functions
+    assert [op.kind for op in first.forward.ops if op.inputs] == ["multiply"] and not second.returned
 
 
 @pytest.mark.parametrize(("names", "told"), [
@@ -391,3 +447,50 @@ def test_symbols_of_a_part_must_be_free():
 def test_inputs_that_do_not_fit_are_told(inputs, error, told):
     with pytest.raises(error, match=told):
         checked(ir.record(of_mean, tensor(B, 3), tensor(3, 2)), inputs)
+
+
+# -- laid out on the devices of a stage --------------------------------------------------------------------------------
+
+
+def test_layouts_agree_on_both_sides_of_every_boundary():
+    mesh = Mesh(tp=2)
+    stages = partition(CHAIN, ["middle.up", "middle.down", "last"], recompute=[1])
+    columns, c = TensorSharding(None, "tp"), stages.functions[2].forward.ops[-1].outputs[0].name
+    function = annotate(stages.function, {"w.0": columns, "w.1": TensorSharding("tp", None), c: TensorSharding(...)})
+    stages = laid_out_stages(replace(stages, function=function), mesh)
+    whole = {value.name: value.layout for value in stages.function.values}
+    kept = {}
+    for stage in stages.functions:
+        functions = [stage.forward, stage.backward, stage.backward_input, stage.backward_weights, stage.recompute]
+        for part in filter(None, functions):
+            assert all(value.layout is not None for value in part.values)
+            assert ir.parse(str(part)) == part == propagate(part, mesh)
+            ends = {value.name: value.layout for value in (*part.inputs, *part.outputs)}
+            assert {name: ends[name] for name in ends.keys() & whole.keys() & {*stage.received, *stage.sent}}.items() \
+                <= whole.items()
+            for name, layout in ends.items():
+                assert kept.setdefault((stage.sent, name), layout) == layout
+        gradients = dict(zip((*stage.returned, *stage.trained), stage.backward.outputs, strict=True))
+        assert all(value.layout == gradient_layout(whole[name]) for name, value in gradients.items())
+        halves = [*stage.backward_input.outputs[:len(stage.returned)], *stage.backward_weights.outputs]
+        assert [value.layout for value in halves] == [value.layout for value in gradients.values()]
+    # the gradient of a sum is that of both terms: one value, two layouts
+    last = stages.functions[3]
+    assert [whole[name] for name in last.received] == [columns, TensorSharding(None, None)]
+    assert [op.kind for op in last.backward.ops].count("reshard") == 1
+
+
+def test_a_gradient_may_be_of_some_outputs_by_name():
+    def both(x, w):
+        return np.sum(x * w), x * w * w, x
+
+    function = ir.record(both, tensor(3), tensor(3))
+    loss, square, x = (value.name for value in function.outputs)
+    one = ir.gradient(function, ["w"], of=[loss])
+    assert [value.name for value in one.inputs] == ["x", "w", f"grad.{loss}"]
+    assert_array_equal(ir.interpret(one, [np.arange(3.0), np.ones(3), np.array(2.0)]).outputs[0], [0, 2, 4])
+    passed = ir.gradient(function, ["x"], of=[x, square], keep_outputs=True)
+    inputs = [np.arange(3.0), np.full(3, 2.0), np.array([1.0, 2, 3]), np.ones(3)]
+    assert_array_equal(ir.interpret(passed, inputs).outputs[3], [5, 6, 7])
+    with pytest.raises(ValueError, match="@both returns no floating-point w"):
+        ir.gradient(function, of=["w"])

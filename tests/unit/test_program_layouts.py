@@ -183,6 +183,22 @@ def test_context_parallelism_gathers_keys_and_values_and_scatters_their_gradient
     assert received["reduce_scatter", ("cp",)] == 2 * LAYERS * ROWS / 2
 
 
+def test_a_region_is_laid_out_by_itself_inside_of_another_strategy():
+    part = GPT.region("block.1.feed_forward")
+    hidden = next(op for op in part.ops if op.kind == "matmul").outputs[0]
+    whole = GPT.replaced("block.1.feed_forward", annotate(part, {hidden: "[None, None, axis]"}))
+    localized = laid_out(whole, {"tokens": "[axis, None]"}, Mesh(axis=2))
+    forward = [(op.region, op.kind) for op in localized.program(0).ops
+               if op.kind in COLLECTIVES and not op.region.startswith("gradient")]
+    # over one axis data parallel, and tensor parallel in there; its weights are split and their gradients not summed
+    assert forward == [("block.1.feed_forward", "all_gather"), ("block.1.feed_forward", "reduce_scatter"),
+                       ("loss", "all_reduce")]
+    counts, _ = said(localized)
+    assert counts["all_reduce", ("axis",)] == len(GPT.inputs) - 2 - 2 + 1
+    layouts = {value.name: layout for value, layout in zip(GPT.inputs, localized.inputs, strict=True)}
+    assert (layouts["p.1.up"], layouts["p.1.down"]) == (TensorSharding(None, "axis"), TensorSharding("axis", None))
+
+
 def test_uneven_parts_of_everything():
     layouts = {**MEGATRON, "tokens": "[dp, None]"}
     odd = models.gpt(7, 10, 5, 1, 3, 5)
