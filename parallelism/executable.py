@@ -22,7 +22,8 @@ from parallelism.ir.interpreter import checked_arrays
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
 from parallelism.sharding import TensorSharding
-from parallelism.simulated_events import Rows, Templates, row
+from parallelism.simulated_events import Templates
+from parallelism.simulated_rows import Rows, row
 
 Array = NDArray[Any]
 

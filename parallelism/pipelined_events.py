@@ -19,7 +19,7 @@ from parallelism.layouts.batches import Part
 from parallelism.mesh import Mesh
 from parallelism.pipeline_execution import pipeline_axes
 from parallelism.pipelined_program import PipelinedProgram
-from parallelism.simulated_events import Row, Rows, row
+from parallelism.simulated_rows import Row, Rows, row
 from parallelism.stage_programs import GRADIENTS, StagePrograms
 
 

@@ -21,7 +21,8 @@ from parallelism.mesh import Mesh
 from parallelism.pipelined_events import PipelinedEvents
 from parallelism.pipelined_program import PipelinedProgram
 from parallelism.sharding import TensorSharding
-from parallelism.simulated_events import Rows, Templates
+from parallelism.simulated_events import Templates
+from parallelism.simulated_rows import Rows
 from parallelism.stage_programs import StagePrograms
 
 Ints = npt.NDArray[np.int64]

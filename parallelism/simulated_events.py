@@ -2,15 +2,11 @@
 
     templates   for each class of devices the events of one, without what differs between ranks
     by_rank     the events of some ranks: the templates taken as often as there are ranks, with group, sources and peer
-
-What belongs together is told as a run tells it: the k-th collective of a group, the k-th message of a channel and tag.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,108 +15,13 @@ import numpy.typing as npt
 
 from parallelism.collective_traffic import Moved, Said, moved, moved_alike
 from parallelism.columns import Columns, Table
-from parallelism.device_program import DeviceProgram, communicates
-from parallelism.ir import Op, TensorType, Value
+from parallelism.ir import Op
 from parallelism.layouts import step_of
 from parallelism.mesh import Mesh
 from parallelism.relayout import called
+from parallelism.simulated_rows import DTYPE, FIELDS, NAME, Axes, Rows
 
 Ints = npt.NDArray[np.int64]
-Axes = tuple[str, ...]
-
-FIELDS = (
-    "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
-    "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
-)
-_NAME, _DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
-
-Row = tuple[Any, ...]
-
-
-def row(
-    kind: str, name: str, nbytes: float = 0.0, flops: float = 0.0, dtype: str | None = None,
-    seconds: float | None = None, axes: Axes | None = None, algorithm: str | None = None, bytes_sent: int = 0,
-    bytes_received: int = 0, messages: int = 0, peer: int | None = None, tag: int | None = None,
-    sequence: int | None = None, stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
-    work: int | None = None,
-) -> Row:
-    """An event as far as it is the same for all ranks of a class."""
-    return (
-        kind, name, nbytes, flops, dtype, seconds, axes, algorithm, bytes_sent, bytes_received, messages, peer, tag,
-        sequence, stage, microbatch, phase, work)
-
-
-@dataclass
-class Rows:
-    """The events of one class of devices, as they are added; and which are collectives."""
-
-    rows: list[Row] = field(default_factory=list)
-    collectives: list[tuple[int, Axes, int, Op]] = field(default_factory=list)
-    """Event, axes of more than one device, which of its group it is, the op."""
-    along: list[tuple[int, str, int]] = field(default_factory=list)
-    """Messages to and from a position along an axis: event, axis, position."""
-    counts: Counter[Any] = field(default_factory=Counter)
-
-    def add_program(self, program: DeviceProgram, mesh: Mesh, rank: int = 0, **marks: Any) -> None:
-        """The events of `DeviceProgram.run` on a rank."""
-        places = {name: mark for name, mark in marks.items() if name != "phase"}
-        rows = self.rows
-        memory = dict[tuple[str, int], Row]()
-
-        def hold(category: str, nbytes: int) -> None:
-            found = memory.get((category, nbytes))
-            if found is None:
-                found = memory[category, nbytes] = row("memory", category, nbytes=float(nbytes), **places)
-            rows.append(found)
-
-        for op, price, made, freed, _ in program.steps:
-            for category, nbytes in made:
-                hold(category, nbytes)
-            if price is not None:
-                flops, traffic, dtype, seconds = price
-                rows.append(row("compute", op.kind, traffic, flops, dtype, seconds, **marks))
-            elif communicates(op):
-                self.add_call(op, mesh, rank)
-            for category, nbytes in freed:
-                hold(category, -nbytes)
-
-    def add_call(self, op: Op, mesh: Mesh, rank: int) -> None:
-        """The event of a collective, or of a message."""
-        if op.kind in ("send", "recv"):
-            sends = op.kind == "send"
-            peer, x = op["destination" if sends else "source"], (op.inputs if sends else op.outputs)[0].type
-            self.add_message(op.kind, peer, op["tag"], int(x.nbytes), x.dtype.name)
-            return
-        axes = mesh.axes_of(op["axes"])
-        apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
-        number = self.counts["collective", apart]
-        self.counts["collective", apart] += 1
-        self.collectives.append((len(self.rows), apart, number, op))
-        name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
-        self.rows.append(row(
-            "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
-
-    def add_all_reduce(self, mesh: Mesh, axis: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """The event of a sum over an axis."""
-        x = Value("x", TensorType(dtype, shape))
-        attributes = {"axes": (axis,), "group": mesh.shape[axis], "op": "sum"}
-        self.add_call(Op("all_reduce", (x,), tuple(attributes.items()), (Value("y", x.type),)), mesh, 0)
-
-    def add_message(
-        self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
-        work: int | None = None,
-    ) -> None:
-        """The event of a send or a recv; ``peer`` is a rank, or a position along an axis."""
-        key = kind, axis, peer, tag
-        values: dict[str, Any] = {"tag": tag, "sequence": self.counts[key], "work": work}
-        if kind == "send":
-            values |= {"bytes_sent": nbytes, "messages": 1, "dtype": dtype}
-        else:
-            values["bytes_received"] = nbytes
-        if axis is not None:
-            self.along.append((len(self.rows), axis, peer))
-        self.rows.append(row(kind, kind, peer=peer, **values))
-        self.counts[key] += 1
 
 
 class ByRank(NamedTuple):
@@ -164,14 +65,13 @@ class Templates:
         numbers = {axes: i for i, axes in enumerate(self.axes)}
         sent, received, messages = (
             self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
-        alike = [self._alike(groups) for groups in self.groups]
+        met = [self._met(groups) for groups in self.groups]
         for which, (part, start) in enumerate(zip(self.rows, self.starts.tolist(), strict=False)):
             for at, axes, number, op in part.collectives:
                 slot, look = numbers[axes], start + at
                 self.axes_of[look] = slot
-                if alike[slot] and op.kind != "relayout":
-                    said = self._said(op, 0)
-                    found = moved_alike(said, self.groups[slot].shape[1])
+                found = self._alike(op, axes, number, met[slot][which])
+                if found is not None:
                     self._even[look] = found
                     if found.even:
                         sent[look], received[look] = found.sent[0], found.received[0]
@@ -187,12 +87,29 @@ class Templates:
                 self._uneven[look] = everybody
         self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)
 
-    def _alike(self, groups: Ints) -> bool:
-        """Whether the members of each group are of one class."""
+    def _met(self, groups: Ints) -> list[tuple[int, ...]]:
+        """For each class a rank of each class that shares a group with it."""
         if len(self.rows) == 1:
-            return True
-        classes = self.class_of[groups]
-        return bool((classes == classes[:, :1]).all())
+            return [(0,)]
+        first = np.unique(self.class_of, return_index=True)[1].tolist()
+        patterns = np.unique(np.sort(self.class_of[groups], axis=1), axis=0)
+        found: list[set[int]] = [set() for _ in self.rows]
+        for classes in (set(row) for row in patterns.tolist()):
+            for which in classes:
+                found[which] |= classes
+        return [tuple(first[other] for other in sorted(classes)) for classes in found]
+
+    def _alike(self, op: Op, axes: Axes, number: int, ranks: Sequence[int]) -> Moved | None:
+        """What the members of a group move, if all who may be in it say the same; ``ranks``: one of each class."""
+        if op.kind == "relayout":
+            return None
+        said = self._said(op, 0)
+        for rank in ranks if len(ranks) > 1 else ():
+            other = self._calls[int(self.class_of[rank])].get((axes, number))
+            if other is None or self._said(other, 0) != said:
+                return None
+        size = prod(self.mesh.shape[axis] for axis in axes)
+        return moved_alike(said, size)
 
     def _call(self, rank: int, axes: Axes, number: int, mine: Op) -> Op:
         other = self._calls[int(self.class_of[rank])].get((axes, number))
@@ -313,7 +230,7 @@ class Templates:
         group, found = tuple(self.groups[slot][number].tolist()), self._moved(look, number)
         of_class = int(np.searchsorted(self.starts, look, "right")) - 1
         event = self.rows[of_class].rows[look - int(self.starts[of_class])]
-        return event[_NAME], group, found.received, event[_DTYPE], found.pairs
+        return event[NAME], group, found.received, event[DTYPE], found.pairs
 
     def _moved(self, look: int, number: int) -> Moved:
         found = self._even.get(look)

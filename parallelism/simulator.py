@@ -27,7 +27,8 @@ from parallelism.link_sharing import Way
 from parallelism.mesh import Mesh
 from parallelism.priced import Priced
 from parallelism.pricing import Prices, Pricing
-from parallelism.simulated_events import Axes, Rows, Templates, members
+from parallelism.simulated_events import Templates, members
+from parallelism.simulated_rows import Axes, Rows
 from parallelism.timeline import Told, replay_columns
 from parallelism.timeline_roles import COLLECTIVE, POINT, Roles, roles_of
 from parallelism.trace import Trace

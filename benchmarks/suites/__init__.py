@@ -17,6 +17,7 @@ from benchmarks.suites import (
     peers,
     products,
     run,
+    simulate,
     startup,
     step,
     tracing,
@@ -46,6 +47,7 @@ SUITES = {
     "products": Suite("products of sharded matrices, beside JAX", products.measure, products.report),
     "idle": Suite("devices that wait or have nothing to do, and waking them", idle.measure, idle.report),
     "tracing": Suite("what an event costs, and a trace of a million", tracing.measure, tracing.report),
+    "simulate": Suite("programs simulated, op by op and folded", simulate.measure, simulate.report),
     "peers": Suite("the same work under MPICH, JAX and gloo, as ratios", peers.measure, peers.report),
 }
 """In the order in which they run."""

@@ -148,6 +148,14 @@ def test_tracing(document):
         (what, 4) for step in steps for what in (step, f"{step}, CPU of the host")}
 
 
+@pytest.mark.slow
+def test_simulate(tmp_path):
+    found = cells(figures(tmp_path, "simulate")["measurements"])
+    assert {(what, devices) for what, devices, _ in found} == {
+        ("op", 8), *((what, 8192) for what in ("record", "cut", "lay out", "localize", "gpt3")),
+        *((what, 102_400) for what in ("record many", "localize many", "folded"))}
+
+
 def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_measured(tmp_path):
     document = figures(tmp_path, "peers", "--operations", "all_reduce")
     for name, module in PEERS.items():

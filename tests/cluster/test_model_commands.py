@@ -1,4 +1,4 @@
-"""``python -m vcluster show``, ``simulate`` and ``run`` on a program in a file: what they print, and what is refused."""
+"""``python -m vcluster show``, ``simulate`` and ``run`` on a program in a file: what they print, what is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from parallelism.trace import Trace
 from vcluster import __main__ as top
 from vcluster.demo.command_line import serve
 
-MODEL = """func @f(%x: tensor<8x16xf64> [dp, None], %w: tensor<16x32xf64> [None, tp], %v: tensor<32x3xf64>) -> (tensor<f64>) {
+MODEL = """\
+func @f(%x: tensor<8x16xf64> [dp, None], %w: tensor<16x32xf64> [None, tp], %v: tensor<32x3xf64>) -> (tensor<f64>) {
   %0 = "matmul"(%x, %w) : (tensor<8x16xf64>, tensor<16x32xf64>) -> tensor<8x32xf64>
   %1 = "relu"(%0) : (tensor<8x32xf64>) -> tensor<8x32xf64>
   %2 = "matmul"(%1, %v) : (tensor<8x32xf64>, tensor<32x3xf64>) -> tensor<8x3xf64>
@@ -123,7 +124,8 @@ WRONG = [
     (["show", "B.mlir", "--mesh", "dp=1,tp=1"], "show: --size must say what B stands for, as B=64"),
     (["show", "m.mlir", "--size", "B"], "show: --size needs a symbol and a number, as B=64; got 'B'"),
     (["show", "m.mlir", "--size", "B=3"], "show: @f has no symbol B: its symbols are none"),
-    (["show", "m.mlir", "--mesh", "dp=2,tp=1", "--rank", "2"], "show: --rank: Mesh(dp=2, tp=1) has ranks 0 to 1, got 2"),
+    (["show", "m.mlir", "--mesh", "dp=2,tp=1", "--rank", "2"],
+     "show: --rank: Mesh(dp=2, tp=1) has ranks 0 to 1, got 2"),
 ]
 
 

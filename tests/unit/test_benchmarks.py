@@ -109,7 +109,7 @@ def test_the_list_has_a_line_for_each_suite(capsys):
     assert [line.split()[0] for line in lines] == list(SUITES)
     assert list(SUITES) == [
         "startup", "run", "collectives", "messages", "checks", "limits", "step", "block", "products", "idle",
-        "tracing", "peers",
+        "tracing", "simulate", "peers",
     ]
     assert max(map(len, lines)) <= 80
 
@@ -382,6 +382,11 @@ def pretended_results() -> Results:
     results.note("products", "vcluster", "unsharded, all cores, threads", [64], "of a device")
     results.note("products", "vcluster", "flops a second", [123.4e9], "flop/s")
     results.note("products", "vcluster", "bytes copied a second", [12.3e9], "B/s")
+    for what in ("record", "cut", "lay out", "localize", "gpt3"):
+        results.add("simulate", "vcluster", what, [1.234, 2.345], devices=8192)
+    for what in ("record many", "localize many", "folded"):
+        results.add("simulate", "vcluster", what, [1.234, 2.345], devices=102400)
+    results.add("simulate", "vcluster", "op", [12.3e-6], devices=8, memory="1234567 ops")
     results.add("startup", "gloo", "script", [8.1], devices=2)
     results.add("idle", "vcluster", "wake", [123e-6], devices=2)
     for what, seconds in (("everything", 15e-6), ("unsupervised", 14e-6), ("untraced", 11e-6)):
@@ -455,6 +460,11 @@ def test_other_reports_say_whether_a_figure_is_what_it_may_be_at_most():
         ("cold minus numpy", 4, 0.07), ("warm", 4, 0.03), ("cold", 256, 2.6), ("script", 4, 0.3)
     ):
         results.add("startup", "vcluster", what, [seconds], devices=devices)
+    for what in ("record", "cut", "lay out", "localize", "gpt3"):
+        results.add("simulate", "vcluster", what, [1.234, 2.345], devices=8192)
+    for what in ("record many", "localize many", "folded"):
+        results.add("simulate", "vcluster", what, [1.234, 2.345], devices=102400)
+    results.add("simulate", "vcluster", "op", [12.3e-6], devices=8, memory="1234567 ops")
     results.add("startup", "gloo", "script", [8.0], devices=4)
     results.note("startup", "vcluster", "proportional set size", [5.5 * MIB], "bytes", devices=64)
     rows = said("startup", results)

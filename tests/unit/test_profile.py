@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import pickle
 
 import numpy as np
 import pytest
-
 from local_programs import feed_forward, integers
+
 from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.mesh import Mesh
@@ -47,7 +47,8 @@ def test_what_was_measured_is_what_compute_takes_on_any_hardware():
     executable = Executable(program, seconds=Counting())
     for hardware in ("dgx-h100", "ethernet-cpu"):
         trace = simulate(executable, hardware)
-        assert {e.duration_seconds for e in trace.filter(name="matmul")} == {e.flops for e in trace.filter(name="matmul")}
+        products = trace.filter(name="matmul")
+        assert len(products) and all(e.duration_seconds == e.flops for e in products)
     on_host = simulate(executable, "host")
     assert on_host.makespan_seconds == pytest.approx(on_host.flops(0)) and on_host.hardware is None
 
@@ -57,7 +58,7 @@ def test_devices_get_the_seconds_and_measure_nothing():
     hand = feed_forward(8, 4, 6, mesh)
     executable = Executable(hand, seconds=Profile(None, Counting()))
     executable.inputs(mesh, integers(hand.function))
-    shipped = pickle.loads(pickle.dumps(executable.seconds))
+    shipped = copy.copy(executable.seconds)
     assert shipped.seconds == executable.seconds.seconds
     with pytest.raises(ValueError, match="a device does not measure: exp is not in the profile"):
         shipped(ir.record(np.exp, ir.TensorType("f64", (3,))).ops[0])
@@ -90,7 +91,8 @@ def test_a_symbol_cannot_be_measured():
     ("[1]", r"expected a vcluster profile, got \[1\]"),
     (json.dumps({"format": "vcluster trace"}), "expected a vcluster profile, got {'format': 'vcluster trace'}"),
     (json.dumps({"format": "vcluster profile", "version": 9}), "expected version 1 of a profile, got 9"),
-    (json.dumps({"format": "vcluster profile", "version": 1, "seconds": []}), r"seconds should be a table by op, got \[\]"),
+    (json.dumps({"format": "vcluster profile", "version": 1, "seconds": []}),
+     r"seconds should be a table by op, got \[\]"),
     (json.dumps({"format": "vcluster profile", "version": 1, "seconds": {"exp": -1}}),
      "seconds of 'exp' should be a number from 0 on, got -1"),
     (json.dumps({"format": "vcluster profile", "version": 1, "seconds": {"exp": "1"}}), "got 1"),

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-
 from local_programs import ByHand, feed_forward, integers
+
 from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.hardware import Hardware
@@ -46,7 +46,8 @@ def test_a_program_is_simulated_as_it_is_recorded(shape, mesh):
 def test_memory_is_counted_in_categories_by_the_names_of_values():
     mesh = Mesh(dp=2, tp=2)
     hand = feed_forward(8, 4, 6, mesh)
-    trace = simulate(Executable(hand, categories={"up": "weights", "down": "weights"}), "dgx-h100", priced_dtype="float32")
+    executable = Executable(hand, categories={"up": "weights", "down": "weights"})
+    trace = simulate(executable, "dgx-h100", priced_dtype="float32")
     assert {e.name for e in trace.filter(kind="memory")} == {"weights", "inputs", "activations", "outputs"}
     assert trace.peak_bytes(0, "weights") == 2 * 4 * 3 * 8 and trace.peak_bytes(0, "inputs") == 4 * 4 * 8
     assert trace.peak_bytes(0) == ir.peak_bytes(hand.program(0))
@@ -87,7 +88,9 @@ def test_one_of_equal_devices_tells_what_each_of_them_would(shape, hardware):
         assert folded.peak_bytes(stands) == whole.peak_bytes(rank)
 
 
-@pytest.mark.parametrize(("name", "count"), [("switches", 1), ("straggler", 4), ("fault", 16), ("laid out otherwise", 1)])
+@pytest.mark.parametrize(("name", "count"), [
+    ("switches", 1), ("straggler", 4), ("fault", 16), ("laid out otherwise", 1),
+])
 def test_devices_are_equal_as_far_as_the_hardware_lets_them_be(name, count):
     executable = Executable(feed_forward(8, 4, 16, Mesh(dp=4, tp=4)))
     assert len(equal_devices(executable, HARDWARE[name]).first) == count
@@ -140,7 +143,8 @@ def test_a_collective_that_others_do_not_call_is_told():
     mesh = Mesh(dp=2)
     one, other = chain(mesh, 1, axis="dp"), chain(mesh, 2, axis="dp")
     broken = ByHand(one, mesh, (), (), (one, other), (0, 1))
-    with pytest.raises(ValueError, match="collective 2 over dp is all_reduce to some of a group, and nothing to rank 0"):
+    message = "collective 2 over dp is all_reduce to some of a group, and nothing to rank 0"
+    with pytest.raises(ValueError, match=message):
         simulate(Executable(broken), "dgx-h100")
 
 
