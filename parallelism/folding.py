@@ -118,7 +118,7 @@ def _of_groups(colour: Ints, groups: Ints) -> Ints:
 
 def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int = 0) -> Ints:
     """A number from 0 for each value; of those that stand ``where`` in an array of a size, 0 for all others."""
-    found = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     if where is None:
         return found
     out = np.zeros(size, np.int64)

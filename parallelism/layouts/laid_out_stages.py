@@ -75,7 +75,7 @@ def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence
                 name += ".1"
             names.add(name)
             outputs[place] = Value(name, value.type, layout)
-            ops.append(Op("reshard", (value,), (("layout", layout.short()),), (outputs[place],)))
+            ops.append(Op("reshard", (value,), (("layout", written(layout)),), (outputs[place],)))
             if value.name in kept and value not in outputs:
                 outputs.append(value)
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))
