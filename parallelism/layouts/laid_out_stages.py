@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.extents import Extent
+from parallelism.ir.relayouts import written
 from parallelism.layouts.annotation import laid_out
 from parallelism.layouts.propagation import propagate
 from parallelism.layouts.stages import GRADIENT, StageFunctions, Stages
