@@ -232,7 +232,8 @@ class Costs:
         if found is None:
             made = self._phases(collective, name, groups[0], root, pairs)
             rounds = 0 if name != "direct" else 2 if collective == "all_reduce" else 1
-            found = self._terms[key] = terms(self.hardware, made, groups, rounds)
+            share = 1 / len(groups[0]) if collective in _IN_SHARDS else 1.0
+            found = self._terms[key] = terms(self.hardware, made, groups, rounds, share)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
 
     def _phases(self, collective: str, name: str, group: Group, root: int, pairs: Pairs) -> Phases:
@@ -287,6 +288,10 @@ def _ranks(group: Iterable[int]) -> Group:
     if not ranks or len(set(ranks)) < len(ranks):
         raise ValueError(f"a group is ranks that differ, at least one; got {ranks}")
     return ranks
+
+
+_IN_SHARDS = ("all_gather", "gather", "all_scatter")
+"""Of the S of these each member has one part in g, and not all of it."""
 
 
 def _others(size: int) -> float:

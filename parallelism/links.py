@@ -61,7 +61,7 @@ class Link:
 
     ``extents`` is how many units it joins, of a torus along each of its dims; ``latency_seconds`` of a hop; ``ports``
     how many ports, or parallel links, each unit has: by default one for each device in it; ``pieces`` of a memory, by
-    the size of a message; ``collective_pieces`` those of collectives, by their S, if they are others.  Raises
+    the size of a message; ``collective_pieces`` those of collectives, by what a member has, if they are others.  Raises
     ``ValueError`` or ``TypeError`` for what is no such thing, naming the field.
     """
 
@@ -111,7 +111,7 @@ class Link:
         return self.shape != "memory"
 
     def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
-        """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many."""
+        """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""
         found = self.latency_seconds, self.bytes_per_second
         for piece in (collective and self.collective_pieces) or self.pieces:
             if nbytes >= piece.from_bytes:

@@ -27,13 +27,15 @@ class Line(NamedTuple):
     load: int
     per_second: float
     link: Link | None = None
-    """Where that changes with S."""
+    """Where that changes with what each member has."""
+    share: float = 1.0
+    """That, of S."""
 
     def seconds(self, nbytes: float) -> float:
         """What it takes for a buffer of ``nbytes``."""
         latency, per_second = self.latency_seconds, self.per_second
         if self.link is not None:
-            other = self.link.line(nbytes, collective=True)
+            other = self.link.line(nbytes * self.share, collective=True)
             latency += other[0] - self.link.latency_seconds
             per_second *= other[1] / self.link.bytes_per_second
         return latency + nbytes * self.load / per_second
@@ -54,11 +56,13 @@ class Term(NamedTuple):
         return times * max(line.seconds(nbytes) for line in self.lines)
 
 
-def terms(hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0) -> dict[Term, int]:
+def terms(
+    hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0, share: float = 1.0
+) -> dict[Term, int]:
     """The phases, and how many are alike, of an algorithm that every group runs at the same time.
 
-    Where every two ranks have a link of their own, an algorithm in which everybody takes turns with everybody takes
-    that in ``rounds`` phases; 0 for all others.
+    ``share`` is what each member has of S.  Where every two ranks have a link of their own, an algorithm in which
+    everybody takes turns with everybody takes that in ``rounds`` phases; 0 for all others.
     """
     ranks = np.array(groups, np.int64)
     places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
@@ -67,7 +71,7 @@ def terms(hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0) -> 
         made = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
     found: dict[Term, int] = {}
     for phase in made:
-        term = Term(_lines(hardware, phase, ranks, places), phase.piped)
+        term = Term(_lines(hardware, phase, ranks, places, share), phase.piped)
         found[term] = found.get(term, 0) + phase.times
     return found
 
@@ -124,7 +128,7 @@ def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterat
             yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
 
 
-def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple[Line, ...]:
+def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: float) -> tuple[Line, ...]:
     """By level: the longest latency, and what comes together on one channel."""
     lines = []
     for used in _used(hardware, phase, ranks, places):
@@ -134,8 +138,9 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> tuple
         for fault, slowed in zip(hardware.faults, used.slowed, strict=True):
             latency = latency + slowed * fault.delay_seconds
             loads.append((int(used.parts[slowed].sum()), fault.bandwidth_factor * per_second))
-        changing = link if link.pieces or link.collective_pieces else None
-        lines.append(Line(float(latency.max()), *max(loads, key=lambda load: load[0] / load[1]), changing))
+        load, per_second = max(loads, key=lambda load: load[0] / load[1])
+        line = Line(float(latency.max()), load, per_second)
+        lines.append(line._replace(link=link, share=share) if link.pieces or link.collective_pieces else line)
     return tuple(lines)
 
 

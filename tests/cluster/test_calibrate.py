@@ -67,7 +67,7 @@ def test_a_case_is_one_repetition_without_its_barriers(cases):
 
 
 def test_a_machine_that_is_the_model_is_found_again(cases, monkeypatch):
-    monkeypatch.setattr("vcluster.calibrate._ROUNDS", 8)
+    monkeypatch.setattr("vcluster.calibrate._ROUNDS", 5)
     exact = [replace(case, seconds=case.predicted(KNOWN)) for case in cases]
     found = calibrated(exact, 2)
     assert len(found.held_out) + len(found.fitted_to) == len(cases)

@@ -47,9 +47,10 @@ def test_a_collective_takes_the_line_of_its_size_and_what_its_members_add_up():
     costs = Costs(memory(collective_pieces=pieces, collective_bytes_per_second={"all_reduce": 2.0**28}))
     small, large = (costs.collective("all_reduce", nbytes, (0, 1), algorithm="ring") for nbytes in (1024, 2048))
     assert small.seconds == 2 * (4 * A + 512 * B) + 2**-18 and large.seconds == 2 * (8 * A + 1024 * B) + 2**-17
-    assert costs.collective("all_gather", 2048, (0, 1), algorithm="ring").seconds == 8 * A + 1024 * B
+    small, large = (costs.collective("all_gather", nbytes, (0, 1), algorithm="ring") for nbytes in (2048, 4096))
+    assert small.seconds == 4 * A + 1024 * B and large.seconds == 8 * A + 2048 * B      # each member has half
     assert costs.collective("all_reduce", 2048, (2,)).seconds == 0
-    assert Costs(memory()).collective("all_gather", 1024, (0, 1), algorithm="ring").seconds == 2 * A + 512 * 4 * B
+    assert Costs(memory()).collective("reduce_scatter", 1024, (0, 1), algorithm="ring").seconds == 2 * A + 512 * 4 * B
 
 
 def test_what_is_not_behind_the_longer_comes_on_top():
