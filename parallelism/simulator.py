@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from parallelism.columns import Columns, Table
 from parallelism.event import HOST
-from parallelism.folding import Lanes, same_prices
+from parallelism.folding import Lanes, priced_alike, same_prices
 from parallelism.folding import fold as folded
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
@@ -150,12 +150,16 @@ def _met(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
 
 def _prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> npt.NDArray[np.float64]:
     """What each collective takes, by what all of its real group receive."""
-    known: dict[tuple[int, int], float] = {}
+    known: dict[tuple[int, int, int], float] = {}
     prices = np.zeros(len(looks))
-    numbers = templates.group_of[templates.axes_of[looks], ranks]
-    for i, key in enumerate(zip(looks.tolist(), numbers.tolist(), strict=True)):
+    if pricing.hardware is None:
+        return prices
+    slots = templates.axes_of[looks]
+    numbers = templates.group_of[slots, ranks]
+    for i, (look, slot, number) in enumerate(zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)):
+        alike = priced_alike(templates, slot, pricing.hardware)
+        key = id(templates.moved(look, number)), slot, int(alike[number])
         if key not in known:
-            collective = templates.collective(*key)
-            known[key] = pricing.collective_seconds(*collective)
+            known[key] = pricing.collective_seconds(*templates.collective(look, number))
         prices[i] = known[key]
     return prices
