@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from parallelism.resharding import ReshardingStep
 
 
+MOST_IN_TURN = 1024
+"""Up to so many ranks algorithms are looked at in which everybody takes turns with everybody."""
+_IN_TURN = ("direct", "pairwise", "naive")
+
+
 @dataclass(frozen=True)
 class CollectiveCost:
     """What a collective of ``nbytes`` over ``size`` ranks takes by an algorithm; nbytes is the S of `closed_forms`."""
@@ -210,11 +215,18 @@ class Costs:
         return least, next(name for name, told in zip(applying, seconds, strict=True) if told <= least * (1 + 1e-12))
 
     def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
-        """The algorithms that apply; of those that take as long, the first is taken."""
+        """The algorithms that apply; of those that take as long, the first is taken.
+
+        Of very large groups those are left out that have as many different phases as ranks: to look at all of their
+        messages would take minutes, and rings, trees and doublings are there.
+        """
         more: tuple[str, ...] = (HIERARCHICAL,) if collective in PARTS and self._halves(groups) else ()
         if collective in ON_A_TORUS and positions_on_torus(self.hardware, groups[0]) is not None:
             more += (TORUS,)
-        return (*more, *names(collective, len(groups[0])))
+        known = names(collective, len(groups[0]))
+        if len(groups[0]) > MOST_IN_TURN:
+            known = tuple(name for name in known if name not in _IN_TURN) or known
+        return (*more, *known)
 
     def _by(
         self, collective: str, name: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()

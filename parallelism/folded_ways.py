@@ -35,8 +35,10 @@ class Used(NamedTuple):
     """The events of collectives that are simulated."""
 
     prices: Sequence[CollectivePrice]
+    groups: Sequence[tuple[int, ...]]
+    """The ranks that each of these is the price of, and of any that lie like these."""
     price: Ints
-    """By event, which of these."""
+    """By event, which of the prices."""
     ranks: Ints
     keys: Ints
     """By event, which collective it is part of."""
@@ -52,33 +54,52 @@ def folded_ways(
     """
     hardware = pricing.hardware
     assert hardware is not None
-    everybody = len(lanes.first) == templates.mesh.size
-    own_ports = all(link.shape == "memory" or _own_ports(hardware, level) for level, link in enumerate(hardware.links))
-    if not everybody and not own_ports:
+    own, everybody = own_ports(hardware), len(lanes.first) == templates.mesh.size
+    if not everybody and not own:
         _check_nobody_else(templates, pricing, used, messages)
-    members: dict[int, dict[int, int]] = {}
-    for key, rank, price in zip(used.keys.tolist(), used.ranks.tolist(), used.price.tolist(), strict=True):
-        members.setdefault(key, {})[rank] = price
+    members: dict[int, list[int]] = {}
+    for event, key in enumerate(used.keys.tolist()):
+        members.setdefault(key, []).append(event)
     ways: list[Way | None] = [None]
     known: dict[tuple[tuple[int, int], ...], int] = {}
     of_key = {}
-    for key, told in members.items():
-        look = tuple(told.items())
-        if look not in known:
-            known[look] = len(ways)
-            crossing = {
-                channel: nbytes for rank, price in look for channel, nbytes in used.prices[price].crossing.items()
-                if everybody or not own_ports or channel[2] // 2 == hardware.place(rank)
-            }
-            ways.append(way_of(hardware, used.prices[look[0][1]]._replace(crossing=crossing)))
-        of_key[key] = known[look]
+    for key, events in members.items():
+        told = tuple((int(used.ranks[event]), int(used.price[event])) for event in events)
+        if told not in known:
+            known[told] = len(ways)
+            crossing: dict[Channel, float] = {}
+            for event, (rank, price) in zip(events, told, strict=True):
+                if own:
+                    member = used.groups[price][_position(templates, int(used.looks[event]), rank)]
+                    crossing.update(_over_ports(hardware, used.prices[price], member, rank))
+                else:
+                    crossing.update(used.prices[price].crossing)
+            ways.append(way_of(hardware, used.prices[told[0][1]]._replace(crossing=crossing)))
+        of_key[key] = known[told]
     return tuple(ways), np.array([of_key[key] for key in used.keys.tolist()], np.int64)
 
 
-def _own_ports(hardware: Hardware, level: int) -> bool:
-    """Whether each channel of a level is the port of one device, numbered by its place: out 2 p, into 2 p + 1."""
-    link = hardware.links[level]
-    return link.shape == "switch" and link.ports in (None, hardware.inside(level))
+def own_ports(hardware: Hardware) -> bool:
+    """Whether each channel is the port of one device, numbered by its place: out 2 p, into 2 p + 1."""
+    return not hardware.faults and all(
+        link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
+        for level, link in enumerate(hardware.links))
+
+
+def _position(templates: Templates, look: int, rank: int) -> int:
+    """Of a device in its group."""
+    slot = int(templates.axes_of[look])
+    group = templates.groups[slot][templates.group_of[slot, rank]]
+    return int(np.flatnonzero(group == rank)[0])
+
+
+def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
+    """What goes over the ports of a device: as much as over those of its like in the group that was priced."""
+    there, here = hardware.place(member), hardware.place(rank)
+    return {
+        (level, fault, 2 * here + number % 2): nbytes
+        for (level, fault, number), nbytes in price.crossing.items() if number // 2 == there
+    }
 
 
 def _check_nobody_else(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:

@@ -55,7 +55,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
             keys.append(_codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
         for slot, groups in enumerate(templates.groups):
             if groups.shape[1] > 1:
-                keys.append(same_prices(hardware, groups)[templates.group_of[slot]])
+                keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
         keys += [_codes(_Ways(hardware, *ends).lengths, ends[0], len(ranks)) for ends in messages]
     colour = _codes(combined(*keys))
     while True:
@@ -71,6 +71,16 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
     if hardware is not None and link_sharing and messages:
         _check_links(hardware, colour, first, messages)
     return Lanes(colour, first)
+
+
+def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
+    """A number for each group along the axes of a slot, the same for those in which everything costs the same."""
+    found = templates.priced_alike.get(slot)
+    if found is None:
+        groups = templates.groups[slot]
+        apart = hardware.faults or groups.shape[1] < 2
+        found = templates.priced_alike[slot] = np.arange(len(groups)) if apart else same_prices(hardware, groups)
+    return found
 
 
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
@@ -105,7 +115,7 @@ def _first_alike(values: Ints) -> Ints:
     run = np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)
     found = np.empty(values.shape, np.int64)
     np.put_along_axis(found, order, np.take_along_axis(order, run, axis=1), axis=1)
-    return np.asarray(found)
+    return np.asarray(found, np.int64)
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:

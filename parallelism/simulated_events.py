@@ -22,6 +22,8 @@ from parallelism.relayout import called
 from parallelism.simulated_rows import DTYPE, FIELDS, NAME, Axes, Rows
 
 Ints = npt.NDArray[np.int64]
+MOST_SOURCES = 1024
+"""Of larger groups it is not told who gives how much, only how much it is."""
 
 
 class ByRank(NamedTuple):
@@ -44,6 +46,8 @@ class Templates:
         self.groups = [members(mesh, axes) for axes in self.axes]
         self.group_of = np.array([_by_member(groups) for groups in self.groups]).reshape(len(self.axes), mesh.size)
         """``[axes, rank]``: which of the groups the rank is in."""
+        self.priced_alike: dict[int, Ints] = {}
+        """By axes, what `parallelism.folding` has found of the groups along them, on one hardware."""
         self.starts = np.cumsum([0, *(len(each.rows) for each in rows)])
         self.looks = Columns.of_rows((each for part in rows for each in part.rows), FIELDS)
         """The events of all classes, one class after the other."""
@@ -206,14 +210,17 @@ class Templates:
         self, look: Ints, place: Ints, ranks: Ints, told: Sequence[tuple[int, ...]],
         positions: Sequence[dict[int, int]],
     ) -> tuple[list[Any], Ints]:
-        """The different lists of who gives what, and for each collective event which is its own."""
+        """The different lists of who gives what, and for each collective event which is its own, from 1 on; 0 where the
+        group is so large that it is not told."""
         key = np.stack([look, place, ranks], axis=1)
         different, inverse = np.unique(key, axis=0, return_inverse=True)
         known: dict[Any, int] = {}
         index = np.zeros(len(different), np.int64)
         made: list[Any] = []
         for i, (one, group, rank) in enumerate(different.tolist()):
-            found = self._moved(one, int(self.group_of[self.axes_of[one], rank]))
+            found = self.moved(one, int(self.group_of[self.axes_of[one], rank]))
+            if len(told[group]) > MOST_SOURCES:
+                continue
             same = id(found), group, rank
             if same not in known:
                 made.append(tuple((told[group][q], n) for q, n in found.sources(positions[group][rank])))
@@ -227,12 +234,13 @@ class Templates:
         """Of a collective event, and the number of a group along its axes: kind, ranks, bytes that each receives,
         dtype, and who sends to whom, where that is told."""
         slot = int(self.axes_of[look])
-        group, found = tuple(self.groups[slot][number].tolist()), self._moved(look, number)
+        group, found = tuple(self.groups[slot][number].tolist()), self.moved(look, number)
         of_class = int(np.searchsorted(self.starts, look, "right")) - 1
         event = self.rows[of_class].rows[look - int(self.starts[of_class])]
         return event[NAME], group, found.received, event[DTYPE], found.pairs
 
-    def _moved(self, look: int, number: int) -> Moved:
+    def moved(self, look: int, number: int) -> Moved:
+        """What the members of a group move in a collective."""
         found = self._even.get(look)
         return self._uneven[look][number] if found is None else found
 

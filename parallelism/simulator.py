@@ -19,8 +19,8 @@ import numpy.typing as npt
 from parallelism.collective_prices import FREE, CollectivePrice
 from parallelism.columns import Columns, Table
 from parallelism.event import HOST
-from parallelism.folded_ways import Used, folded_ways
-from parallelism.folding import Lanes, same_prices
+from parallelism.folded_ways import Used, folded_ways, own_ports
+from parallelism.folding import Lanes, priced_alike, same_prices
 from parallelism.folding import fold as folded
 from parallelism.hardware import Hardware
 from parallelism.link_sharing import Way
@@ -100,14 +100,14 @@ def _timed(standing: _Standing, pricing: Pricing) -> Trace:
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
     ranks = events.numbers("rank")[at]
-    found, of_event = _prices(templates, pricing, looks[at], ranks)
+    found, groups, of_event = _prices(templates, pricing, looks[at], ranks)
     prices.seconds[at] = np.array([price.seconds for price in found])[of_event]
     names = list(dict.fromkeys([None, *(price.algorithm for price in found)]))
     name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
     name[at] = np.array([names.index(price.algorithm) for price in found], np.int32)[of_event]
     ways: tuple[Way | None, ...] = (None,)
     if pricing.shares_links:
-        used = Used(found, of_event, ranks, roles.keys[at], looks[at])
+        used = Used(found, groups, of_event, ranks, roles.keys[at], looks[at])
         ways, way[at] = folded_ways(templates, pricing, lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
     told = Told(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
     timed = replay_columns(events, lengths, pricing, told)
@@ -137,7 +137,7 @@ class _Pieces:
         roles = roles_of(events)
         at = np.flatnonzero(events.isin("kind", {"collective"}))
         seconds = self.pricing.prices(events, roles).seconds
-        found, of_event = _prices(templates, self.pricing, looks[at], events.numbers("rank")[at])
+        found, _, of_event = _prices(templates, self.pricing, looks[at], events.numbers("rank")[at])
         seconds[at] = np.array([price.seconds for price in found])[of_event]
         self.levels.update(channel[0] for price in found for channel in price.crossing)
         return float(seconds.sum())
@@ -185,18 +185,30 @@ def _met(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
 
 def _prices(
     templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints
-) -> tuple[list[CollectivePrice], Ints]:
-    """What the collectives cost, by what all of their real groups receive, and by event which of the prices it has."""
-    known: dict[tuple[int, int], int] = {}
-    prices = [FREE]
-    of_event = np.zeros(len(looks), np.int64)
-    numbers = templates.group_of[templates.axes_of[looks], ranks]
-    for i, key in enumerate(zip(looks.tolist(), numbers.tolist(), strict=True)):
+) -> tuple[list[CollectivePrice], list[tuple[int, ...]], Ints]:
+    """What the collectives cost, by what all of their real groups receive, whose prices these are, and by event which
+    it has.
+
+    Groups that lie alike have one price, unless it matters which links are theirs.
+    """
+    prices, of_event = [FREE], np.zeros(len(looks), np.int64)
+    groups: list[tuple[int, ...]] = [()]
+    if pricing.hardware is None:
+        return prices, groups, of_event
+    known: dict[tuple[int, int, int], int] = {}
+    together = not pricing.shares_links or own_ports(pricing.hardware)
+    slots = templates.axes_of[looks]
+    numbers = templates.group_of[slots, ranks]
+    for i, (look, slot, number) in enumerate(zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)):
+        alike = int(priced_alike(templates, slot, pricing.hardware)[number]) if together else number
+        key = id(templates.moved(look, number)) if together else look, slot, alike
         if key not in known:
             known[key] = len(prices)
-            prices.append(pricing.collective(*templates.collective(*key)))
+            told = templates.collective(look, number)
+            prices.append(pricing.collective(*told))
+            groups.append(told[1])
         of_event[i] = known[key]
-    return prices, of_event
+    return prices, groups, of_event
 
 
 def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bool:

@@ -36,7 +36,6 @@ SAMPLED = {
     "test_a_run_that_takes_longer_than_the_deadline_is_broken_off": 2,
     "test_a_script_needs_no_main_guard": 2,
     "test_a_sender_waits_while_its_tag_is_full_and_only_then": 2,
-    "test_a_simulated_step_is_the_executed_one": 3,
     "test_a_sharded_block_is_that_of_one_process_forward_and_backward": 3,
     "test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded": 3,
     "test_an_exception_from_a_signal_handler_ends_the_run": 2,

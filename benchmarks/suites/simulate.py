@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,7 @@ def measure(plan: Plan, results: Results, say: Say) -> None:
         ops = sum(size * len(executable.programs.program(rank).ops) for rank, size in executable.programs.classes)
         figures = []
         for _ in range(plan.passes):
-            fresh = Executable(executable.programs)
-            taken, trace = _timed(lambda fresh=fresh: simulate(fresh, "dgx-h100", link_sharing=False))  # type: ignore[misc]
+            taken, trace = _timed(partial(simulate, executable, "dgx-h100", link_sharing=False))
             _check(trace, OPS)
             figures.append(taken / ops)
         results.add(NAME, OURS, "op", figures, devices=OPS.size, memory=f"{ops} ops")
@@ -110,8 +110,7 @@ def _many(plan: Plan, results: Results, say: Say) -> None:
     figures = []
     for number in range(plan.passes):
         say(f"{NAME}: {MANY.size} devices, pass {number + 1}/{plan.passes}")
-        fresh = Executable(executable.programs)
-        taken, trace = _timed(lambda fresh=fresh: simulate(fresh, hardware, fold=True, priced_dtype="bfloat16"))  # type: ignore[misc]
+        taken, trace = _timed(partial(simulate, executable, hardware, fold=True, priced_dtype="bfloat16"))
         _check(trace, MANY)
         figures.append(taken)
     results.add(NAME, OURS, "folded", figures, devices=MANY.size)
@@ -132,8 +131,8 @@ def _tensor(layers: int) -> dict[str, TensorSharding]:
 
 def _localized(function: ir.Function, mesh: Mesh, layouts: dict[str, TensorSharding]) -> Executable:
     executable = Executable(localize(propagate(annotate(function, layouts), mesh), mesh))
-    for rank, _ in executable.programs.classes:
-        executable.programs.program(rank)
+    for number in range(len(executable.programs.classes)):
+        _ = executable.of_class(number).steps
     return executable
 
 
