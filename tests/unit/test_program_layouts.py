@@ -183,6 +183,30 @@ def test_context_parallelism_gathers_keys_and_values_and_scatters_their_gradient
     assert received["reduce_scatter", ("cp",)] == 2 * LAYERS * ROWS / 2
 
 
+def test_a_loss_over_a_split_vocabulary_takes_sums_of_rows_and_no_logits():
+    rows, width, words = 6, 4, 10
+
+    def loss(x, w, targets):
+        logits = x @ w
+        shifted = logits - np.max(logits, axis=1, keepdims=True)
+        places = ir.apply("iota", dim=1, shape=(rows, words), starts=(0, 0), dtype=np.dtype("i8"))
+        chosen = np.where(places == targets[:, None], shifted, 0.0)
+        return np.mean(np.log(np.sum(np.exp(shifted), axis=1)) - np.sum(chosen, axis=1))
+
+    function = ir.record(loss, T("f8", (rows, width)), T("f8", (width, words)), T("i64", (rows,)))
+    localized = localize(annotate(function, {"w": "[None, tp]"}), Mesh(tp=2))
+    counts, received = said(localized)
+    assert counts == {("all_reduce", ("tp",)): 3}                      # max, sum, what was chosen
+    assert received == {("all_reduce", ("tp",)): 3 * rows * 8}
+    uneven = localize(annotate(ir.gradient(function, keep_outputs=True), {"w": "[None, tp]"}), Mesh(tp=3))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(rows, width)), rng.normal(size=(width, words)), rng.integers(0, words, rows)]
+    expected = ir.interpret(ir.gradient(function, keep_outputs=True), arrays).outputs
+    for a, b in zip(run_everywhere(uneven, arrays), expected, strict=True):
+        assert_allclose(a, b, rtol=1e-10)
+    assert set(said(uneven)[0]) == {("all_reduce", ("tp",))}
+
+
 def test_a_region_is_laid_out_by_itself_inside_of_another_strategy():
     part = GPT.region("block.1.feed_forward")
     hidden = next(op for op in part.ops if op.kind == "matmul").outputs[0]
