@@ -583,3 +583,11 @@ def test_a_phase_of_one_message_takes_what_the_message_takes(hardware, data):
     costs = Costs(hardware)
     moved = costs.collective("permute", nbytes, (source, target), pairs=((0, 1),)).seconds
     assert isclose(moved, costs.message_seconds(nbytes, source, target), rel_tol=1e-12)
+
+
+def test_of_very_large_groups_nobody_takes_turns_with_everybody():
+    costs = Costs(Hardware.preset("dgx-h100:129"))
+    turns = {"direct", "naive", "pairwise"}
+    assert turns & set(costs.algorithms("reduce_scatter", range(1024))) == turns
+    assert costs.algorithms("reduce_scatter", range(1032)) == ("hierarchical", "ring")
+    assert costs.algorithms("permute", range(1032)) == ("direct",)
