@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from parallelism.cost import CollectiveCost, Costs
+    from parallelism.executable import Executable
     from parallelism.explanation import Explanation, explain
     from parallelism.hardware import Hardware
     from parallelism.hardware_files import HardwareFileError
@@ -15,15 +16,20 @@ if TYPE_CHECKING:
     from parallelism.mesh import Mesh, MeshIndex
     from parallelism.operation import Device, Operation, ShardedOperation
     from parallelism.pipelined_operation import PipelinedOperation
+    from parallelism.pipelined_program import PipelinedProgram
+    from parallelism.pipelined_step import PipelinedStep
     from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
     from parallelism.process_groups import replica_groups
+    from parallelism.profile import Profile
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
     from parallelism.sharding import DimSharding, TensorSharding
+    from parallelism.simulator import equal_devices, simulate
     from parallelism.slowdowns import LinkFault, Straggler
     from parallelism.trace import Event, Trace
 
 _MODULES = {
     "cost": ("CollectiveCost", "Costs"),
+    "executable": ("Executable",),
     "explanation": ("Explanation", "explain"),
     "hardware": ("Hardware",),
     "hardware_files": ("HardwareFileError",),
@@ -31,20 +37,25 @@ _MODULES = {
     "mesh": ("Mesh", "MeshIndex"),
     "operation": ("Device", "Operation", "ShardedOperation"),
     "pipelined_operation": ("PipelinedOperation",),
+    "pipelined_program": ("PipelinedProgram",),
+    "pipelined_step": ("PipelinedStep",),
     "pipelining": ("Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"),
     "process_groups": ("replica_groups",),
+    "profile": ("Profile",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
     "sharding": ("DimSharding", "TensorSharding"),
+    "simulator": ("equal_devices", "simulate"),
     "slowdowns": ("LinkFault", "Straggler"),
     "trace": ("Event", "Trace"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "CollectiveCost", "Costs", "Device", "DimSharding", "Event", "Explanation", "Hardware",
-    "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex", "Operation", "Overlapped", "Pipeline",
-    "PipelineStage", "PipelinedOperation", "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status",
-    "Straggler", "TensorSharding", "Trace", "explain", "plan_resharding", "replica_groups",
+    "Action", "CollectiveCost", "Costs", "Device", "DimSharding", "Event", "Executable", "Explanation", "Hardware",
+    "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex", "Operation", "Overlapped",
+    "Pipeline", "PipelineStage", "PipelinedOperation", "PipelinedProgram", "PipelinedStep", "Profile",
+    "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status", "Straggler", "TensorSharding",
+    "Trace", "equal_devices", "explain", "plan_resharding", "replica_groups", "simulate",
 ]
 
 
