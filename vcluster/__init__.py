@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Device,
         DimSharding,
         Event,
+        Executable,
         Explanation,
         Hardware,
         HardwareFileError,
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
         Overlapped,
         Pipeline,
         PipelinedOperation,
+        PipelinedProgram,
+        PipelinedStep,
         PipelineStage,
+        Profile,
         ReshardingPlan,
         ReshardingStep,
         Schedule,
@@ -38,9 +42,11 @@ if TYPE_CHECKING:
         Straggler,
         TensorSharding,
         Trace,
+        equal_devices,
         explain,
         plan_resharding,
         replica_groups,
+        simulate,
     )
     from vcluster import faults, report
     from vcluster.arguments import PerDevice, Sharded
@@ -83,12 +89,14 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
-    "CollectiveCost", "CollectiveMismatchError", "Costs", "DeadlockError", "Device", "DeviceFailedError", "DimSharding",
-    "Event", "Explanation", "Hardware", "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex",
-    "Operation", "OperationCancelled", "Overlapped", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation",
-    "ReshardingPlan", "ReshardingStep", "Run", "Schedule", "Sharded", "ShardedOperation", "Status", "Straggler",
-    "TensorSharding", "Trace", "UndeliveredMessageError", "UnusedResultWarning", "VirtualChannel", "VirtualCluster",
-    "VirtualDevice", "assert_communication", "explain", "faults", "plan_resharding", "replica_groups", "report",
+    "CollectiveCost", "CollectiveMismatchError", "Costs", "DeadlockError", "Device", "DeviceFailedError",
+    "DimSharding", "Event", "Executable", "Explanation", "Hardware", "HardwareFileError", "HostLink", "Link",
+    "LinkFault", "Mesh", "MeshIndex", "Operation", "OperationCancelled", "Overlapped", "PerDevice", "Pipeline",
+    "PipelineStage", "PipelinedOperation", "PipelinedProgram", "PipelinedStep", "Profile", "ReshardingPlan",
+    "ReshardingStep", "Run", "Schedule", "Sharded", "ShardedOperation", "Status", "Straggler", "TensorSharding",
+    "Trace", "UndeliveredMessageError", "UnusedResultWarning", "VirtualChannel", "VirtualCluster", "VirtualDevice",
+    "assert_communication", "equal_devices", "explain", "faults", "plan_resharding", "replica_groups", "report",
+    "simulate",
 ]
 
 
