@@ -97,10 +97,10 @@ def _by_themselves(
         if kind in ROOTED or kind == "permute":
             own = events.take(order[begins[place]:begins[place] + members[place]])
             root, pairs = _root(kind, group, own), _pairs(group, own) if kind == "permute" else _NO_PAIRS
-            known = alike, total, root, pairs
-        if known not in place_of:
             if kind == "permute":   # as long as the largest
                 total = float(own.numbers("bytes_received").max() * (total / max(1, _sum(own))))
+            known = alike, total, root, pairs
+        if known not in place_of:
             place_of[known] = len(prices)
             prices.append(collective_price(costs, kind, algorithm, group, total, root, pairs, sharing))
         price[place] = place_of[known]

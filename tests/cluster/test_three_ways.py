@@ -226,7 +226,7 @@ def program_of(model, layouts, stage):
     types = {value.name: value.type for value in loss.inputs}
     found = {}
     for i, name in enumerate(weights):
-        whole = given.get(name) or S().over(types[name].ndim)
+        whole = given.get(name) or S.replicated(types[name].ndim)
         apart = further(whole, "dp", types[name].ndim)
         found |= dict.fromkeys((f"m.{name[2:]}", f"v.{name[2:]}", m[i].name, v[i].name), apart)
         found[gradient.outputs[1 + i].name] = whole if stage == 1 else apart
@@ -252,8 +252,8 @@ def executed(cluster, program, arrays):
 
 def by_rank(trace):
     """The events of devices, without what goes to and from the host."""
-    return {rank: [e for e in events if e.kind not in ("h2d", "d2h") and e.parent is None]
-            for rank, events in trace.by_rank().items()}
+    found = trace.by_rank()
+    return {rank: [e for e in found[rank] if e.kind not in ("h2d", "d2h") and e.parent is None] for rank in trace.ranks}
 
 
 def said(events):
@@ -396,11 +396,12 @@ def test_a_pipeline_is_one_program_three_ways(
     assert_agree(simulated, trace)
     folded, lanes = simulate(step, "dgx-h100", fold=True), equal_devices(step, "dgx-h100")
     assert folded.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
+    here, there = by_rank(simulated), by_rank(folded)
     for rank in range(mesh.size):       # what a stage does for a microbatch is one event there
         stands = int(lanes.first[lanes.lane_of[rank]])
         assert folded.peak_bytes(stands) == simulated.peak_bytes(rank)
-        whole, ours = ([e for e in of.by_rank()[r] if e.kind in ("send", "recv")]
-                       for of, r in ((simulated, rank), (folded, stands)))
+        whole, ours = ([e for e in of[r] if e.kind in ("send", "recv")]
+                       for of, r in ((here, rank), (there, stands)))
         assert [(e.kind, e.bytes_sent, e.bytes_received) for e in ours] == [
             (e.kind, e.bytes_sent, e.bytes_received) for e in whole]
         assert_same_events(ours, whole)
@@ -449,5 +450,5 @@ def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed
     there = {"priced_dtype": "float32" if name in ("slow", "ethernet") else "bfloat16", "link_sharing": bool(seed % 2)}
     simulated = simulate(executable, HARDWARE[name], **there)
     assert_agree(simulated, trace.on(HARDWARE[name], **there))
-    if name not in ("torus", "ethernet", "slow") or not there["link_sharing"]:
+    if name in ("another", "straggler") or not there["link_sharing"]:
         assert_folds(executable, simulated, HARDWARE[name], **there)

@@ -140,6 +140,17 @@ def test_a_permute_takes_as_long_as_its_largest_message():
     assert trace.makespan_seconds == 1 + 24 / 2
 
 
+def test_permutes_of_as_many_bytes_in_all_differ_by_their_largest_messages():
+    def program(device):
+        for counts in ((6, 6), (4, 8), (8, 4), (2, 10)):
+            device.permute(np.zeros(counts[device.rank]), [(0, 1), (1, 0)])
+
+    hardware = machine(2)
+    trace = record(program, Mesh(devices=2)).trace.on(hardware, compute="modelled")
+    found = [event.duration_seconds for event in trace if event.rank == 0 and event.name == "permute"]
+    assert found == pytest.approx([Costs(hardware).message_seconds(8 * most, 0, 1) for most in (6, 8, 8, 10)])
+
+
 def test_a_resharding_takes_what_the_collectives_inside_take():
     source, target = TensorSharding("a", None), TensorSharding(None, "a")
     trace = record(lambda d: d.reshard(np.zeros((2, 6)), source, target, shape=(4, 6)), Mesh(a=2)).trace.on(machine(2))
