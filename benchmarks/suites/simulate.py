@@ -121,7 +121,7 @@ def _gpt(layers: int, width: int, heads: int, sequence: int, batch: int, dtype: 
     """The loss of a GPT and the gradients of its weights."""
     with np.errstate(over="ignore"):    # the rows of the batch, as a float16
         loss = models.gpt(512, width, heads, layers, sequence, batch, dtype)
-    return ir.gradient(loss, [v.name for v in loss.inputs if v.name.startswith("p.")], keep_outputs=True)
+        return ir.gradient(loss, [v.name for v in loss.inputs if v.name.startswith("p.")], keep_outputs=True)
 
 
 def _tensor(layers: int) -> dict[str, TensorSharding]:
