@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.hardware import Hardware
 from parallelism.layouts import Conflict, localize, propagate
+from parallelism.mesh import Mesh
 from parallelism.profile import Profile
 from parallelism.simulator import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-10
 FOLDED_FROM = 65
 """Devices from which on equal ones are folded, unless somebody says otherwise."""
+MOST_DESCRIBED = 1 << 20
+"""Devices that are shown or simulated."""
 MOST_BYTES = 1 << 26
 
 LAYOUTS = """
@@ -67,12 +72,12 @@ def show(program: str, words: Sequence[str]) -> int:
         print(function, end="")
         print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
         return 0
-    mesh = mesh_of(arguments, "devices", any_axes=True, most=None)
+    mesh = _described(arguments)
     if arguments.rank >= mesh.size:
         raise WrongWords(f"--rank: {mesh!r} has ranks 0 to {mesh.size - 1}, got {arguments.rank}")
     conflicts: list[Conflict] = []
     localized = _right(lambda: localize(propagate(function, mesh, conflicts), mesh))
-    local = localized.program(arguments.rank)
+    local = _right(lambda: localized.program(arguments.rank))
     print(localized.function)
     print(f"what rank {arguments.rank} of {mesh!r} does:\n")
     print(local)
@@ -168,7 +173,7 @@ def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
         arguments = made.parse(words)
     except SystemExit:      # --help has said all
         return None
-    for option in ("report", "save"):
+    for option in ("report", "save", "profile"):
         if getattr(arguments, option, None) is not None:
             try:
                 writable(getattr(arguments, option))
@@ -184,8 +189,10 @@ def _right(make: Callable[[], Any]) -> Any:
     """What comes of it; what is wrong with it is told to who typed."""
     try:
         return make()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, IndexError, OSError) as error:
         raise WrongWords(str(error)) from None
+    except MemoryError as error:
+        raise WrongWords(f"it does not fit into the memory of this machine: {error}") from None
 
 
 def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
@@ -198,7 +205,7 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:
-        function = ir.parse(content.decode("utf-8"))
+        function = ir.parse(content.decode("utf-8-sig"))
     except ir.ParseError as error:
         raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
     except (ValueError, RecursionError) as error:
@@ -206,6 +213,11 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
     numbers = dict(_size(text) for text in arguments.size)
     if numbers:
         function = _right(lambda: function.specialize(**numbers))
+    laid = [value.layout for value in function.values if value.layout is not None]
+    axes = dict.fromkeys(axis for layout in laid for axis in (*layout.axes, *layout.partial))
+    if axes and arguments.mesh is None and not symbols:
+        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must say how many devices there are along "
+                         f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
     if function.symbols and not symbols:
         names = sorted(function.symbols)
         stand = "stands" if len(names) == 1 else "stand"
@@ -223,8 +235,16 @@ def _size(text: str) -> tuple[str, int]:
     return name.strip(), int(number)
 
 
+def _described(arguments: argparse.Namespace) -> Mesh:
+    """The mesh, of devices that are not run."""
+    mesh = mesh_of(arguments, "devices", any_axes=True, most=None)
+    if mesh.size > MOST_DESCRIBED:
+        raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are described")
+    return mesh
+
+
 def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
-    mesh = mesh_of(arguments, "devices", any_axes=True, most=most)
+    mesh = _described(arguments) if most is None else mesh_of(arguments, "devices", any_axes=True, most=most)
     function = _function(arguments)
     seconds = None if arguments.profile is None else _right(lambda: Profile(arguments.profile))
     return Executable(_right(lambda: localize(function, mesh)), seconds=seconds)
@@ -240,10 +260,15 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
             for value in function.inputs
         }
     try:
+        with zipfile.ZipFile(arguments.inputs):     # NumPy would take others for pickles, and advise to trust them
+            pass
         with np.load(arguments.inputs, allow_pickle=False) as arrays:
             given = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
-        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error}") from None
+    except OSError as error:
+        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is no .npz, as numpy.savez writes it "
+                         f"({error})") from None
     return given
 
 

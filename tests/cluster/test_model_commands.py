@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from parallelism import ir
 from parallelism.trace import Trace
 from vcluster import __main__ as top
 from vcluster.demo.command_line import serve
@@ -42,6 +43,11 @@ def test_show_prints_the_program_and_its_counts(command):
     assert out.endswith("4 ops, 10008 flops, 9984 bytes at most\n")
     assert command("show", "B.mlir")[1].endswith("bytes at most\n") and "*B" in command("show", "B.mlir")[1]
     assert command("show", "B.mlir", "--size", "B=8")[1] == out
+
+
+def test_a_program_may_begin_with_a_byte_order_mark(command, tmp_path):
+    (tmp_path / "m.mlir").write_text(MODEL, "utf-8-sig")
+    assert command("show", "m.mlir")[1].startswith(MODEL)
 
 
 def test_show_prints_what_a_device_of_a_mesh_does(command):
@@ -113,6 +119,16 @@ WRONG = [
     (["run", "m.mlir", "--mesh", "dp=64,tp=8"], "run: Mesh(dp=64, tp=8) has 512 devices; at most 256 are run here"),
     (["run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", "m.mlir"], "run: --inputs: m.mlir cannot be read: "),
     (["run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", "other.npz"], "run: @f takes the inputs x, w, v; got y"),
+    (["run", "m.mlir"], "run: m.mlir is laid out over dp, tp: --mesh must say how many devices there are along each, "
+     "as --mesh dp=2,tp=2"),
+    (["run", "m.mlir", *ON[:2], "--inputs", "one.npy"], "run: --inputs: one.npy cannot be read: it is no .npz, as "),
+    (["run", "m.mlir", *ON[:2], "--inputs", "cut.npz"], "run: --inputs: cut.npz cannot be read: it is no .npz, as "),
+    (["run", "m.mlir", *ON[:2], "--inputs", "none.npz"], "run: --inputs: none.npz cannot be read: No such file"),
+    (["run", "rows.mlir", "--backend", "thread", "--inputs", "far.npz"], "run: index 5 is out of bounds"),
+    (["run", "large.mlir", "--backend", "thread"], "run: it does not fit into the memory of this machine: "),
+    (["run", "m.mlir", *ON[:2], "--profile", "."], "run: --profile: . cannot be written: Is a directory"),
+    (["show", "m.mlir", "--mesh", "dp=2000000,tp=1"],
+     "show: --mesh: Mesh(dp=2000000, tp=1) has 2000000 devices; at most "),
     (["simulate", "m.mlir"], "simulate: the following arguments are required: --hardware"),
     (["simulate", "m.mlir", "--hardware", "dgx-h10"], "simulate: no hardware 'dgx-h10'; did you mean "),
     (["simulate", "m.mlir", "--hardware", "pcie-v100", *ON[:2], *ON[4:]],
@@ -134,6 +150,15 @@ def test_what_is_wrong_is_one_line_and_status_2(command, tmp_path, words, messag
     (tmp_path / "broken.mlir").write_text(MODEL.replace('"matmul"', '"matmull"', 1))
     (tmp_path / "junk.mlir").write_bytes(b"\xff\xfe" * 100)
     np.savez(tmp_path / "other.npz", y=np.ones(3))
+    np.save(tmp_path / "one.npy", np.ones(3))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:-30])
+    (tmp_path / "large.mlir").write_text("""func @f(%x: tensor<9999999x99999999xf64>) -> (tensor<9999999x99999999xf64>) {
+  return %x
+}
+""")
+    np.savez(tmp_path / "far.npz", x=np.ones((5, 2)), i=np.array([5]))
+    (tmp_path / "rows.mlir").write_text(str(ir.record(
+        lambda x, i: x[i], ir.TensorType("f64", (5, 2)), ir.TensorType("i64", (1,)))))
     status, out, err = command(*words)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert err.startswith(f"{top.PROGRAM} {message}")
