@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 
 MOST_IN_TURN = 1024
-"""Up to so many ranks algorithms are looked at in which everybody takes turns with everybody."""
+"""Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
 _IN_TURN = ("direct", "pairwise", "naive")
+_RING_IN_TURN = ("all_to_all", "broadcast", "reduce")
+"""Of these the ring has, too."""
 
 
 @dataclass(frozen=True)
@@ -217,15 +219,16 @@ class Costs:
     def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
         """The algorithms that apply; of those that take as long, the first is taken.
 
-        Of very large groups those are left out that have as many different phases as ranks: to look at all of their
-        messages would take minutes, and rings, trees and doublings are there.
+        Of very large groups, and very many, those are left out that have as many different phases as ranks: to look at
+        all of their messages would take minutes, and rings, trees and doublings are there.
         """
         more: tuple[str, ...] = (HIERARCHICAL,) if collective in PARTS and self._halves(groups) else ()
         if collective in ON_A_TORUS and positions_on_torus(self.hardware, groups[0]) is not None:
             more += (TORUS,)
         known = names(collective, len(groups[0]))
-        if len(groups[0]) > MOST_IN_TURN:
-            known = tuple(name for name in known if name not in _IN_TURN) or known
+        if len(groups) * len(groups[0]) ** 2 > MOST_IN_TURN ** 2:
+            in_turn = (*_IN_TURN, "ring") if collective in _RING_IN_TURN else _IN_TURN
+            known = tuple(name for name in known if name not in in_turn) or known
         return (*more, *known)
 
     def _by(

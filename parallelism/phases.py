@@ -137,6 +137,29 @@ def _ring_all_to_all(g: int, root: int) -> Iterator[Phase]:
     return (_round(g, 1, left, g) for left in range(g - 1, 0, -1))
 
 
+def _swaps(g: int, distance: int, part: int, whole: int) -> Phase:
+    """Everybody with whom is so far away; g is a power of two."""
+    here = np.arange(g)
+    return Phase(1, here, here ^ distance, np.full(g, part), whole)
+
+
+def _recursive_doubling(g: int, root: int) -> Iterator[Phase]:
+    return (_swaps(g, d, 1, 1) for d in distances(g))
+
+
+def _halving(g: int, root: int) -> Iterator[Phase]:
+    return (_swaps(g, d, g // (2 * d), g) for d in distances(g))
+
+
+def _halving_doubling(g: int, root: int) -> Iterator[Phase]:
+    halving = tuple(_halving(g, root))
+    return iter(halving + halving[::-1])
+
+
+def _block_doubling(g: int, root: int) -> Iterator[Phase]:
+    return (_swaps(g, d, d, g) for d in distances(g))
+
+
 def _bruck_all_gather(g: int, root: int) -> Iterator[Phase]:
     return (_round(g, -d, min(d, g - d), g) for d in distances(g))
 
@@ -187,13 +210,17 @@ def _one(g: int) -> int:
 
 _RULES: dict[tuple[str, str], Callable[[int, int], Iterator[Phase]]] = {
     ("all_reduce", "ring"): _rings(2),
+    ("all_reduce", "recursive_doubling"): _recursive_doubling,
+    ("all_reduce", "halving_doubling"): _halving_doubling,
     ("all_reduce", "direct"): _both_turns,
     ("all_reduce", "naive"): _turns(1, _one),
     ("all_gather", "ring"): _rings(1),
+    ("all_gather", "recursive_doubling"): _block_doubling,
     ("all_gather", "direct"): _turns(1, _g),
     ("all_gather", "naive"): _turns(1, _g),
     ("all_gather", "bruck"): _bruck_all_gather,
     ("reduce_scatter", "ring"): _rings(1),
+    ("reduce_scatter", "halving_doubling"): _halving,
     ("reduce_scatter", "direct"): _turns(1, _g),
     ("reduce_scatter", "pairwise"): _turns(1, _g),
     ("reduce_scatter", "naive"): _turns(1, _one),
