@@ -1,7 +1,8 @@
 """``python -m benchmarks page FIGURES.json``: the tables and the curves of ``docs/performance.md``, from a run's JSON.
 
 The tables go between two marker lines of the page; the curves into a folder beside it that has its name.  Several files
-make one page, where one run was too long: of a figure that two of them have, the first counts.
+make one page, where one run was too long: of a figure that two of them have, the first counts.  With ``--keep`` the
+page's tables of other suites stay, and the commands that made them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 NAMES = {"mpich": "MPICH", "jax": "JAX", "gloo": "gloo", "least": "the least", "with out=": ""}
 
+_MEASURED = "Measured on "
+
 Draw = Callable[[Results, Path], list[Path]]
 
 
@@ -34,6 +37,7 @@ def main(words: Sequence[str]) -> int:
     parser = Parser(prog="python -m benchmarks page", description="Tables and curves for docs/performance.md.")
     parser.add_argument("figures", nargs="+", type=Path, metavar="FIGURES.json", help="what --json wrote")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="another page with the marker lines")
+    parser.add_argument("--keep", action="store_true", help="leave the tables of suites that these files do not have")
     asked = parser.parse(words)
     draw = drawing("page")
     documents = [_read(path) for path in asked.figures]
@@ -46,11 +50,14 @@ def main(words: Sequence[str]) -> int:
         raise WrongWords(f"{asked.page} needs a line {BEGIN} and, after it, a line {END}")
     writable(asked.page)
     pictures = draw(results, asked.page.parent / asked.page.stem)
-    body = "\n\n".join([
-        *(_provenance(document) for _, document in documents),
-        *tables(results, [path.relative_to(asked.page.parent).as_posix() for path in pictures]),
-    ])
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    before, old, after = page.split(BEGIN)[0], page.split(BEGIN)[1].split(END)[0], page.split(END)[1]
+    runs = [_provenance(document) for _, document in documents]
+    found = tables(results, [path.relative_to(asked.page.parent).as_posix() for path in pictures])
+    if asked.keep:
+        old_runs, old_tables = _parts(old)
+        runs += [run for run in old_runs if _suites_of(run) & (old_tables.keys() - found.keys())]
+        found = old_tables | found
+    body = "\n\n".join([*runs, *(found[name] for name in SUITES if name in found)])
     asked.page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
     print(asked.page, *pictures, sep="\n")
     return 0
@@ -84,18 +91,39 @@ def merged(parts: Sequence[Results]) -> Results:
     return whole
 
 
-def tables(results: Results, pictures: Sequence[str]) -> list[str]:
-    """The blocks of the page."""
-    blocks = []
+def tables(results: Results, pictures: Sequence[str]) -> dict[str, str]:
+    """The part of the page for each suite that has figures."""
+    found = {}
     for name, suite in SUITES.items():
-        if not (any(results.of(name)) or any(results.amounts_of(name))):
-            continue
-        if name == "peers":
-            blocks += _peers(results, pictures, suite.report(results))
-        else:
-            title = suite.title[0].upper() + suite.title[1:]
-            blocks.append(f"### {title}\n\n```text\n{suite.report(results)}\n```")
-    return blocks
+        if any(results.of(name)) or any(results.amounts_of(name)):
+            report = suite.report(results)
+            found[name] = "\n\n".join([
+                f"### {_title(name)}",
+                *(_peers(results, pictures, report) if name == "peers" else [f"```text\n{report}\n```"]),
+            ])
+    return found
+
+
+def _title(name: str) -> str:
+    title = SUITES[name].title
+    return "Beside the peers" if name == "peers" else title[0].upper() + title[1:]
+
+
+def _parts(body: str) -> tuple[list[str], dict[str, str]]:
+    """What a page has already: which runs made it, and its part for each suite."""
+    head, *sections = body.strip().split("\n\n### ")
+    names = {_title(name): name for name in SUITES}
+    titled = [(section.partition("\n")[0], f"### {section}") for section in sections]
+    return (
+        [f"{_MEASURED}{run.strip()}" for run in head.split(_MEASURED)[1:]],
+        {names[title]: section for title, section in titled if title in names},
+    )
+
+
+def _suites_of(run: str) -> set[str]:
+    """Those that a run's command names; all, if it names none."""
+    words = shlex.split(run.partition("```sh\n")[2].partition("\n```")[0])
+    return set(words) & SUITES.keys() or set(SUITES)
 
 
 def _peers(results: Results, pictures: Sequence[str], report: str) -> list[str]:
@@ -103,7 +131,6 @@ def _peers(results: Results, pictures: Sequence[str], report: str) -> list[str]:
     verdicts = standing.verdicts()
     growths = [growth for growth in standing.growths() if growth.allowed is not None]
     blocks = [
-        "### Beside the peers\n\n"
         f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)} figures meet their targets. A cell has "
         "vcluster's median; below it that by what the target names, the target, and a mark: ✓ met, ✗ not met. Where "
         "several must be met, the one that decides is shown. A small broadcast is held against the peer's barrier and "
@@ -178,7 +205,7 @@ def _markdown(rows: list[list[str]], labels: int) -> str:
 def _provenance(document: dict[str, Any]) -> str:
     """Machine, versions, time and command of a run."""
     return (
-        f"Measured on {in_a_line(document['machine'], document['versions'])}; {document['started']}, by\n\n"
+        f"{_MEASURED}{in_a_line(document['machine'], document['versions'])}; {document['started']}, by\n\n"
         f"```sh\n{shlex.join(document['command'])}\n```"
     )
 

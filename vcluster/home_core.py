@@ -1,9 +1,10 @@
-"""The core on which a device sleeps.
+"""The core to which a device goes when it waits.
 
 Who is woken may find itself on the core of who woke it, or of another device, and there they take turns while another
-core idles, until the system notices, some milliseconds later: longer than many a run takes.  So a device sleeps
-on the core that is its own by its number, be it for the next program or for another device, and is awake there.  What
-runs may use all cores, as ever.
+core idles, until the system notices, some milliseconds later: longer than many a run takes.  So a device goes to the
+core that is its own by its number when it waits for the first time in a run, and sleeps there when it sleeps for
+another device.  What runs may use all cores, as ever.  For its next program a device waits where it is: the host is
+awake then, and at home it would take turns with it.
 """
 
 from __future__ import annotations

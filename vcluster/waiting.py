@@ -82,7 +82,9 @@ class Signals:
             self._sleep, self._rouse = _futex()
         self._turnstile = threading.Lock()
         self.home: HomeCore | None = None
-        """Where this endpoint sleeps."""
+        """Where this endpoint sleeps, and where it goes when it waits for the first time in a run."""
+        self.has_waited = False
+        """Whether it has gone there in this run."""
         self.told_cancelled = False
         """Whether this endpoint knows that the run was broken off: what it raises from then on is a consequence."""
         self.before_sleep: Callable[[], object] | None = None
@@ -142,6 +144,10 @@ class Signals:
         """Turns to look whether something has come, giving way after each: few, and none once the run is cancelled."""
         cancelled = self._cancelled
         yield
+        if self.home is not None and not self.has_waited:
+            self.has_waited = True
+            self.home.stay()
+            self.home.leave()
         give_up = time.perf_counter_ns() + self.spin_ns
         looks = range(self.looks - 1)
         for _ in range(self.spins):

@@ -133,13 +133,10 @@ class Worker:
 
     def serve(self) -> None:
         """Do what the host says until it says stop (None)."""
-        home = self.endpoint.signals.home = HomeCore(self.spec.rank) if self._own_process else None
+        if self._own_process:
+            self.endpoint.signals.home = HomeCore(self.spec.rank)
         while True:
-            if home is not None:
-                home.stay()
             command = self.link.receive()
-            if home is not None:
-                home.leave()
             if command is None:
                 return
             try:
@@ -182,6 +179,7 @@ class Worker:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         self.endpoint.signals.told_cancelled = False
+        self.endpoint.signals.has_waited = False
         device.collectives.dropped.clear()
         recorder.start()
         recorder.enter()

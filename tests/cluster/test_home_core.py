@@ -1,4 +1,4 @@
-"""A device waits for its next program on its own core, and runs it on any."""
+"""A device goes to its own core to wait for others, and runs its program on any."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def where_it_may_run(device):
     return os.sched_getaffinity(0)
 
 
+def where_it_may_run_behind_a_wait(device):
+    before = os.sched_getaffinity(0)
+    device.barrier()
+    device.barrier()
+    return before == os.sched_getaffinity(0)
+
+
 def narrowed(device):
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -24,6 +31,10 @@ def test_a_program_may_use_the_cores_of_the_host(cluster_of):
     cluster = cluster_of(Mesh(devices=3))
     for _ in range(3):
         assert cluster.run(where_it_may_run).outputs == [os.sched_getaffinity(0)] * 3
+
+
+def test_who_has_gone_to_its_core_may_leave_it(cluster_of):
+    assert all(cluster_of(Mesh(devices=3)).run(where_it_may_run_behind_a_wait))
 
 
 def test_cores_that_a_program_chose_stay_chosen(cluster_of):

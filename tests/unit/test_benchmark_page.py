@@ -69,6 +69,30 @@ def test_the_page_gets_tables_and_curves_between_its_marker_lines(figures, tmp_p
     assert capsys.readouterr().err == ""
 
 
+def test_tables_of_other_suites_may_stay_with_the_runs_that_made_them(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    written, old, new = tmp_path / "performance.md", tmp_path / "old.json", tmp_path / "new.json"
+    written.write_text(PAGE, encoding="utf-8")
+    for path, figures, command_words in (
+        (old, {"run": 1.9e-4, "idle": 3e-4}, ["run", "idle"]), (new, {"run": 1.7e-4}, ["run", "--passes", "7"])
+    ):
+        found = Results(versions={"python": "3.11"})
+        for suite, seconds in figures.items():
+            found.add(suite, "vcluster", "empty" if suite == "run" else "wake", [seconds], devices=4)
+        write_json(path, found.document(["python", "-m", "benchmarks", *command_words], "2026-01-01", MACHINE))
+    assert run(old, "--page", written) == 0
+    assert run(new, "--page", written, "--keep") == 0
+    text = written.read_text(encoding="utf-8")
+    assert "190 us" not in text
+    places = [text.index(part) for part in ("run --passes 7", "benchmarks run idle", "170 us", "300 us")]
+    assert places == sorted(places)
+    assert run(new, "--page", written, "--keep") == 0
+    assert written.read_text(encoding="utf-8").count("--passes 7") == 1
+    assert run(new, "--page", written) == 0
+    assert "300 us" not in written.read_text(encoding="utf-8")
+    assert capsys.readouterr().err == ""
+
+
 def test_of_a_figure_that_two_runs_have_the_first_counts():
     first, second = results(1.0, (4,)), results(3.0, (4, 8))
     whole = page.merged([first, second])
