@@ -152,7 +152,7 @@ def test_what_is_wrong_is_one_line_and_status_2(command, tmp_path, words, messag
     np.savez(tmp_path / "other.npz", y=np.ones(3))
     np.save(tmp_path / "one.npy", np.ones(3))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:-30])
-    (tmp_path / "large.mlir").write_text("""func @f(%x: tensor<9999999x99999999xf64>) -> (tensor<9999999x99999999xf64>) {
+    (tmp_path / "large.mlir").write_text("""func @f(%x: tensor<999999x99999999xf64>) -> (tensor<999999x99999999xf64>) {
   return %x
 }
 """)

@@ -188,6 +188,28 @@ def test_phases_carry_what_the_steps_of_the_algorithms_say(g):
                 assert sent == [Fraction(n, max(each, 1)) for n in expected], (collective, name, root)
 
 
+@pytest.mark.parametrize("g", [2, 4, 8, 32])
+@pytest.mark.parametrize(("collective", "name"), [
+    ("all_reduce", "recursive_doubling"), ("all_reduce", "halving_doubling"), ("all_gather", "recursive_doubling"),
+    ("reduce_scatter", "halving_doubling"),
+])
+def test_doublings_by_rule_are_their_steps(collective, name, g):
+    steps = [{(move.source, move.target, len(move.chunks)) for move in step}
+             for step in algorithm(collective, name, g).steps]
+    by_rule = phases(collective, name, g)
+    assert [set(zip(*(ends.tolist() for ends in phase[1:4]), strict=True)) for phase in by_rule] == steps
+    assert {(phase.times, phase.whole) for phase in by_rule} == {(1, 1 if name == "recursive_doubling" and collective
+                                                                  == "all_reduce" else g)}
+
+
+def test_very_large_groups_are_priced_by_few_phases():
+    costs = Costs(Hardware.of("dgx-h100:512"))
+    known = set(costs.algorithms("all_reduce", range(4096)))
+    assert known == {"hierarchical", "ring", "recursive_doubling", "halving_doubling", "tree"}
+    assert "ring" not in costs.algorithms("all_to_all", range(4096))
+    assert "direct" in costs.algorithms("all_reduce", range(1024))
+
+
 @pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"permute"}))
 def test_over_one_rank_every_collective_costs_nothing(collective):
     for costs, rank in product((FLAT, TWO_LEVELS), (0, 5)):
