@@ -53,7 +53,8 @@ print(f"{sum(v.type.size for v in program.inputs if v.type.dtype.kind == 'f') / 
 print("                   micro-     step  of which           GB on the fullest device")
 print("pp  dp  zero  tp  batches       ms  exposed  bubble   weights  state    all  fits")
 for pp, dp, zero, tp, microbatches in [
-    (1, 64, 1, 1, 1), (1, 64, 1, 1, 4), (1, 1, 64, 1, 2), (1, 8, 1, 8, 4), (4, 16, 1, 1, 8), (4, 4, 1, 4, 16),
+    (1, 64, 1, 1, 1), (1, 64, 1, 1, 4), (1, 1, 64, 1, 2), (1, 8, 1, 8, 2), (1, 8, 1, 8, 4),
+    (4, 16, 1, 1, 8), (4, 4, 1, 4, 16),
 ]:
     stages = partition(program, pp)
     pipelined = PipelinedProgram(stages, Pipeline(pp, microbatches, "1f1b"), inside=Mesh(zero=zero, tp=tp))

@@ -30,14 +30,23 @@ FOLDED_FROM = 65
 MOST_BYTES = 1 << 26
 
 LAYOUTS = """
-layouts stand in the program, behind the types of values, and name axes of the mesh:
+a file is written in Python, where layouts name axes of the mesh; the rest is in
+docs/ir.md and docs/layouts.md:
 
-    func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x32xf32> [None, tp]) -> (tensor<8x32xf32>) {
-      %0 = "matmul"(%x, %w) : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+    program = annotate(ir.record(function, *types), {"x": "[dp, None]"})
+    Path("model.mlir").write_text(str(program))
+
+layouts stand in the program, behind the types of values:
+
+    func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x4xf32> [None, tp])
+        -> (tensor<8x4xf32>) {
+      %0 = "matmul"(%x, %w)
+        : (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>
       return %0
     }
 
-those of the other values are found from these; what a device then does, collectives and all, tells `show --mesh`
+those of the other values are found from these; what a device then does,
+collectives and all, tells `show --mesh`
 """
 
 
@@ -88,7 +97,7 @@ def simulated(program: str, words: Sequence[str]) -> int:
     """What it would take on described hardware."""
     made = parser(
         program, "simulate", "What a program would take on described hardware, op by op; nothing is run.",
-        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=64,tp=8 --hardware dgx-h100:64 --fold")
+        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=64,tp=8 --hardware dgx-h100:64")
     _add_hardware(made, required=True)
     made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
                       help=f"one of devices that do the same (from {FOLDED_FROM} devices on)")
