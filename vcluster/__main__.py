@@ -40,6 +40,22 @@ In Python:
   print(run.outputs)
 """
 
+SHORT = {
+    "doctor": f"""usage: {PROGRAM} doctor
+
+What this machine offers, and what would get in the way; exit status 1 if
+something does.
+""",
+    "hardware": f"""usage: {PROGRAM} hardware [NAME]
+
+All clusters that are described; or one, by its name or the path of a file.
+
+  {PROGRAM} hardware dgx-h100
+  {PROGRAM} hardware dgx-h100:8       eight nodes of it
+""",
+}
+"""The help of commands that have no options."""
+
 
 def main(words: Sequence[str]) -> int:
     """Prints what there is, or what was asked for; the exit status."""
@@ -51,6 +67,9 @@ def main(words: Sequence[str]) -> int:
             print("vcluster", version("vcluster"))
         except PackageNotFoundError:
             print("vcluster, from sources that are not installed")
+        return 0
+    if words[0] in SHORT and [*words[1:]] in (["-h"], ["--help"]):
+        print(SHORT[words[0]], end="")
         return 0
     if words[0] in COMMANDS:
         try:

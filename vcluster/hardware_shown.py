@@ -7,7 +7,7 @@ from textwrap import wrap
 from parallelism.hardware import Hardware
 from parallelism.host_file import told as told_of_host
 
-WIDTH = 100
+WIDTH = 80
 
 
 def every() -> str:

@@ -52,7 +52,7 @@ collectives and all, tells `show --mesh`
 
 def parser(program: str, command: str, description: str, *examples: str) -> Parser:
     """What all three commands take."""
-    lines = "\n".join(f"    {program} {command} {example}" for example in examples)
+    lines = "\n".join(f"  {program} {command} {example}" for example in examples)
     made = Parser(prog=f"{program} {command}", description=description, epilog=f"{LAYOUTS}\nexamples:\n\n{lines}\n")
     made.add_argument("file", type=Path, metavar="MODEL.mlir", help="a program as text, as `print(function)` writes it")
     made.add_argument("--mesh", metavar="AXES", help="the devices, outermost axis first: dp=2,tp=2 (one device)")
@@ -123,8 +123,8 @@ def simulated(program: str, words: Sequence[str]) -> int:
 def run(program: str, words: Sequence[str]) -> int:
     """Runs it on devices of this machine, against one process; 1 if they differ."""
     made = parser(
-        program, "run", "Runs a program on virtual devices, and compares with one process and with the simulation.",
-        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
+        program, "run", "A program run on devices here, compared with one process and the simulation.",
+        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --report page.html")
     _add_hardware(made, required=False)
     made.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
     made.add_argument("--seed", type=whole(0), default=0, metavar="N",
