@@ -22,8 +22,8 @@ LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
-  {PROGRAM} show M.mlir       a program; with --mesh, what a device does
-  {PROGRAM} simulate M.mlir   what it would take on described hardware
+  {PROGRAM} show M.mlir       a program; with --mesh, that of a device
+  {PROGRAM} simulate M.mlir   what it takes on described hardware
   {PROGRAM} run M.mlir        the same on devices here, and compared
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       of two traces: what got slower, and why

@@ -97,7 +97,7 @@ def simulated(program: str, words: Sequence[str]) -> int:
     """What it would take on described hardware."""
     made = parser(
         program, "simulate", "What a program would take on described hardware, op by op; nothing is run.",
-        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=64,tp=8 --hardware dgx-h100:64")
+        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
     _add_hardware(made, required=True)
     made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
                       help=f"one of devices that do the same (from {FOLDED_FROM} devices on)")
