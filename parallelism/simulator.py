@@ -60,6 +60,9 @@ def simulate(
     ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and
     where messages share links in a way that cannot be folded.
     """
+    if not hasattr(executable, "templates"):
+        raise TypeError(f"what is simulated is an Executable(function, mesh) or a PipelinedStep, got "
+                        f"{type(executable).__name__}")
     mesh = executable.mesh
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
     if fold:
