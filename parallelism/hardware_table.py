@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from parallelism.links import Link
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+WIDTH = 80
+"""Of a terminal."""
 
 Row = tuple[str, str]
 
@@ -60,7 +64,11 @@ def text(hardware: Hardware) -> str:
     told = rows(hardware)
     width = max(len(name) for name, _ in told)
     head = hardware.name + (f": {hardware.title}" if hardware.title else "")
-    return "\n".join([head, *(f"  {name:{width}}  {words}" for name, words in told)])
+    lines = [head]
+    for name, words in told:
+        first, *rest = wrap(words, WIDTH - width - 4, break_long_words=False) or [""]
+        lines += [f"  {name:{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in rest)]
+    return "\n".join(lines)
 
 
 def html(hardware: Hardware) -> str:

@@ -49,20 +49,25 @@ class Simulated(Protocol):
 
 def simulate(
     executable: Simulated, hardware: Hardware | str | PathLike[str], *, fold: bool = False,
-    priced_dtype: str | None = None, link_sharing: bool = True,
+    op_by_op: bool = False, priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Trace:
     """The trace that ``executable`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
     ``fold``: of devices that do the same at the same times (`parallelism.folding`) only the first is simulated, with
     its real groups and their prices; the trace tells about these ranks and no others, and cannot be priced again.
+    What is done again and again, as by a stage for each microbatch, may be one piece of compute then, in which
+    collectives are counted as compute; with ``op_by_op`` all ops and collectives are events, as without ``fold``.
     ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and
     where messages share links in a way that cannot be folded.
     """
+    if not hasattr(executable, "templates"):
+        raise TypeError(f"what is simulated is an Executable(function, mesh) or a PipelinedStep, got "
+                        f"{type(executable).__name__}")
     mesh = executable.mesh
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
     if fold:
         pieces = _Pieces(mesh, pricing)
-        standing = _standing(executable.templates(pieces), pricing)
+        standing = _standing(executable.templates(None if op_by_op else pieces), pricing)
         if _on_levels(standing.events, pricing, pieces.levels):
             standing = _standing(executable.templates(), pricing)
         return _timed(standing, pricing)

@@ -22,9 +22,9 @@ LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
   {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
-  {PROGRAM} show M.mlir      a program; with --mesh, what a device does
-  {PROGRAM} simulate M.mlir  what it would take on described hardware
-  {PROGRAM} run M.mlir       the same on devices here, and compared
+  {PROGRAM} show M.mlir       a program; with --mesh, that of a device
+  {PROGRAM} simulate M.mlir   what it takes on described hardware
+  {PROGRAM} run M.mlir        the same on devices here, and compared
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       of two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
@@ -40,6 +40,22 @@ In Python:
   print(run.outputs)
 """
 
+SHORT = {
+    "doctor": f"""usage: {PROGRAM} doctor
+
+What this machine offers, and what would get in the way; exit status 1 if
+something does.
+""",
+    "hardware": f"""usage: {PROGRAM} hardware [NAME]
+
+All clusters that are described; or one, by its name or the path of a file.
+
+  {PROGRAM} hardware dgx-h100
+  {PROGRAM} hardware dgx-h100:8       eight nodes of it
+""",
+}
+"""The help of commands that have no options."""
+
 
 def main(words: Sequence[str]) -> int:
     """Prints what there is, or what was asked for; the exit status."""
@@ -51,6 +67,9 @@ def main(words: Sequence[str]) -> int:
             print("vcluster", version("vcluster"))
         except PackageNotFoundError:
             print("vcluster, from sources that are not installed")
+        return 0
+    if words[0] in SHORT and [*words[1:]] in (["-h"], ["--help"]):
+        print(SHORT[words[0]], end="")
         return 0
     if words[0] in COMMANDS:
         try:

@@ -7,7 +7,7 @@ from textwrap import wrap
 from parallelism.hardware import Hardware
 from parallelism.host_file import told as told_of_host
 
-WIDTH = 100
+WIDTH = 80
 
 
 def every() -> str:
@@ -33,7 +33,7 @@ def one(name: str) -> str:
     for field, source in hardware.sources.items():
         fields_by_source.setdefault(source, []).append(field)
     for source, fields in fields_by_source.items():
-        lines.append(f"  {', '.join(fields)}")
+        lines += wrap(", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
         lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,
                       break_on_hyphens=False)
     return "\n".join(lines)

@@ -35,20 +35,29 @@ MOST_DESCRIBED = 1 << 20
 MOST_BYTES = 1 << 26
 
 LAYOUTS = """
-layouts stand in the program, behind the types of values, and name axes of the mesh:
+a file is written in Python, where layouts name axes of the mesh; the rest is in
+docs/ir.md and docs/layouts.md:
 
-    func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x32xf32> [None, tp]) -> (tensor<8x32xf32>) {
-      %0 = "matmul"(%x, %w) : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+    program = annotate(ir.record(function, *types), {"x": "[dp, None]"})
+    Path("model.mlir").write_text(str(program))
+
+layouts stand in the program, behind the types of values:
+
+    func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x4xf32> [None, tp])
+        -> (tensor<8x4xf32>) {
+      %0 = "matmul"(%x, %w)
+        : (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>
       return %0
     }
 
-those of the other values are found from these; what a device then does, collectives and all, tells `show --mesh`
+those of the other values are found from these; what a device then does,
+collectives and all, tells `show --mesh`
 """
 
 
 def parser(program: str, command: str, description: str, *examples: str) -> Parser:
     """What all three commands take."""
-    lines = "\n".join(f"    {program} {command} {example}" for example in examples)
+    lines = "\n".join(f"  {program} {command} {example}" for example in examples)
     made = Parser(prog=f"{program} {command}", description=description, epilog=f"{LAYOUTS}\nexamples:\n\n{lines}\n")
     made.add_argument("file", type=Path, metavar="MODEL.mlir", help="a program as text, as `print(function)` writes it")
     made.add_argument("--mesh", metavar="AXES", help="the devices, outermost axis first: dp=2,tp=2 (one device)")
@@ -93,7 +102,7 @@ def simulated(program: str, words: Sequence[str]) -> int:
     """What it would take on described hardware."""
     made = parser(
         program, "simulate", "What a program would take on described hardware, op by op; nothing is run.",
-        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=64,tp=8 --hardware dgx-h100:64 --fold")
+        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
     _add_hardware(made, required=True)
     made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
                       help=f"one of devices that do the same (from {FOLDED_FROM} devices on)")
@@ -119,8 +128,8 @@ def simulated(program: str, words: Sequence[str]) -> int:
 def run(program: str, words: Sequence[str]) -> int:
     """Runs it on devices of this machine, against one process; 1 if they differ."""
     made = parser(
-        program, "run", "Runs a program on virtual devices, and compares with one process and with the simulation.",
-        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
+        program, "run", "A program run on devices here, compared with one process and the simulation.",
+        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --report page.html")
     _add_hardware(made, required=False)
     made.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
     made.add_argument("--seed", type=whole(0), default=0, metavar="N",

@@ -14,6 +14,7 @@ from parallelism.layouts import annotate, partition
 from parallelism.pipelined_program import PipelinedProgram
 from parallelism.pipelined_step import PipelinedStep
 from parallelism.simulator import equal_devices, simulate
+from parallelism.trace_split import split
 
 B = ir.symbol("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
@@ -87,6 +88,19 @@ def test_what_a_stage_does_is_priced_once_however_many_microbatches_there_are():
         assert trace.ranks == (0, 8) and len(asked) == 4        # F and B of two stages
         counts[microbatches] = len(trace)
     assert counts[64] < 8 * counts[8]
+
+
+def test_equal_devices_are_told_op_by_op_if_that_is_asked_for():
+    step = PipelinedStep(program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, dp=2, tp=2), 12)
+    alone = {**ON, "link_sharing": False}       # a piece cannot share its links with messages
+    whole, pieces = simulate(step, **alone), simulate(step, fold=True, **alone)
+    folded = simulate(step, fold=True, op_by_op=True, **alone)
+    assert folded.ranks == pieces.ranks == (0, 4)
+    assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-9)
+    for rank in folded.ranks:
+        assert folded.count("all_reduce", rank) == whole.count("all_reduce", rank) > pieces.count("all_reduce", rank)
+        assert split(folded)[rank] == pytest.approx(split(whole)[rank], rel=1e-9, abs=1e-15)
+        assert split(folded)[rank].communication > split(pieces)[rank].communication
 
 
 def test_a_straggler_is_nobodys_equal_and_every_op_is_told():

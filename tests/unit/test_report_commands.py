@@ -78,14 +78,14 @@ def test_the_roof_is_that_of_the_hardware_that_is_asked_for(capsys, trace, tmp_p
     assert run(capsys, "report", trace, "--hardware", "tpu-v4")[0] == 2
 
 
-@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize("command", ["report", "compare", "doctor", "hardware"])
 def test_help_is_no_mistake(capsys, command):
     status, out, err = run(capsys, command, "--help")
     assert (status, err) == (0, "") and f"vcluster {command}" in out
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["report"], "report: the following arguments are required: TRACE.json"),
+    (["report"], "report: the following arguments are required: TRACE.json; see --help"),
     (["report", "{t}", "--htm", "x"], "report: there is no option --htm; did you mean --html?"),
     (["report", "{t}", "more"], "report: nothing is expected here: 'more'"),
     (["report", "{d}/none.json"], "report: {d}/none.json cannot be read: No such file or directory"),

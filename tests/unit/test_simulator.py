@@ -11,7 +11,7 @@ from local_programs import ByHand, feed_forward, integers
 from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.hardware import Hardware
-from parallelism.ir import Builder, TensorType
+from parallelism.ir import Builder, TensorType, models
 from parallelism.mesh import Mesh
 from parallelism.pricing import Pricing
 from parallelism.recorder import record
@@ -229,3 +229,9 @@ def test_groups_along_different_axes_may_be_met_in_the_same_devices():
     folded, all_of_them = (simulate(executable, "dgx-h100", fold=fold) for fold in (True, False))
     assert folded.ranks == (0, 1)
     assert told(folded) == [event for rank in (0, 1) for event in told(all_of_them, rank)]
+
+
+def test_a_function_is_not_laid_out_on_devices_yet():
+    message = r"^what is simulated is an Executable\(function, mesh\) or a PipelinedStep, got Function$"
+    with pytest.raises(TypeError, match=message):
+        simulate(models.mlp((3, 2), 5), "dgx-h100")

@@ -34,7 +34,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise WrongWords(message.removeprefix("argument "))
+        hint = "; see --help" if message.startswith("the following arguments are required") else ""
+        raise WrongWords(message.removeprefix("argument ") + hint)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The words as a namespace.  Raises `WrongWords` for one that is not known, with the nearest that is."""

@@ -1,0 +1,70 @@
+"""A training run planned without a GPU: what a step takes on 64 H100s, and whether it fits, laid out in several ways.
+
+A GPT in NumPy is recorded without numbers, annotated once, cut into stages, and simulated for each mesh.  `zero` is
+ZeRO-3: rows and weights split over one axis, weights gathered for each microbatch.  Replicas (`dp`) are ZeRO-1: their
+all_reduce of the gradients moves what the reduce_scatter and all_gather of ZeRO-1 do, and each keeps a part of the
+state of Adam, 12 bytes for a parameter (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 7.2).  The update is not
+in the step.
+"""
+
+import numpy as np
+
+from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
+from parallelism.layouts import annotate, partition
+from parallelism.trace_split import split
+
+VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, ROWS = 51_200, 4096, 32, 16, 1024, 256
+
+
+def norm(x):
+    return x / np.sqrt(np.mean(np.square(x), axis=2, keepdims=True) + 1e-3)
+
+
+def gpt(p, tokens, targets, causal):
+    x = p["tokens"][tokens] + p["places"]
+    for w in p["blocks"]:
+        q, k, v = np.split((norm(x) @ w["qkv"]).reshape(*tokens.shape, HEADS, 3 * WIDTH // HEADS), 3, axis=3)
+        scores = np.where(causal, np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(WIDTH // HEADS), -np.inf)
+        mixed = np.einsum("bhqk,bkhd->bqhd", ir.apply("softmax", scores, axis=3), v)
+        x = x + mixed.reshape(x.shape) @ w["out"]
+        x = x + np.maximum(norm(x) @ w["up"], 0) @ w["down"]
+    logits = (norm(x) @ p["tokens"].T).reshape(tokens.size, VOCABULARY)
+    return ir.apply("softmax_cross_entropy", logits, targets.reshape(tokens.size), rows=tokens.size)
+
+
+def f16(*shape):
+    return ir.TensorType("f16", shape)      # NumPy has no bfloat16; priced as that below
+
+
+block = {"qkv": f16(WIDTH, 3 * WIDTH), "out": f16(WIDTH, WIDTH), "up": f16(WIDTH, 4 * WIDTH),
+         "down": f16(4 * WIDTH, WIDTH)}
+parameters = {"tokens": f16(VOCABULARY, WIDTH), "places": f16(SEQUENCE, WIDTH), "blocks": [block] * LAYERS}
+batch, mask = ir.TensorType("i64", (ir.symbol("B"), SEQUENCE)), ir.TensorType("bool", (SEQUENCE, SEQUENCE))
+program = ir.record(gpt, parameters, batch, batch, mask)
+
+layouts = dict.fromkeys(("tokens", "targets", "p.tokens", "p.places"), "[zero, None]")
+for layer in range(LAYERS):
+    layouts |= {f"p.blocks.{layer}.{name}": "[zero, tp]" for name in ("qkv", "up")}     # by columns,
+    layouts |= {f"p.blocks.{layer}.{name}": "[tp, zero]" for name in ("out", "down")}   # then by rows
+program = annotate(program, layouts)
+
+print(f"{sum(v.type.size for v in program.inputs if v.type.dtype.kind == 'f') / 1e9:.1f} G parameters, "
+      f"{ROWS} x {SEQUENCE} tokens a step, 64 devices\n")
+print("                   micro-     step  of which           GB on the fullest device")
+print("pp  dp  zero  tp  batches       ms  exposed  bubble   weights  state    all  fits")
+for pp, dp, zero, tp, microbatches in [
+    (1, 64, 1, 1, 1), (1, 64, 1, 1, 4), (1, 1, 64, 1, 2), (1, 8, 1, 8, 2), (1, 8, 1, 8, 4),
+    (4, 16, 1, 1, 8), (4, 4, 1, 4, 16),
+]:
+    stages = partition(program, pp)
+    pipelined = PipelinedProgram(stages, Pipeline(pp, microbatches, "1f1b"), inside=Mesh(zero=zero, tp=tp))
+    step = PipelinedStep(pipelined, Mesh(pp=pp, dp=dp, zero=zero, tp=tp), ROWS)
+    trace = simulate(step, "dgx-h100:8", fold=True, op_by_op=True, priced_dtype="bfloat16")
+    time = 100 * np.array([*split(trace).values()]).mean(axis=0) / trace.makespan_seconds
+    weights, peaks = trace.peaks("weights"), trace.peaks()
+    fullest = max(peaks, key=lambda rank: peaks[rank] + 6 * weights[rank] / dp)
+    state = 6 * weights[fullest] / dp       # 12 bytes for the 2 of a weight
+    whole = peaks[fullest] + state
+    print(f"{pp:2}  {dp:2}  {zero:4}  {tp:2}  {microbatches:7}  {trace.makespan_seconds * 1e3:7.0f}  {time[4]:6.1f}%"
+          f"  {time[5] + time[6]:5.1f}%   {weights[fullest] / 1e9:7.1f}  {state / 1e9:5.1f}  {whole / 1e9:5.1f}"
+          f"  {'yes' if whole < 80e9 else 'no':>4}")
