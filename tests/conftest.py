@@ -40,6 +40,7 @@ SAMPLED = {
     "test_a_sharded_block_is_that_of_one_process_forward_and_backward": 3,
     "test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded": 3,
     "test_a_strategy_is_one_program_three_ways": 25,
+    "test_an_example_prints_its_recorded_output": 2,
     "test_an_exception_from_a_signal_handler_ends_the_run": 2,
     "test_any_layouts_are_one_program_three_ways_on_any_hardware": 21,
     "test_any_layouts_do": 2,
