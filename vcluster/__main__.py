@@ -66,6 +66,9 @@ def main(words: Sequence[str]) -> int:
 
 def doctor(words: Sequence[str]) -> int:
     """What would get in the way on this machine; 1 if something does."""
+    if words and words[0] in ("-h", "--help"):
+        print(f"usage: {PROGRAM} doctor\n\nWhat this machine lacks, and what to do; the status is 1 if something does.")
+        return 0
     if words:
         raise WrongWords(f"takes no more words, got {words[0]!r}")
     from vcluster import doctor
@@ -75,6 +78,11 @@ def doctor(words: Sequence[str]) -> int:
 
 def hardware(words: Sequence[str]) -> int:
     """The hardware that is described: all, or one."""
+    if words and words[0] in ("-h", "--help"):
+        print(f"usage: {PROGRAM} hardware [NAME | FILE.toml | FILE.json | host]\n\n"
+              "The presets, a line each; or one hardware with where its numbers are from.\n"
+              "dgx-h100:4 is four nodes of it, tpu-v4:4x4x8 a slice; host is this machine, calibrated.")
+        return 0
     if len(words) > 1:
         raise WrongWords(f"takes the name of a preset or of a file, got {words[1]!r} too")
     from vcluster import hardware_shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.hardware import Hardware
+from parallelism.host_file import told as told_of_host
 from parallelism.layouts import Conflict, localize, propagate
 from parallelism.profile import Profile
 from parallelism.simulator import equal_devices, simulate
@@ -155,7 +157,8 @@ def run(program: str, words: Sequence[str]) -> int:
 
 
 def _add_hardware(made: Parser, *, required: bool) -> None:
-    made.add_argument("--hardware", required=required, metavar="NAME", help="a preset (see `hardware`) or a file")
+    made.add_argument("--hardware", required=required, metavar="NAME",
+                      help="a preset (see `hardware`), a file, or host")
     made.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as these: bfloat16")
     made.add_argument("--profile", type=Path, metavar="FILE.json",
                       help="ops take what they take on this machine, measured once and kept here")
@@ -168,7 +171,7 @@ def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
         arguments = made.parse(words)
     except SystemExit:      # --help has said all
         return None
-    for option in ("report", "save"):
+    for option in ("report", "save", "profile"):
         if getattr(arguments, option, None) is not None:
             try:
                 writable(getattr(arguments, option))
@@ -176,7 +179,9 @@ def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
                 raise WrongWords(f"--{option}: {error}") from None
     hardware = getattr(arguments, "hardware", None)
     if hardware is not None:
-        arguments.hardware = _right(lambda: Hardware.of(hardware))
+        arguments.hardware = _right(lambda: Hardware.of_host() if hardware == "host" else Hardware.of(hardware))
+        if arguments.hardware is None:
+            raise WrongWords(f"--hardware host: {told_of_host()}")
     return arguments
 
 
@@ -186,6 +191,8 @@ def _right(make: Callable[[], Any]) -> Any:
         return make()
     except (ValueError, TypeError) as error:
         raise WrongWords(str(error)) from None
+    except MemoryError as error:
+        raise WrongWords(f"it needs more memory than there is: {error}") from None
 
 
 def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
@@ -240,19 +247,26 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
             for value in function.inputs
         }
     try:
-        with np.load(arguments.inputs, allow_pickle=False) as arrays:
-            given = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
-        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error}") from None
-    return given
+        with arguments.inputs.open("rb") as stream:
+            arrays = np.load(stream, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("it is one array without a name; np.savez writes them with names")
+            return {name: arrays[name] for name in arrays.files}
+    except Exception as error:      # of a broken archive zipfile and what unpacks it raise many kinds
+        told = getattr(error, "strerror", None) or error
+        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {told}") from None
 
 
 def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference, by the largest number."""
+    """The largest difference, by the largest number; of what is no finite number, none or infinitely much."""
     if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)
-    return float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-300))
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return inf
+    x, y = x[finite], y[finite]
+    return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
 
 
 def _memory(trace: Trace, executable: Executable, hardware: Hardware) -> None:
