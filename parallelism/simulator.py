@@ -76,10 +76,11 @@ def simulate(
 
 
 def equal_devices(
-    executable: Simulated, hardware: Hardware | str | PathLike[str], *, link_sharing: bool = True
+    executable: Simulated, hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
+    link_sharing: bool = True,
 ) -> Lanes:
-    """The devices that ``simulate(..., fold=True)`` takes together."""
-    pricing = Pricing.of(hardware, "modelled", None, link_sharing).for_devices(executable.mesh.size)
+    """The devices that ``simulate(..., fold=True)`` takes together, with the same ``priced_dtype`` and so on."""
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(executable.mesh.size)
     return folded(executable.templates(_Pieces(executable.mesh, pricing)), pricing.hardware, pricing.shares_links)
 
 

@@ -46,12 +46,14 @@ SHORT = {
 What this machine offers, and what would get in the way; exit status 1 if
 something does.
 """,
-    "hardware": f"""usage: {PROGRAM} hardware [NAME]
+    "hardware": f"""usage: {PROGRAM} hardware [NAME | FILE.toml | FILE.json | host]
 
-All clusters that are described; or one, by its name or the path of a file.
+All clusters that are described, a line each; or one, with where its numbers
+are from: a preset, a file, or host, this machine, if it is calibrated.
 
   {PROGRAM} hardware dgx-h100
   {PROGRAM} hardware dgx-h100:8       eight nodes of it
+  {PROGRAM} hardware tpu-v4:4x4x8     a slice
 """,
 }
 """The help of commands that have no options."""

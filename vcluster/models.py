@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.hardware import Hardware
+from parallelism.host_file import told as told_of_host
 from parallelism.layouts import Conflict, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.profile import Profile
@@ -169,7 +170,8 @@ def run(program: str, words: Sequence[str]) -> int:
 
 
 def _add_hardware(made: Parser, *, required: bool) -> None:
-    made.add_argument("--hardware", required=required, metavar="NAME", help="a preset (see `hardware`) or a file")
+    made.add_argument("--hardware", required=required, metavar="NAME",
+                      help="a preset (see `hardware`), a file, or host")
     made.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as these: bfloat16")
     made.add_argument("--profile", type=Path, metavar="FILE.json",
                       help="ops take what they take on this machine, measured once and kept here")
@@ -190,7 +192,9 @@ def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
                 raise WrongWords(f"--{option}: {error}") from None
     hardware = getattr(arguments, "hardware", None)
     if hardware is not None:
-        arguments.hardware = _right(lambda: Hardware.of(hardware))
+        arguments.hardware = _right(lambda: Hardware.of_host() if hardware == "host" else Hardware.of(hardware))
+        if arguments.hardware is None:
+            raise WrongWords(f"--hardware host: {told_of_host()}")
     return arguments
 
 
@@ -272,21 +276,24 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
         with zipfile.ZipFile(arguments.inputs):     # NumPy would take others for pickles, and advise to trust them
             pass
         with np.load(arguments.inputs, allow_pickle=False) as arrays:
-            given = {name: arrays[name] for name in arrays.files}
+            return {name: arrays[name] for name in arrays.files}
     except OSError as error:
         raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:      # of a broken archive zipfile and what unpacks it raise many kinds
         raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is no .npz, as numpy.savez writes it "
                          f"({error})") from None
-    return given
 
 
 def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference, by the largest number."""
+    """The largest difference, by the largest number; of what is no finite number, none or infinitely much."""
     if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)
-    return float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-300))
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return inf
+    x, y = x[finite], y[finite]
+    return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
 
 
 def _memory(trace: Trace, executable: Executable, hardware: Hardware) -> None:

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from parallelism import ir
+from parallelism.hardware import Hardware
+from parallelism.host_file import VARIABLE
 from parallelism.trace import Trace
 from vcluster import __main__ as top
+from vcluster import models
 from vcluster.demo.command_line import serve
 
 MODEL = """\
@@ -109,6 +112,55 @@ def test_help_teaches(command, name):
     assert "layouts stand in the program" in out and f"python -m vcluster {name} model.mlir" in out
 
 
+@pytest.mark.parametrize(("name", "told"), [
+    ("hardware", "dgx-h100:8       eight nodes of it"), ("doctor", "what would get in the way"),
+])
+def test_help_of_what_has_no_options_is_help_too(command, name, told):
+    for word in ("-h", "--help"):
+        status, out, err = command(name, word)
+        assert (status, err) == (0, "") and told in out and out.startswith(f"usage: {top.PROGRAM} {name}")
+
+
+NO_NPZ = "it is no .npz, as numpy.savez writes it ("
+
+
+def test_numbers_that_are_not_finite_agree_where_they_are_the_same():
+    x, y = np.array([np.nan, np.inf, 4.0]), np.array([np.nan, np.inf, 5.0])
+    assert models._apart(x, y) == 0.2 and models._apart(x, x) == 0
+    assert models._apart(x, np.array([1.0, np.inf, 4.0])) == models._apart(x[:1], y[1:2]) == np.inf
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("one.npy", NO_NPZ), ("empty.npz", NO_NPZ), ("cut.npz", NO_NPZ), ("flipped.npz", NO_NPZ), (".", "Is a directory"),
+])
+def test_inputs_that_cannot_be_read_are_told_in_one_line(command, tmp_path, name, message):
+    np.save(tmp_path / "one.npy", np.ones(3))
+    np.savez(tmp_path / "whole.npz", x=np.ones((8, 16)))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "cut.npz").write_bytes(whole[:len(whole) // 2])
+    (tmp_path / "flipped.npz").write_bytes(whole[:400] + bytes([whole[400] ^ 255]) + whole[401:])
+    status, out, err = command("run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", name)
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"{top.PROGRAM} run: --inputs: {name} cannot be read: {message}")
+
+
+def test_a_program_for_which_there_is_not_the_memory_is_told_in_one_line(command, tmp_path):
+    (tmp_path / "big.mlir").write_text(MODEL.replace("8x", f"{10**15}x"))
+    status, out, err = command("run", "big.mlir", "--mesh", "dp=1,tp=1")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"{top.PROGRAM} run: it does not fit into the memory of this machine: Unable to allocate")
+
+
+def test_this_machine_is_a_hardware_if_it_is_calibrated(command, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "here.json"))
+    status, out, err = command("simulate", "m.mlir", "--mesh", "dp=1,tp=1", "--hardware", "host")
+    assert (status, out) == (2, "") and err.startswith(f"{top.PROGRAM} simulate: --hardware host: ")
+    Hardware.preset("laptop").save(tmp_path / "here.json")
+    status, out, err = command("simulate", "m.mlir", "--mesh", "dp=1,tp=1", "--hardware", "host")
+    assert (status, err) == (0, "") and "laptop has" in out
+
+
 WRONG = [
     (["run"], "run: the following arguments are required: MODEL.mlir"),
     (["run", "none.mlir"], "run: none.mlir cannot be read: No such file or directory"),
@@ -134,6 +186,8 @@ WRONG = [
     (["simulate", "m.mlir", "--hardware", "pcie-v100", *ON[:2], *ON[4:]],
      "simulate: pcie-v100 has no rate for bfloat16"),
     (["simulate", "m.mlir", *ON, "--profile", "m.mlir"], "simulate: m.mlir: expected a vcluster profile"),
+    (["simulate", "m.mlir", *ON, "--profile", "no/p.json"], "simulate: --profile: no/p.json cannot be written: "),
+    (["simulate", "m.mlir", *ON, "--profile", "."], "simulate: --profile: . cannot be written: Is a directory"),
     (["simulate", "m.mlir", *ON, "--report", "no/p.html"], "simulate: --report: no/p.html cannot be written: "),
     (["simulate", "m.mlir", "--mesh", "dp=2000,tp=1", *ON[2:]], "simulate: dgx-h100 has places for 1016 devices, not "),
     (["simulate", "m.mlir", "--folt", *ON], "simulate: there is no option --folt; did you mean --fold?"),

@@ -113,6 +113,15 @@ def test_a_straggler_is_nobodys_equal_and_every_op_is_told():
     assert folded.ranks == (0, 1, 2, 3) and told(folded) == told(whole)
 
 
+def test_equal_devices_are_found_where_only_the_priced_dtype_has_a_rate():
+    step = PipelinedStep(program_of(2, 2), Mesh(pp=2, dp=2), 4)
+    folded = simulate(step, "tpu-v5p:1x1x4", priced_dtype="bfloat16", fold=True, link_sharing=False)
+    lanes = equal_devices(step, "tpu-v5p:1x1x4", priced_dtype="bfloat16", link_sharing=False)
+    assert folded.ranks == tuple(lanes.first.tolist())
+    with pytest.raises(ValueError, match="tpu-v5p has no rate for float64"):
+        equal_devices(step, "tpu-v5p:1x1x4")
+
+
 @pytest.mark.parametrize(("rows", "message"), [
     (5, "a batch of 5 rows cannot be dealt to 2 x 3 microbatches: some would have none"),
 ])
