@@ -32,14 +32,18 @@ FOLDED_FROM = 65
 MOST_BYTES = 1 << 26
 
 LAYOUTS = """
-layouts stand in the program, behind the types of values, and name axes of the mesh:
+layouts stand in the program, behind the types of values, and name axes of
+the mesh:
 
-    func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x32xf32> [None, tp]) -> (tensor<8x32xf32>) {
-      %0 = "matmul"(%x, %w) : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+    func @f(%x: tensor<8x3xf32> [dp, None],
+            %w: tensor<3x6xf32> [None, tp]) -> (tensor<8x6xf32>) {
+      %0 = "matmul"(%x, %w)
+        : (tensor<8x3xf32>, tensor<3x6xf32>) -> tensor<8x6xf32>
       return %0
     }
 
-those of the other values are found from these; what a device then does, collectives and all, tells `show --mesh`
+those of the other values are found from these; what a device then does,
+collectives and all, tells `show --mesh`
 """
 
 
@@ -93,18 +97,23 @@ def simulated(program: str, words: Sequence[str]) -> int:
         "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=64,tp=8 --hardware dgx-h100:64 --fold")
     _add_hardware(made, required=True)
     made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
-                      help=f"one of devices that do the same (from {FOLDED_FROM} devices on)")
+                      help=f"one of devices that do the same (from {FOLDED_FROM} devices on, where it can be)")
     arguments = _parsed(made, words)
     if arguments is None:
         return 0
     executable = _executable(arguments, None)
-    size = executable.mesh.size
-    fold = size >= FOLDED_FROM if arguments.fold is None else arguments.fold
-    trace = _right(lambda: simulate(
-        executable, arguments.hardware, fold=fold, priced_dtype=arguments.priced_dtype))
+    fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
+    on: dict[str, Any] = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
+    try:
+        trace = _right(lambda: simulate(executable, fold=fold, **on))
+    except WrongWords:
+        if arguments.fold or not fold:
+            raise
+        fold = False    # nobody asked for it, and where links are shared it is refused
+        trace = _right(lambda: simulate(executable, **on))
     print(trace.summary())
     if fold:
-        sizes = equal_devices(executable, arguments.hardware).sizes.tolist()
+        sizes = equal_devices(executable, **on).sizes.tolist()
         told = ", ".join(f"{rank} ({count})" for rank, count in list(zip(trace.ranks, sizes, strict=True))[:8])
         print(f"\neach of these stands for as many devices that do the same: {told}"
               f"{', ...' if len(sizes) > 8 else ''}; totals are of these alone")
@@ -116,7 +125,7 @@ def simulated(program: str, words: Sequence[str]) -> int:
 def run(program: str, words: Sequence[str]) -> int:
     """Runs it on devices of this machine, against one process; 1 if they differ."""
     made = parser(
-        program, "run", "Runs a program on virtual devices, and compares with one process and with the simulation.",
+        program, "run", "Runs a program on virtual devices, and compares with one process.",
         "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
     _add_hardware(made, required=False)
     made.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
@@ -284,9 +293,9 @@ def _keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
     try:
         if arguments.report is not None:
             if len(traces) == 2:
-                beside(traces, arguments.report)
+                beside(traces, arguments.report, hardware=arguments.hardware)
             else:
-                html(trace, arguments.report)
+                html(trace, arguments.report, hardware=arguments.hardware)
             print(f"\nThe page is {arguments.report}")
         if arguments.save is not None:
             trace.save(arguments.save)
