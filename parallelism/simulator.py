@@ -55,6 +55,8 @@ def simulate(
 
     ``fold``: of devices that do the same at the same times (`parallelism.folding`) only the first is simulated, with
     its real groups and their prices; the trace tells about these ranks and no others, and cannot be priced again.
+    Its times are those of all, but where all are a crowd on their links (`parallelism.link_sharing`): these have
+    approximate times, and the few that are left may have exact ones.
     What is done again and again, as by a stage for each microbatch, may be one piece of compute then, in which
     collectives are counted as compute; with ``op_by_op`` all ops and collectives are events, as without ``fold``.
     ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and

@@ -106,18 +106,23 @@ def simulated(program: str, words: Sequence[str]) -> int:
         "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
     _add_hardware(made, required=True)
     made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
-                      help=f"one of devices that do the same (from {FOLDED_FROM} devices on)")
+                      help=f"one of devices that do the same (from {FOLDED_FROM} devices on, where it can be)")
     arguments = _parsed(made, words)
     if arguments is None:
         return 0
     executable = _executable(arguments, None)
-    size = executable.mesh.size
-    fold = size >= FOLDED_FROM if arguments.fold is None else arguments.fold
-    trace = _right(lambda: simulate(
-        executable, arguments.hardware, fold=fold, priced_dtype=arguments.priced_dtype))
+    fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
+    on: dict[str, Any] = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
+    try:
+        trace = _right(lambda: simulate(executable, fold=fold, **on))
+    except WrongWords:
+        if arguments.fold or not fold:
+            raise
+        fold = False    # nobody asked for it, and where links are shared it is refused
+        trace = _right(lambda: simulate(executable, **on))
     print(trace.summary())
     if fold:
-        sizes = equal_devices(executable, arguments.hardware).sizes.tolist()
+        sizes = equal_devices(executable, **on).sizes.tolist()
         told = ", ".join(f"{rank} ({count})" for rank, count in list(zip(trace.ranks, sizes, strict=True))[:8])
         print(f"\neach of these stands for as many devices that do the same: {told}"
               f"{', ...' if len(sizes) > 8 else ''}; totals are of these alone")
@@ -130,7 +135,7 @@ def run(program: str, words: Sequence[str]) -> int:
     """Runs it on devices of this machine, against one process; 1 if they differ."""
     made = parser(
         program, "run", "A program run on devices here, compared with one process and the simulation.",
-        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --report page.html")
+        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
     _add_hardware(made, required=False)
     made.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
     made.add_argument("--seed", type=whole(0), default=0, metavar="N",
@@ -311,9 +316,9 @@ def _keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
     try:
         if arguments.report is not None:
             if len(traces) == 2:
-                beside(traces, arguments.report)
+                beside(traces, arguments.report, hardware=arguments.hardware)
             else:
-                html(trace, arguments.report)
+                html(trace, arguments.report, hardware=arguments.hardware)
             print(f"\nThe page is {arguments.report}")
         if arguments.save is not None:
             trace.save(arguments.save)

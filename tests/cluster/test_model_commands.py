@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from parallelism import ir
 from parallelism.hardware import Hardware
 from parallelism.host_file import VARIABLE
+from parallelism.simulator import simulate
 from parallelism.trace import Trace
 from vcluster import __main__ as top
 from vcluster import models
@@ -78,6 +80,20 @@ def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
     assert folded.splitlines()[1].split(";")[0] == all_of_them.splitlines()[1].split(";")[0]    # the makespan
 
 
+def test_where_many_devices_cannot_be_folded_all_are_simulated_unless_somebody_asked(command, monkeypatch):
+    def refusing(executable, hardware, *, fold=False, **on):
+        if fold:
+            raise ValueError("collectives of equal devices share links")
+        return simulate(executable, hardware, **on)
+
+    monkeypatch.setattr(models, "simulate", refusing)
+    words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
+    status, out, err = command(*words)
+    assert (status, err) == (0, "") and "of them shown" not in out and out == command(*words, "--no-fold")[1]
+    status, out, err = command(*words, "--fold")
+    assert (status, out) == (2, "") and err.endswith("simulate: collectives of equal devices share links\n")
+
+
 def test_what_ops_take_here_is_measured_once_and_kept(command, tmp_path):
     words = ("simulate", "m.mlir", *ON, "--profile", "p.json")
     first = command(*words)[1]
@@ -90,7 +106,8 @@ def test_run_agrees_with_one_process_and_with_the_simulation(command, tmp_path):
         "run", "m.mlir", *ON, "--backend", "thread", "--gradient", "--report", "p.html", "--save", "t.json")
     assert (status, err) == (0, "")
     assert "Mesh(dp=2, tp=2) and one process differ by " in out and "against the simulation: as long as before" in out
-    page = (tmp_path / "p.html").read_text()
+    page = unescape((tmp_path / "p.html").read_text())
+    assert page.count('"bandwidth":3350000000000.0') == 2      # of the roofs
     assert page.count("<iframe") == 2 and "<h2>simulated</h2>" in page and "<h2>run</h2>" in page
     assert Trace.load(tmp_path / "t.json").hardware == "dgx-h100"
 
@@ -110,6 +127,9 @@ def test_help_teaches(command, name):
     status, out, err = command(name, "--help")
     assert (status, err) == (0, "")
     assert "layouts stand in the program" in out and f"python -m vcluster {name} model.mlir" in out
+    example = "\n".join(line for line in out.splitlines() if line.startswith("    ") and "python" not in line)
+    assert ir.parse(example[example.index("    func @f"):]).outputs[0].type.shape == (8, 6)
+    assert all(len(line) <= 80 for line in example.splitlines())
 
 
 @pytest.mark.parametrize(("name", "told"), [
