@@ -128,7 +128,7 @@ def test_help_teaches(command, name):
     assert (status, err) == (0, "")
     assert "layouts stand in the program" in out and f"python -m vcluster {name} model.mlir" in out
     example = "\n".join(line for line in out.splitlines() if line.startswith("    ") and "python" not in line)
-    assert ir.parse(example[example.index("    func @f"):]).outputs[0].type.shape == (8, 6)
+    assert ir.parse(example[example.index("    func @f"):]).outputs[0].type.shape == (8, 4)
     assert all(len(line) <= 80 for line in example.splitlines())
 
 
