@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +142,14 @@ def test_help_of_what_has_no_options_is_help_too(command, name, told):
     for word in ("-h", "--help"):
         status, out, err = command(name, word)
         assert (status, err) == (0, "") and told in out and out.startswith(f"usage: {top.PROGRAM} {name}")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_one_line():
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*top.PROGRAM.replace("python", sys.executable, 1).split(), "hardware"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"{top.PROGRAM}: No space left on device\n")
 
 
 NO_NPZ = "it is no .npz, as numpy.savez writes it ("
