@@ -120,6 +120,7 @@ def test_step(document):
         assert {(what, devices) for what, devices, _ in cells(measurements, system)} == {("wide", 2), ("narrow", 2)}
 
 
+@pytest.mark.slow
 def test_block(document):
     for system in ("vcluster", "one process"):
         found = cells(of(document, "block"), system)

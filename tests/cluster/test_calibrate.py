@@ -66,6 +66,7 @@ def test_a_case_is_one_repetition_without_its_barriers(cases):
     assert there_and_back.predicted(KNOWN) == pytest.approx(2 * (2e-5 + 64 / 3e9), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_the_model_is_found_again(cases, monkeypatch):
     monkeypatch.setattr("vcluster.calibrate._ROUNDS", 5)
     exact = [replace(case, seconds=case.predicted(KNOWN)) for case in cases]

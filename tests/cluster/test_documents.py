@@ -15,6 +15,8 @@ from vcluster.demo import __main__ as command
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONG = {"plan_gpt", "recovery"}
+"""Run with the slow tests."""
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
 
@@ -45,7 +47,9 @@ def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, 
         assert printed == output
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in EXAMPLES],
+    ids=lambda path: path.stem)
 def test_an_example_prints_its_recorded_output(script):
     assert run(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
 
