@@ -69,6 +69,13 @@ def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, row
             kind=("send", "recv")).bytes_received(rank)
 
 
+def test_collectives_in_a_stage_are_told_apart_where_messages_use_the_same_links():
+    mesh = Mesh(pp=2, tp=2)
+    step = PipelinedStep(program_of(2, 3, inside=Mesh(tp=2)), mesh, 6)
+    apart, alone = (simulate(step, fold=True, link_sharing=sharing, **ON) for sharing in (True, False))
+    assert apart.count("all_reduce") > alone.count("all_reduce")
+
+
 def test_what_a_stage_does_is_priced_once_however_many_microbatches_there_are():
     asked = []
 

@@ -96,6 +96,16 @@ def test_devices_are_equal_as_far_as_the_hardware_lets_them_be(name, count):
     assert len(equal_devices(executable, HARDWARE[name]).first) == count
 
 
+def test_collectives_of_groups_that_lie_alike_go_over_the_ports_of_their_own_members():
+    executable = Executable(feed_forward(6144, 1024, 4096, Mesh(dp=3, tp=2)))
+    hardware = Hardware.preset("dgx-h100").slow(rank=0, factor=1.001)   # the groups are at their collectives together
+    whole = simulate(executable, hardware, priced_dtype="bfloat16")
+    folded = simulate(executable, hardware, fold=True, priced_dtype="bfloat16")
+    assert folded.ranks == (0, 1, 2, 3)
+    for rank in folded.ranks:
+        assert told(folded, rank) == told(whole, rank)
+
+
 def alone(mesh, function):
     """One program for all devices."""
     class Alone(ByHand):
