@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.cases import COPY, Case, Times, Trial, timed_rounds
 from benchmarks.plan import KIB, MIB
-from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 PROCESSES = (1, 2)

@@ -31,7 +31,7 @@ def imports(module: str, *names: str) -> dict[str, list[float]]:
 
 def devices(count: int, repeats: int) -> dict[str, list[float]]:
     """Start and end ``count`` devices: once cold, then ``repeats`` times warm; each cluster must answer a run."""
-    from vcluster.cluster import VirtualCluster
+    from vcluster.runs import VirtualCluster
 
     found: dict[str, list[float]] = {"cold": [], "warm": [], "first_run": [], "shutdown": [], "memory": []}
     for number in range(repeats + 1):
@@ -73,7 +73,7 @@ def trace(devices: int, events: int) -> dict[str, list[float]]:
     import tempfile
     from pathlib import Path
 
-    from vcluster.cluster import VirtualCluster
+    from vcluster.runs import VirtualCluster
 
     found: dict[str, list[float]] = {}
 

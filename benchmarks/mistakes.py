@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cases import WrongAnswerError
+from vcluster.code import ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
 from vcluster.device import VirtualDevice
-from vcluster.errors import ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
 
 Kernel = Callable[[VirtualDevice, str], object]
 

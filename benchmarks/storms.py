@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from parallelism.event import Event
+from parallelism.events import Event
 from parallelism.trace import Trace
 
 Lanes = list[list[Event]]

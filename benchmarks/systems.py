@@ -23,9 +23,9 @@ from benchmarks.cases import (
 from benchmarks.plan import Plan
 from benchmarks.results import Results
 from benchmarks.tables import nbytes_text
-from vcluster.cluster import VirtualCluster
+from vcluster.code import DeviceFailedError
 from vcluster.device import VirtualDevice
-from vcluster.errors import DeviceFailedError
+from vcluster.runs import VirtualCluster
 
 Say = Callable[[str], None]
 """Tells what is being done just now."""

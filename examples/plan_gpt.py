@@ -10,8 +10,9 @@ in the step.
 import numpy as np
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
-from parallelism.layouts import annotate, partition
-from parallelism.trace_split import split
+from parallelism.layouts import annotate
+from parallelism.layouts.stages import partition
+from parallelism.trace.breakdown import split
 
 VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, ROWS = 51_200, 4096, 32, 16, 1024, 256
 

@@ -7,24 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from parallelism.collectives import Explanation, explain
     from parallelism.cost import CollectiveCost, Costs
-    from parallelism.executable import Executable
-    from parallelism.explanation import Explanation, explain
-    from parallelism.hardware import Hardware
-    from parallelism.hardware_files import HardwareFileError
-    from parallelism.links import HostLink, Link
-    from parallelism.mesh import Mesh, MeshIndex
+    from parallelism.execution import Executable, PipelinedProgram, Profile
+    from parallelism.hardware import Hardware, HardwareFileError, HostLink, Link, LinkFault, Straggler
+    from parallelism.mesh import Mesh, MeshIndex, replica_groups
     from parallelism.operation import Device, Operation, ShardedOperation
-    from parallelism.pipelined_operation import PipelinedOperation
-    from parallelism.pipelined_program import PipelinedProgram
-    from parallelism.pipelined_step import PipelinedStep
-    from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
-    from parallelism.process_groups import replica_groups
-    from parallelism.profile import Profile
+    from parallelism.pipelining import Action, Overlapped, Pipeline, PipelinedOperation, PipelineStage, Schedule, Status
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
     from parallelism.sharding import DimSharding, TensorSharding
-    from parallelism.simulator import equal_devices, simulate
-    from parallelism.slowdowns import LinkFault, Straggler
+    from parallelism.simulation import PipelinedStep, equal_devices, simulate
     from parallelism.trace import Event, Trace
 
 _MODULES = {

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from parallelism.kernels import Optimizer
-from parallelism.staleness import weight_versions
+from parallelism.pipelining import weight_versions
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.gradients import update_layers
 from pipeline_parallelism.microbatches import split_rows

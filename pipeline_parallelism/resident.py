@@ -11,7 +11,7 @@ import numpy as np
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelined_operation import PipelinedOperation
+from parallelism.pipelining import PipelinedOperation
 from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.model import Model
 from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage

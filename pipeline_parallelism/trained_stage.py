@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from parallelism.pipeline_execution import Stage
+from parallelism.pipelining import Stage
 
 Array = npt.NDArray[Any]
 Layer = tuple[Array, ...]

@@ -11,7 +11,7 @@ import numpy as np
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipeline_execution import pipeline_axes
+from parallelism.pipelining import pipeline_axes
 from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
 from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.model import Model

@@ -15,11 +15,8 @@ import numpy as np
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from pipeline_parallelism.trained_stage import Array, Layer
-from tensor_parallelism.embedding import Embedding, EmbeddingSharding
-from tensor_parallelism.normalization import LayerNorm
-from tensor_parallelism.transformer_block import TransformerBlock
-from tensor_parallelism.transformer_block_policies import TransformerBlockSharding
-from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
+from tensor_parallelism.layers import Embedding, EmbeddingSharding, LayerNorm, VocabularyLoss, VocabularyLossSharding
+from tensor_parallelism.transformer_block import TransformerBlock, TransformerBlockSharding
 
 if TYPE_CHECKING:
     from pipeline_parallelism.transformer import Transformer

@@ -7,29 +7,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensor_parallelism.attention import Attention
-    from tensor_parallelism.attention_plan import AttentionPlan
-    from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
-    from tensor_parallelism.attention_shares import zigzag_order
-    from tensor_parallelism.choice import Seconds
-    from tensor_parallelism.contraction import Contraction
-    from tensor_parallelism.cross_entropy import CrossEntropy, CrossEntropySharding
-    from tensor_parallelism.dropout import Dropout
-    from tensor_parallelism.embedding import Embedding, EmbeddingSharding
-    from tensor_parallelism.expert_layouts import MixtureOfExpertsSharding
-    from tensor_parallelism.experts import MixtureOfExperts
-    from tensor_parallelism.feed_forward import FeedForward
-    from tensor_parallelism.feed_forward_plan import FeedForwardPlan
-    from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedForwardShardingPolicy
-    from tensor_parallelism.layer_plan import LayerPlan
-    from tensor_parallelism.matmul import MatMul
-    from tensor_parallelism.normalization import LayerNorm, NormalizationSharding, RMSNorm
-    from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
-    from tensor_parallelism.product import ProductPlan
-    from tensor_parallelism.transformer_block import TransformerBlock
-    from tensor_parallelism.transformer_block_plan import TransformerBlockPlan
-    from tensor_parallelism.transformer_block_policies import TransformerBlockPolicy, TransformerBlockSharding
-    from tensor_parallelism.vocabulary_loss import VocabularyLoss, VocabularyLossSharding
+    from tensor_parallelism.attention import (
+        Attention,
+        AttentionPlan,
+        AttentionSharding,
+        AttentionShardingPolicy,
+        zigzag_order,
+    )
+    from tensor_parallelism.experts import MixtureOfExperts, MixtureOfExpertsSharding
+    from tensor_parallelism.feed_forward import (
+        FeedForward,
+        FeedForwardPlan,
+        FeedForwardSharding,
+        FeedForwardShardingPolicy,
+    )
+    from tensor_parallelism.layers import (
+        CrossEntropy,
+        CrossEntropySharding,
+        Dropout,
+        Embedding,
+        EmbeddingSharding,
+        LayerNorm,
+        LayerPlan,
+        NormalizationSharding,
+        RMSNorm,
+        VocabularyLoss,
+        VocabularyLossSharding,
+    )
+    from tensor_parallelism.products import (
+        Contraction,
+        MatMul,
+        MatMulSharding,
+        MatMulShardingPolicy,
+        ProductPlan,
+        Seconds,
+    )
+    from tensor_parallelism.transformer_block import (
+        TransformerBlock,
+        TransformerBlockPlan,
+        TransformerBlockPolicy,
+        TransformerBlockSharding,
+    )
 
 _MODULES = {
     "attention": ("Attention",),

@@ -49,11 +49,7 @@ if TYPE_CHECKING:
         simulate,
     )
     from vcluster import faults, report
-    from vcluster.arguments import PerDevice, Sharded
-    from vcluster.channel import ChannelStatistics, VirtualChannel
-    from vcluster.cluster import VirtualCluster
-    from vcluster.device import VirtualDevice
-    from vcluster.errors import (
+    from vcluster.code import (
         ChannelClosedError,
         ClusterError,
         ClusterTimeoutError,
@@ -61,10 +57,14 @@ if TYPE_CHECKING:
         DeadlockError,
         DeviceFailedError,
         OperationCancelled,
+        PerDevice,
+        Sharded,
         UndeliveredMessageError,
         UnusedResultWarning,
     )
-    from vcluster.run import Run
+    from vcluster.device import VirtualDevice
+    from vcluster.messages import ChannelStatistics, VirtualChannel
+    from vcluster.runs import Run, VirtualCluster
     from vcluster.testing.communication import assert_communication
 
 HOST = -1

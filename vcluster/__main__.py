@@ -89,7 +89,7 @@ def doctor(words: Sequence[str]) -> int:
     """What would get in the way on this machine; 1 if something does."""
     if words:
         raise WrongWords(f"takes no more words, got {words[0]!r}")
-    from vcluster import doctor
+    from vcluster.cli import doctor
 
     return doctor.show()
 
@@ -98,7 +98,7 @@ def hardware(words: Sequence[str]) -> int:
     """The hardware that is described: all, or one."""
     if len(words) > 1:
         raise WrongWords(f"takes the name of a preset or of a file, got {words[1]!r} too")
-    from vcluster import hardware_shown
+    from vcluster.cli import hardware as hardware_shown
 
     try:
         print(hardware_shown.one(words[0]) if words else hardware_shown.every())
@@ -152,8 +152,7 @@ def report(words: Sequence[str]) -> int:
 def _roof(name: str | None) -> Hardware | None:
     if name is None:
         return None
-    from parallelism import host_file
-    from parallelism.hardware import Hardware
+    from parallelism.hardware import Hardware, host as host_file
 
     try:
         found = Hardware.of_host() if name == "host" else Hardware.of(name)
@@ -210,7 +209,7 @@ def _spared(page: Path, trace: Path) -> None:
 
 def calibrate(words: Sequence[str]) -> int:
     """This machine, measured, as a hardware file."""
-    from parallelism.host_file import VARIABLE, host_file
+    from parallelism.hardware import VARIABLE, host_file
 
     parser = Parser(
         prog=f"{PROGRAM} calibrate", description="""\
@@ -239,7 +238,7 @@ nothing else run meanwhile.""",
             writable(path)
         except OSError as error:
             raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
-    from vcluster.calibrate import calibrate as measured
+    from vcluster.calibration.calibrate import calibrate as measured
 
     print(measured(arguments.devices, path))
     if path is not None:
@@ -252,7 +251,7 @@ def _of_models(name: str) -> Callable[[Sequence[str]], int]:
     """A command on a program in a file; what it takes is loaded when it is asked for."""
 
     def command(words: Sequence[str]) -> int:
-        from vcluster import models
+        from vcluster.cli import programs as models
 
         return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vcluster import line_coverage
-from vcluster.places import PACKAGES, is_ours
+from vcluster.code import PACKAGES, is_ours
+from vcluster.processes import line_coverage
 
 if TYPE_CHECKING:
-    from vcluster.cluster import VirtualCluster
+    from vcluster.runs import VirtualCluster
     from vcluster.testing.body import DeviceToCome
     from vcluster.testing.meshes import Wanted
     from vcluster.testing.output import RankOutput

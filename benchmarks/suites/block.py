@@ -23,9 +23,9 @@ from benchmarks.tables import seconds_text, table
 from benchmarks.targets import BLOCK_OVERHEAD, against
 from parallelism.mesh import Mesh
 from tensor_parallelism import TransformerBlock, TransformerBlockPolicy, TransformerBlockSharding
-from vcluster.arguments import Sharded
-from vcluster.cluster import VirtualCluster
+from vcluster.code import Sharded
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "block"
 TOKENS, WIDTH, HEADS = 512, 512, 8

@@ -19,8 +19,8 @@ from benchmarks.results import Results
 from benchmarks.suites.tracing import without_tracing
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
-from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "checks"
 OPERATIONS_A_ROUND = 200

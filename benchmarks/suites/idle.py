@@ -22,8 +22,8 @@ from benchmarks.results import Results
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
 from benchmarks.targets import IDLE_PART, PLAIN, against
-from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "idle"
 TEXTS = {"idle": "an idle cluster of {}", "waiting": "{} waiting for one of them"}

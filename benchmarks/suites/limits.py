@@ -26,8 +26,8 @@ from benchmarks.remote import ROOT
 from benchmarks.results import Level, Results
 from benchmarks.systems import OURS, Say, SystemFailedError
 from benchmarks.tables import seconds_text, table
-from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "limits"
 THREADS = "vcluster threads"
@@ -179,7 +179,7 @@ def _levels(
 def _fork_server() -> int | None:
     """The process that devices are forked from; None where there is none (on macOS)."""
     children = psutil.Process().children()
-    return next((child.pid for child in children if "vcluster.forkserver" in " ".join(child.cmdline())), None)
+    return next((child.pid for child in children if "vcluster.processes.forkserver" in " ".join(child.cmdline())), None)
 
 
 def _one_cluster() -> None:

@@ -11,8 +11,7 @@ import sys
 from contextlib import ExitStack, closing
 
 from benchmarks.cases import Case
-from benchmarks.copying import PROCESSES, Copying
-from benchmarks.copying import cases as copies
+from benchmarks.copying import PROCESSES, Copying, cases as copies
 from benchmarks.installed import PEERS, missing, start_peer
 from benchmarks.plan import KIB, MIB, Plan
 from benchmarks.results import Measurement, Results

@@ -32,9 +32,9 @@ from benchmarks.tables import nbytes_text, paragraph, ratio_text, seconds_text, 
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 from tensor_parallelism import MatMul, MatMulSharding, ProductPlan, Seconds
-from vcluster.arguments import PerDevice
-from vcluster.cluster import VirtualCluster
+from vcluster.code import PerDevice
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "products"
 PEER = "jax"

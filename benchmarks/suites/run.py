@@ -20,9 +20,9 @@ from benchmarks.results import Results
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import nbytes_text, rate_text, seconds_text, table
 from benchmarks.targets import COPIES_FACTOR, PLAIN, against
-from vcluster.arguments import PerDevice
-from vcluster.cluster import VirtualCluster
+from vcluster.code import PerDevice
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "run"
 TEXTS = {"empty": "empty run", "arguments": "arguments", "results": "results", "both": "both", "copy": "a copy"}

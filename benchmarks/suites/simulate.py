@@ -24,12 +24,11 @@ from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
 from benchmarks.targets import PLAIN, against
 from parallelism import Hardware, Mesh, Pipeline, TensorSharding, Trace, ir
-from parallelism.executable import Executable
+from parallelism.execution import Executable, PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate, localize, partition, propagate
-from parallelism.pipelined_program import PipelinedProgram
-from parallelism.pipelined_step import PipelinedStep
-from parallelism.simulator import simulate
+from parallelism.layouts import annotate, localize, propagate
+from parallelism.layouts.stages import partition
+from parallelism.simulation import PipelinedStep, simulate
 
 NAME = "simulate"
 OPS = Mesh(dp=2, tp=4)

@@ -23,8 +23,8 @@ from benchmarks.targets import STEP_OVERHEAD, against
 from parallelism.kernels import SGD
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism import MLP, Training
-from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "step"
 MICROBATCHES = 8

@@ -27,8 +27,8 @@ from benchmarks.suites.startup import fresh
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
 from parallelism.trace import Trace
-from vcluster.cluster import VirtualCluster
 from vcluster.device import VirtualDevice
+from vcluster.runs import VirtualCluster
 
 NAME = "tracing"
 OPERATIONS_A_ROUND = 200

@@ -5,37 +5,51 @@
 """
 
 # what fills the table of operators
-from parallelism.ir import (  # noqa: F401
+from parallelism.ir.core import (
+    OPERATORS,
+    Builder,
+    Expression,
+    Function,
+    IRError,
+    Op,
+    Operator,
+    ParseError,
+    RecordError,
+    Rule,
+    TensorType,
+    Value,
+    VerifyError,
+    ceil_div,
+)
+from parallelism.ir.core.extents import largest, symbol, symbols
+from parallelism.ir.core.function import verify
+from parallelism.ir.core.table import operator
+from parallelism.ir.operators import (  # noqa: F401
     collectives,
     contractions,
     elementwise,
     indexing,
     losses,
     normalizations,
+    randomness,
+    reductions,
+    reshard_op as relayouts,
+    shapes,
+)
+from parallelism.ir.passes import Interpreted, freed_after, live_bytes, peak_bytes
+from parallelism.ir.passes.gradients import gradient
+from parallelism.ir.passes.interpreter import interpret
+from parallelism.ir.recording import (  # noqa: F401
     numpy_calls,
     numpy_indexing,
     numpy_joins,
     numpy_products,
     numpy_shapes,
-    randomness,
-    reductions,
-    relayouts,
-    shapes,
 )
-from parallelism.ir.builder import Builder
-from parallelism.ir.current import region
-from parallelism.ir.errors import IRError, ParseError, RecordError, VerifyError
-from parallelism.ir.extents import Expression, ceil_div, largest, symbol, symbols
-from parallelism.ir.function import Function, Op, Value, verify
-from parallelism.ir.gradients import gradient
-from parallelism.ir.interpreter import Interpreted, interpret
-from parallelism.ir.memory import freed_after, live_bytes, peak_bytes
-from parallelism.ir.parsing import parse
-from parallelism.ir.recording import record
-from parallelism.ir.rules import Rule
-from parallelism.ir.table import OPERATORS, Operator, operator
-from parallelism.ir.tracing import apply
-from parallelism.ir.types import TensorType
+from parallelism.ir.recording.recording import record
+from parallelism.ir.text.parsing import parse
+from parallelism.ir.tracing.current import region
+from parallelism.ir.tracing.tracing import apply
 
 __all__ = [
     "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",

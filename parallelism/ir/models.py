@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.current import region
-from parallelism.ir.extents import Extent
-from parallelism.ir.function import Function
-from parallelism.ir.recording import record
-from parallelism.ir.tracing import apply
-from parallelism.ir.types import TensorType
+from parallelism.ir.core import Extent, Function, TensorType
+from parallelism.ir.recording.recording import record
+from parallelism.ir.tracing.current import region
+from parallelism.ir.tracing.tracing import apply
 
 Parameters = dict[str, Any]
 

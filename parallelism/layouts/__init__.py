@@ -5,15 +5,14 @@ local shapes, and collectives where values change their layouts.  `partition` cu
 stages of a pipeline.
 """
 
-from parallelism.layouts.annotation import annotate, constrain
-from parallelism.layouts.conflicts import Conflict
-from parallelism.layouts.devices import Devices
-from parallelism.layouts.localized import Class, Localized, localize
-from parallelism.layouts.microbatches import microbatched
-from parallelism.layouts.moves import step_of
-from parallelism.layouts.partition import partition
-from parallelism.layouts.propagation import propagate
+from parallelism.layouts.localization import Class, Localized, step_of
+from parallelism.layouts.localization.localized import localize
+from parallelism.layouts.propagation import Conflict, Devices
+from parallelism.layouts.propagation.annotation import annotate, constrain
+from parallelism.layouts.propagation.propagation import propagate
 from parallelism.layouts.stages import StageFunctions, Stages
+from parallelism.layouts.stages.microbatches import microbatched
+from parallelism.layouts.stages.partition import partition
 
 __all__ = [
     "Class", "Conflict", "Devices", "Localized", "StageFunctions", "Stages", "annotate", "constrain", "localize",

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from vcluster.cluster import VirtualCluster
-from vcluster.places import PACKAGES
+from vcluster.code import PACKAGES
 from vcluster.processes import start_fork_server
+from vcluster.runs import VirtualCluster
 
 MOST_OPEN = 6
 """The clusters used longest ago are closed when there would be more."""

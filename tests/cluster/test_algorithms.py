@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from oracle import assert_same, results
 
-from parallelism.closed_forms import closed_form
-from parallelism.communication import COLLECTIVES, REDUCING, ROOTED, algorithms
+from parallelism.collectives import COLLECTIVES, REDUCING, ROOTED, closed_form
+from parallelism.collectives.algorithms import algorithms
 from parallelism.mesh import Mesh
-from vcluster.arguments import PerDevice
+from vcluster.code import PerDevice
 
 LITERATURE = json.loads((Path(__file__).parents[1] / "unit" / "collective_bytes.json").read_text())["cases"]
 

@@ -8,8 +8,7 @@ from oracle import assert_same
 
 from parallelism.mesh import Mesh
 from vcluster import HOST
-from vcluster.arguments import PerDevice
-from vcluster.errors import ChannelClosedError, ClusterError, CollectiveMismatchError, DeviceFailedError
+from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeviceFailedError, PerDevice
 
 RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]
 everywhere = pytest.mark.parametrize(("backend", "transport"), RUNTIMES)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh
-from parallelism.recorder import record
-from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, attention_ring, zigzag_order
+from parallelism.recorder.recorder import record
+from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, zigzag_order
+from tensor_parallelism.attention import ring as attention_ring
 from vcluster import Sharded
 
 A, P = AttentionSharding, AttentionShardingPolicy

@@ -16,8 +16,7 @@ import pytest
 
 from benchmarks import systems
 from benchmarks.cases import MEMORIES, OPERATIONS, Case, WrongAnswerError
-from benchmarks.copying import cases as copies
-from benchmarks.copying import name_of
+from benchmarks.copying import cases as copies, name_of
 from benchmarks.installed import PEERS, start_queue_pair
 from benchmarks.plan import MIB, Plan
 from benchmarks.products import PRODUCTS, QUICK_EXTENTS

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from parallelism.cost import Costs
-from parallelism.hardware import Hardware
-from parallelism.host_file import VARIABLE
-from parallelism.links import HostLink, Link, Piece
-from vcluster import VirtualCluster
-from vcluster import __main__ as top
-from vcluster.calibrate import TURNS, Spread, calibrated
-from vcluster.calibration_cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, Sizes, measured
+from parallelism.hardware import VARIABLE, Hardware, HostLink, Link, Piece
+from vcluster import VirtualCluster, __main__ as top
+from vcluster.calibration.calibrate import TURNS, Spread, calibrated
+from vcluster.calibration.cases import COLLECTIVE_NAMES, FAMILIES, PIPELINES, Sizes, measured
+from vcluster.calibration.fitting import fitted
 from vcluster.demo.command_line import serve
-from vcluster.fitting import fitted
 
 KNOWN = Hardware(
     "known", {"float32": 4e10, "float64": 2e10}, 1e9, 1e10,
@@ -68,7 +65,7 @@ def test_a_case_is_one_repetition_without_its_barriers(cases):
 
 @pytest.mark.slow
 def test_a_machine_that_is_the_model_is_found_again(cases, monkeypatch):
-    monkeypatch.setattr("vcluster.calibrate._ROUNDS", 5)
+    monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 5)
     exact = [replace(case, seconds=case.predicted(KNOWN)) for case in cases]
     found = calibrated(exact, 2)
     assert len(found.held_out) + len(found.fitted_to) == len(cases)
@@ -87,8 +84,8 @@ def test_one_case_of_a_kind_is_too_few(cases):
 
 
 def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monkeypatch):
-    monkeypatch.setattr("vcluster.calibrate._ROUNDS", 1)
-    monkeypatch.setattr("vcluster.calibrate.measured", lambda devices: cases)
+    monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 1)
+    monkeypatch.setattr("vcluster.calibration.calibrate.measured", lambda devices: cases)
     path = tmp_path / "new" / "host.json"
     monkeypatch.setenv(VARIABLE, str(path))
     assert serve(top.PROGRAM, top.main, ["calibrate", "--devices", "2", "--check"]) == 0 and not path.exists()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 from vcluster import (
     CollectiveMismatchError,

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from oracle import assert_same, groups_along, results
 
-from parallelism.communication import COLLECTIVES, algorithms
+from parallelism.collectives import COLLECTIVES
+from parallelism.collectives.algorithms import algorithms
 from parallelism.mesh import Mesh
-from vcluster.arguments import PerDevice
-from vcluster.errors import CollectiveMismatchError, DeviceFailedError
+from vcluster.code import CollectiveMismatchError, DeviceFailedError, PerDevice
 
 MESHES = [Mesh(devices=n) for n in (1, 2, 3, 4)] + [Mesh(dp=2, tp=2), Mesh(dp=2, tp=3), Mesh(pp=2, dp=2, tp=2)]
 RUNTIMES = [(b, t) for b in ("process", "thread") for t in ("shared_memory", "queue")]

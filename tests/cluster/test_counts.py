@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster import large
-from vcluster.agreement import INLINE_BYTES
-from vcluster.stretches import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
+from vcluster.collectives import INLINE_BYTES, zero_copy as large
+from vcluster.collectives.stretches import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
 
 SPINNING = {"_wait", "_wait_until_done", "turns"}
 """Called while a device waits, or not, as it happens."""

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallelism.communication import COLLECTIVES
+from parallelism.collectives import COLLECTIVES
 from parallelism.trace import Trace
-from tensor_parallelism import matmul as operators
-from vcluster.demo import __main__ as command
-from vcluster.demo import attention, collectives, ffn, gpt, mlp, moe
+from tensor_parallelism.products import matmul as operators
+from vcluster.demo import __main__ as command, attention, collectives, ffn, gpt, mlp, moe
 from vcluster.demo.command_line import serve
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding, ir
-from parallelism.executable import Executable
+from parallelism.execution import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.recorder import record
-from parallelism.simulator import equal_devices, simulate
+from parallelism.recorder.recorder import record
+from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 from vcluster import VirtualCluster
 
@@ -183,7 +183,7 @@ def test_random_numbers_are_those_of_the_whole():
 
 
 def test_an_operator_of_ones_own_goes_along_to_the_processes():
-    from parallelism.ir import rules, table
+    from parallelism.ir.core import rules, table
 
     if "twice_and_one" not in table.OPERATORS:
         table.register(table.Operator(

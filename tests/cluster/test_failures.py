@@ -21,9 +21,9 @@ import psutil
 import pytest
 from numpy.testing import assert_array_equal
 
-import vcluster.cluster
-import vcluster.conduct
-import vcluster.crew
+import vcluster.processes.crew
+import vcluster.runs.cluster
+import vcluster.runs.run_loop
 from parallelism.mesh import Mesh
 from vcluster import (
     ClusterError,
@@ -35,7 +35,7 @@ from vcluster import (
     VirtualCluster,
 )
 
-ROOT = Path(vcluster.cluster.__file__).parents[1]
+ROOT = Path(vcluster.runs.cluster.__file__).parents[1]
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
 PROCESSES = KINDS[:2]
 EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in KINDS[1:3]), id="-".join(kind)) for kind in KINDS]
@@ -57,7 +57,7 @@ def processes(request, cluster_of):
 @pytest.fixture
 def impatient(monkeypatch):
     """A device that heeds nothing is killed sooner than usual."""
-    monkeypatch.setattr(vcluster.conduct, "KILL_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(vcluster.runs.run_loop, "KILL_AFTER_SECONDS", 0.3)
 
 
 def marked(cluster):
@@ -381,7 +381,7 @@ def test_a_device_that_heeds_nothing_is_replaced_and_not_the_cause(processes, im
 
 
 def test_a_thread_that_heeds_nothing_closes_its_cluster(impatient, monkeypatch):
-    monkeypatch.setattr(vcluster.crew, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(vcluster.processes.crew, "STOP_SECONDS", 0.2)
     monkeypatch.setattr(sys, "released_by_a_test", threading.Event(), raising=False)
 
     def kernel(device):

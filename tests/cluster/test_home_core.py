@@ -7,7 +7,7 @@ import os
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster.home_core import HomeCore
+from vcluster.memory import HomeCore
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nobody says where processes run")
 

@@ -10,9 +10,8 @@ import pytest
 from oracle import results
 
 from parallelism.mesh import Mesh
-from vcluster import large
-from vcluster.agreement import INLINE_BYTES
-from vcluster.errors import CollectiveMismatchError, DeviceFailedError
+from vcluster.code import CollectiveMismatchError, DeviceFailedError
+from vcluster.collectives import INLINE_BYTES, zero_copy as large
 
 ROWS = 3 * INLINE_BYTES // 8 // 7 + 1
 CALLS = {

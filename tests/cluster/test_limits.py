@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import vcluster.conduct
+import vcluster.runs.run_loop
 from vcluster import (
     ClusterTimeoutError,
     CollectiveMismatchError,
@@ -20,7 +20,7 @@ from vcluster import (
     PerDevice,
     VirtualCluster,
 )
-from vcluster.status import BLOCKED
+from vcluster.memory import BLOCKED
 
 BACKENDS = ["process", "thread"]
 
@@ -112,7 +112,7 @@ def spin(device):
 def clock(monkeypatch):
     """The host's clock, which can be put forward."""
     clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
-    monkeypatch.setattr(vcluster.conduct, "time", clock)
+    monkeypatch.setattr(vcluster.runs.run_loop, "time", clock)
     return clock
 
 

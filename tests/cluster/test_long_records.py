@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster import records
-from vcluster.cluster import VirtualCluster
-from vcluster.errors import DeviceFailedError, UndeliveredMessageError
-from vcluster.tracing import ENTRIES
+from vcluster.code import DeviceFailedError, UndeliveredMessageError
+from vcluster.runs import VirtualCluster
+from vcluster.tracing import columns as records
+from vcluster.tracing.recorder import ENTRIES
 
 TIMES = records.LONG // ENTRIES // 4
 """With more than four events each time."""

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, Schedule
 from pipeline_parallelism import MLP, SGD, Adam, Training
-from vcluster.cluster import VirtualCluster
+from vcluster.runs import VirtualCluster
 
 SIZES = (5, 7, 6, 4, 8, 9, 3)  # six layers
 ROWS = 8

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from parallelism import ir
-from parallelism.hardware import Hardware
-from parallelism.host_file import VARIABLE
-from parallelism.simulator import simulate
+from parallelism.hardware import VARIABLE, Hardware
+from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from vcluster import __main__ as top
-from vcluster import models
+from vcluster.cli import programs as models
 from vcluster.demo.command_line import serve
 
 MODEL = """\

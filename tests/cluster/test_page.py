@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 
-from parallelism.columns import Columns, Table
-from parallelism.hardware import Hardware
-from parallelism.links import HostLink, Link
+from parallelism.events import Columns, Table
+from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.trace import Event, Trace
 from vcluster import report
 

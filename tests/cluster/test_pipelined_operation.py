@@ -7,9 +7,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, PipelinedOperation
-from parallelism.pipeline_execution import Stage
-from parallelism.pipelining import Pipeline
-from vcluster.cluster import VirtualCluster
+from parallelism.pipelining import Pipeline, Stage
+from vcluster.runs import VirtualCluster
 
 FACTORS = (2.0, 3.0, -1.0, 5.0)
 X = np.array([[1.0, 2.0, -1.0], [4.0, 0.0, 3.0], [2.0, -2.0, 1.0], [1.0, 1.0, 7.0], [3.0, 5.0, 2.0]])

@@ -9,12 +9,12 @@ import pytest
 from test_executable import TENSOR, assert_simulated, run, told
 
 from parallelism import Mesh, Pipeline, ir
+from parallelism.execution import PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate, partition
-from parallelism.pipelined_program import PipelinedProgram
-from parallelism.pipelined_step import PipelinedStep
-from parallelism.simulator import equal_devices, simulate
-from parallelism.trace_split import split
+from parallelism.layouts import annotate
+from parallelism.layouts.stages import partition
+from parallelism.simulation import PipelinedStep, equal_devices, simulate
+from parallelism.trace.breakdown import split
 
 B = ir.symbol("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}

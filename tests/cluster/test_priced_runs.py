@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism.cost import Costs
-from parallelism.hardware import Hardware
-from parallelism.links import HostLink, Link
+from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.sharding import TensorSharding

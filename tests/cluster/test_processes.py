@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-from vcluster import processes
-from vcluster.forkserver import MOST_DESCRIPTORS, THREAD_VARIABLES, ForkServer
-from vcluster.processes import START_METHODS, Descriptor, default_start_method, start_process, stop_fork_server
+from vcluster.processes import default_start_method, device_process as processes
+from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
+from vcluster.processes.forkserver import MOST_DESCRIPTORS, THREAD_VARIABLES, ForkServer
 
 ROOT = Path(processes.__file__).parents[1]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from oracle import assert_same, groups_along, pieces, results
 
-from parallelism.communication import algorithms
+from parallelism.collectives.algorithms import algorithms
 from parallelism.mesh import Mesh
-from vcluster.arguments import PerDevice
+from vcluster.code import PerDevice
 
 MESHES = [Mesh(devices=1), Mesh(devices=3), Mesh(devices=4), Mesh(dp=2, tp=3), Mesh(dp=2, tp=2)]
 RUNTIMES = [("thread", "shared_memory"), ("thread", "queue"), ("process", "shared_memory"), ("process", "queue")]

@@ -291,7 +291,7 @@ def test_a_failing_run_is_told_at_the_line_of_the_test(session):
             "The above exception was the direct cause of the following exception:",
             "test_a_failing_run*.py:5: in test_it",
             "    virtual_cluster.run(lambda device: 1 // device.rank)",
-            "E   vcluster.errors.DeviceFailedError: rank 0 raised ZeroDivisionError",
+            "E   vcluster.code.errors.DeviceFailedError: rank 0 raised ZeroDivisionError",
             "E   ZeroDivisionError: integer division or modulo by zero",
         ]
     )
@@ -602,7 +602,7 @@ def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
         import sys
         def test_it(pytestconfig):
             assert pytestconfig.pluginmanager.hasplugin("vcluster")
-            assert "numpy" not in sys.modules and "vcluster.cluster" not in sys.modules
+            assert "numpy" not in sys.modules and "vcluster.runs.cluster" not in sys.modules
         """
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:hypothesispytest").assert_outcomes(passed=1)

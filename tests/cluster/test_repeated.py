@@ -7,7 +7,7 @@ import pytest
 from oracle import results
 
 from parallelism.mesh import Mesh
-from vcluster.errors import ChannelClosedError, ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
+from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
 
 TIMES = 5
 CALLS = {

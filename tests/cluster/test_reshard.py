@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from parallelism.relayout import run_plan
+from parallelism.resharding import run_plan
 from vcluster import (
     CollectiveMismatchError,
     DeviceFailedError,

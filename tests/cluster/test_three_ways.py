@@ -17,12 +17,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir
-from parallelism.executable import Executable
+from parallelism.execution import Executable, PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate, localize, partition, propagate
-from parallelism.pipelined_program import PipelinedProgram
-from parallelism.pipelined_step import PipelinedStep
-from parallelism.simulator import equal_devices, simulate
+from parallelism.layouts import annotate, localize, propagate
+from parallelism.layouts.stages import partition
+from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 
 S = TensorSharding

@@ -10,9 +10,9 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from parallelism.mesh import Mesh
-from vcluster import together
-from vcluster.errors import CollectiveMismatchError
-from vcluster.together import Together
+from vcluster.code import CollectiveMismatchError
+from vcluster.collectives import last_arriver as together
+from vcluster.collectives.last_arriver import Together
 
 TIMES = 6
 

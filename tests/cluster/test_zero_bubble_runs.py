@@ -7,11 +7,9 @@ import pytest
 from zero_bubble_costs import MEASURED, SCHEDULES, costs_of, printed
 
 from parallelism import PipelinedOperation
-from parallelism.hardware import Hardware
-from parallelism.links import HostLink, Link
+from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
-from parallelism.pipeline_execution import Stage
-from parallelism.pipelining import Pipeline
+from parallelism.pipelining import Pipeline, Stage
 
 MILLISECOND = 1e-3
 

@@ -9,9 +9,9 @@ from ir_examples import Bools, Example, Ints
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import ir
-from parallelism.ir.interpreter import run
-from parallelism.ir.table import of_a_part
-from parallelism.partial import combine
+from parallelism.ir.core import of_a_part
+from parallelism.ir.passes.interpreter import run
+from parallelism.sharding.partial import combine
 
 # -- the dim rule, by tiles --------------------------------------------------------------------------------------------
 

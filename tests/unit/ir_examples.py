@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir import Function, Op, TensorType, Value
-from parallelism.ir.table import meaning
+from parallelism.ir.core.table import meaning
 
 F64, I64, BOOL = np.dtype(np.float64), np.dtype(np.int64), np.dtype(bool)
 

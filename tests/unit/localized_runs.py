@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from parallelism import TensorSharding
-from parallelism.ir.interpreter import run
-from parallelism.partial import combine
+from parallelism.ir.passes.interpreter import run
+from parallelism.sharding.partial import combine
 
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_slice", "relayout"}
 

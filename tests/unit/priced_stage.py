@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallelism.pipeline_execution import Stage
+from parallelism.pipelining import Stage
 
 
 class PricedStage(Stage):

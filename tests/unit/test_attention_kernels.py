@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from parallelism.kernels import (
     attend,
@@ -20,7 +19,8 @@ from parallelism.kernels import (
     row_products,
     spread_heads,
 )
-from tensor_parallelism.attention_shares import heads_of, pieces, runs_of, zigzag_order
+from tensor_parallelism.attention import zigzag_order
+from tensor_parallelism.attention.shares import heads_of, pieces, runs_of
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from parallelism import chunks
-from parallelism.communication import REDUCING, Algorithm, algorithm, algorithms
-from parallelism.splitting import split_sizes
+from parallelism.collectives import REDUCING, Algorithm, buffers as chunks
+from parallelism.collectives.algorithms import algorithm, algorithms
+from parallelism.mesh import split_sizes
 
 SIZES = range(1, 10)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from parallelism import counted
-from parallelism.collective_traffic import Moved, Said, moved, moved_alike
-from parallelism.splitting import split_sizes
+from parallelism.collectives import Moved, Said, moved_alike
+from parallelism.collectives.direct_traffic import moved
+from parallelism.mesh import split_sizes
+from parallelism.recorder import calls as counted
 
 
 def by_steps(said, sizes):
-    """The same from `parallelism.counted`: bytes sent, received, messages and sources of each position."""
+    """The same from `parallelism.recorder.calls`: bytes sent, received, messages and sources of each position."""
     everybody = [
         counted.Said(each.kind, counted.blank(each.shape, np.uint16), each.dim, sizes=cut or (),
                      pairs=each.pairs if each.kind == "permute" else None)

@@ -8,12 +8,12 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from parallelism.columns import ABSENT, Columns, Table, column_of, combined, sums, whole_nanoseconds
-from parallelism.event import HOST, KINDS, Event
-from parallelism.trace import RankTotals, Trace
+from parallelism.events import ABSENT, HOST, KINDS, Columns, Event, Table, column_of, whole_nanoseconds
+from parallelism.events.columns import combined, sums
+from parallelism.trace import Trace
+from parallelism.trace.trace import RankTotals
 
 SIZE = 4
 ranks = st.integers(0, SIZE - 1)

@@ -9,26 +9,15 @@ from math import ceil, inf, isclose, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from parallelism import (
-    Costs,
-    Hardware,
-    HostLink,
-    Link,
-    Mesh,
-    TensorSharding,
-    checked,
-    cost,
-    hardware,
-    hardware_table,
-    links,
-    plan_resharding,
-)
-from parallelism.communication import COLLECTIVES, ROOTED, algorithm, algorithms
-from parallelism.cost import bus_factor
-from parallelism.phases import names, phases
+from parallelism import Costs, Hardware, HostLink, Link, Mesh, TensorSharding, plan_resharding
+from parallelism.collectives import COLLECTIVES, ROOTED
+from parallelism.collectives.algorithms import algorithm, algorithms
+from parallelism.collectives.phases import names, phases
+from parallelism.cost import cost
+from parallelism.cost.cost import bus_factor
+from parallelism.hardware import fields as checked, hardware, links, table as hardware_table
 
 A, B = 2.0**-18, 2.0**-30                      # seconds, and seconds per byte: sums and products of these are exact
 FAR_A, FAR_B = 2.0**-15, 2.0**-26

@@ -10,11 +10,21 @@ import pytest
 
 import parallelism.mesh
 from parallelism.mesh import Mesh
-from parallelism.schedules import SCHEDULES
+from parallelism.pipelining.generators import SCHEDULES
 from vcluster import __main__ as top
-from vcluster.demo import __main__ as command
-from vcluster.demo import attention, collectives, ffn, gpt, matmul, mlp, moe, pipelines, reshard
-from vcluster.demo import text as texts
+from vcluster.demo import (
+    __main__ as command,
+    attention,
+    collectives,
+    ffn,
+    gpt,
+    matmul,
+    mlp,
+    moe,
+    pipelines,
+    reshard,
+    text as texts,
+)
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
 from vcluster.demo.data import DataError
 

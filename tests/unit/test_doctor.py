@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from vcluster import __main__ as top
-from vcluster import doctor, machine
-from vcluster.machine import Container, Facts, Started
+from vcluster.cli import doctor, machine
+from vcluster.cli.machine import Container, Facts, Started
 
 GIB = 1 << 30
 HEALTHY = Facts(

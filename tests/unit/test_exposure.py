@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from parallelism.exposure import exposed_seconds
-from parallelism.trace import HOST, Event, Trace
+from parallelism.trace import HOST, Event, Trace, exposed_seconds
 
 
 def test_before_a_message_is_sent_it_is_a_bubble_and_then_communication():

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster.crew import Died
-from vcluster.errors import DeviceFailedError, OperationCancelled, ranks_in_words
-from vcluster.failures import describe_exception, where_cancelled
-from vcluster.outcome import error_of, memory_kills
-from vcluster.status import LastSeen
+from vcluster.code import DeviceFailedError, OperationCancelled, describe_exception, ranks_in_words, where_cancelled
+from vcluster.memory import LastSeen
+from vcluster.processes import Cancelled, Died, Failed
+from vcluster.runs.outcome import error_of, memory_kills
 from vcluster.testing.body import HostSide
 from vcluster.testing.outcomes import failure_of
-from vcluster.worker import Cancelled, Failed
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
 from vcluster.__main__ import main

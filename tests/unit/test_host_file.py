@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from parallelism import Event, Hardware, HostLink, Link, Trace
-from parallelism.hardware_files import HardwareFileError
-from parallelism.host_file import VARIABLE, host_file, is_calibrated, told
+from parallelism.hardware import VARIABLE, HardwareFileError, host_file, is_calibrated
+from parallelism.hardware.host import told
 from vcluster import VirtualCluster
 from vcluster.__main__ import PROGRAM, main
 from vcluster.demo.command_line import serve

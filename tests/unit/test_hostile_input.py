@@ -13,8 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import vcluster
 from parallelism.kernels import SGD, Adam
@@ -22,9 +21,8 @@ from parallelism.pipelining import Pipeline, Schedule
 from parallelism.trace import Event, Trace
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
-from vcluster import doctor
-from vcluster.demo import __main__ as demos
-from vcluster.demo import collectives, data, matmul, mlp
+from vcluster.cli import doctor
+from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp
 from vcluster.demo.command_line import serve
 
 within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -6,11 +6,10 @@ from fractions import Fraction
 from math import ceil
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from parallelism import ir
-from parallelism.ir.extents import product, quotient
+from parallelism.ir.core.extents import product, quotient
 
 A, B, D = ir.symbols("A B D")
 

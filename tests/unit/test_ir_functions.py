@@ -230,7 +230,7 @@ def test_what_no_output_needs_runs_and_is_freed_at_once():
 def test_a_kernel_that_breaks_its_word_is_found_out(monkeypatch):
     from dataclasses import replace
 
-    from parallelism.ir.table import OPERATORS
+    from parallelism.ir.core import OPERATORS
 
     monkeypatch.setitem(OPERATORS, "exp", replace(OPERATORS["exp"], kernel=lambda x: x[:1]))
     with pytest.raises(RuntimeError, match=r"the kernel of exp made float64\[1\] for %0: tensor<5xf64>"):

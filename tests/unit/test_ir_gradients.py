@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, TensorSharding, ir, plan_resharding
@@ -148,7 +147,7 @@ def test_what_has_no_gradient_is_refused(function, names, message):
 def test_an_operator_without_derivative_is_named(monkeypatch):
     from dataclasses import replace
 
-    from parallelism.ir.table import OPERATORS
+    from parallelism.ir.core import OPERATORS
 
     function = ir.record(lambda x: np.exp(x), T("f64", ()))
     monkeypatch.setitem(OPERATORS, "exp", replace(OPERATORS["exp"], derivative=None))

@@ -13,10 +13,10 @@ from ir_random_examples import MAKERS, drawn
 from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, ir
-from parallelism.ir.interpreter import run
-from parallelism.ir.table import OPERATORS, meaning
-from parallelism.ir.types import DTYPES
-from parallelism.recorder import record
+from parallelism.ir.core import DTYPES, OPERATORS
+from parallelism.ir.core.table import meaning
+from parallelism.ir.passes.interpreter import run
+from parallelism.recorder.recorder import record
 
 MESSAGES = {"send", "recv"}
 KINDS = list(dict.fromkeys(example.kind for example in EXAMPLES))
@@ -279,8 +279,7 @@ def test_messages_have_types_and_bytes_and_need_another_device():
 
 def test_an_operator_in_ten_lines(monkeypatch):
     """The whole of what it takes."""
-    from parallelism.ir import rules
-    from parallelism.ir.table import Operator
+    from parallelism.ir.core import Operator, rules
 
     monkeypatch.setitem(OPERATORS, "softplus", Operator(
         "softplus", lambda x: rules.elementwise([x.shape]), lambda x: x.dtype, lambda x: np.logaddexp(0, x),

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.testing import assert_array_equal
 
 from parallelism import TensorSharding, ir
-from parallelism.ir.builder import Builder
+from parallelism.ir.core import Builder
 
 T, V = ir.TensorType, ir.Value
 B = ir.symbol("B")

@@ -10,13 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from ir_examples import EXAMPLES
 from ir_random_examples import MAKERS, drawn
 
 from parallelism import TensorSharding, ir
-from parallelism.ir.types import DTYPES
+from parallelism.ir.core import DTYPES
 
 T = ir.TensorType
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from parallelism import Mesh, TensorSharding
-from parallelism import kernels as k
+from parallelism import Mesh, TensorSharding, kernels as k
 
 
 def rows(*shape, seed=0):

@@ -7,15 +7,13 @@ import pytest
 from test_pricing import compute, machine, on, recv, ring, send, times, wait
 
 from benchmarks.storms import all_pairs, random_pairs
-from parallelism import link_sharing
-from parallelism.closed_forms import closed_form
-from parallelism.communication import COLLECTIVES
+from parallelism.collectives import COLLECTIVES, closed_form
 from parallelism.cost import Costs
-from parallelism.hardware import Hardware
-from parallelism.links import Link
+from parallelism.hardware import Hardware, Link
 from parallelism.mesh import Mesh
-from parallelism.recorder import record
+from parallelism.recorder.recorder import record
 from parallelism.sharding import TensorSharding
+from parallelism.timeline import fair_sharing as link_sharing
 
 
 def two_nodes(latency=1, **changed):

@@ -7,18 +7,17 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from ir_examples import EXAMPLES
 from ir_random_examples import drawn
 from localized_runs import COLLECTIVES, run_everywhere
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, TensorSharding, ir
-from parallelism.executable import Executable
+from parallelism.execution import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.recorder import record
+from parallelism.recorder.recorder import record
 
 MANY = int(os.environ.get("VCLUSTER_LAYOUTS", "300"))
 MESHES = [Mesh(x=2), Mesh(x=3), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=1), Mesh(x=1, y=3)]

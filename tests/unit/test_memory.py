@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from vcluster.control import Layout
-from vcluster.memory import CACHED_BYTES_LIMIT, LARGE_BYTES, LINE, PAGE, Arena, Heap
-from vcluster.payload import HEADER_BYTES, decode, encode, encode_message
+from vcluster.memory import LINE, PAGE, Arena, Heap, Layout
+from vcluster.memory.arena import CACHED_BYTES_LIMIT, LARGE_BYTES
+from vcluster.messages import encode_message
+from vcluster.messages.encoding import HEADER_BYTES, decode, encode
 
 REGION = 1 << 32
 

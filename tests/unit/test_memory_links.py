@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from parallelism import Costs, Event, Hardware, HostLink, Link, Trace
-from parallelism.hardware_files import HardwareFileError
-from parallelism.links import Piece
+from parallelism.hardware import HardwareFileError, Piece
 
 A, B = 2.0**-18, 2.0**-30
 PIECES = (Piece(1024, 2 * A, B**-1 / 4), Piece(4096, A / 2, B**-1 * 2))

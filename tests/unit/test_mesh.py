@@ -5,11 +5,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from parallelism.mesh import Mesh, MeshIndex
-from parallelism.splitting import split_sizes, starts
+from parallelism.mesh import Mesh, MeshIndex, split_sizes
+from parallelism.mesh.uneven import starts
 
 EXTENTS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 MESHES = EXTENTS.map(lambda extents: Mesh(**dict(zip("abcd", extents, strict=False))))

@@ -9,8 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism.mesh import Mesh
-from parallelism.pipeline_execution import pipeline_axes
-from parallelism.pipelining import Pipeline
+from parallelism.pipelining import Pipeline, pipeline_axes
 from pipeline_parallelism import MLP, SGD, Adam, Training
 
 SIZES = (5, 4, 6, 3)

@@ -6,7 +6,7 @@ import pytest
 
 from parallelism import Mesh
 from vcluster import DeadlockError, DeviceFailedError
-from vcluster.failures import describe_exception
+from vcluster.code import describe_exception
 from vcluster.testing.body import HostSide, Outcome
 from vcluster.testing.outcomes import RanksDisagree, agreed, failure_of, said_by
 

@@ -8,20 +8,19 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, TensorSharding, ir
 from parallelism.ir import models
 from parallelism.layouts import annotate, propagate
-from parallelism.layouts.batches import checked, dealt, rows_of
-from parallelism.layouts.cuts import balanced, begun_by
-from parallelism.layouts.laid_out_stages import gradient_layout, laid_out_stages
-from parallelism.layouts.messages import packed, unpacked
-from parallelism.layouts.microbatches import microbatched
-from parallelism.layouts.partition import partition
-from parallelism.layouts.stages import Stages
+from parallelism.layouts.stages import Stages, gradient_layout, rows_of
+from parallelism.layouts.stages.batches import checked, dealt
+from parallelism.layouts.stages.cuts import balanced, begun_by
+from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.layouts.stages.messages import packed, unpacked
+from parallelism.layouts.stages.microbatches import microbatched
+from parallelism.layouts.stages.partition import partition
 
 B, S = ir.symbols("B S")
 

@@ -6,11 +6,10 @@ import pickle
 from itertools import chain, pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
-from parallelism.schedules import SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import SCHEDULES, V_SHAPED
 
 TWO_CHUNKS = """\
 0F0,0F1,2F0,2F1,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,2B2,2B3,0B2,0B3

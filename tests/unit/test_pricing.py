@@ -7,21 +7,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from priced_stage import PricedStage
 
 from parallelism.cost import Costs
-from parallelism.hardware import Hardware
-from parallelism.link_sharing import SharedLinks
-from parallelism.links import HostLink, Link
+from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
-from parallelism.pipeline_execution import run_actions
 from parallelism.pipelining import Pipeline
-from parallelism.pricing import Pricing
-from parallelism.recorder import record
+from parallelism.pipelining.execution import run_actions
+from parallelism.recorder.recorder import record
 from parallelism.sharding import TensorSharding
-from parallelism.timeline import replay
+from parallelism.timeline import Pricing
+from parallelism.timeline.fair_sharing import SharedLinks
+from parallelism.timeline.replay import replay
 from parallelism.trace import Event, Trace, UndeclaredComputeWarning
 
 TICK = 2.0**-10

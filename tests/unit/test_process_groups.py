@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from parallelism import Mesh, replica_groups
-from parallelism.process_groups import STRATEGIES
+from parallelism.mesh.stablehlo_groups import STRATEGIES
 
 FACTS = json.loads((Path(__file__).parent / "data" / "stablehlo_groups.json").read_text())
 

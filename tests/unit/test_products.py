@@ -18,9 +18,8 @@ from tensor_parallelism import (
     MatMulSharding,
     MatMulShardingPolicy,
     Seconds,
-    choice,
 )
-from tensor_parallelism.product import Task, product_plan
+from tensor_parallelism.products import Task, choice, product_plan
 
 T, P, F = TensorSharding, MatMulShardingPolicy, FeedForwardShardingPolicy
 WHOLE = T(None, None)

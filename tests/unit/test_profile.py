@@ -10,11 +10,11 @@ import pytest
 from local_programs import feed_forward, integers
 
 from parallelism import ir
-from parallelism.executable import Executable
+from parallelism.execution import Executable, Profile
+from parallelism.execution.op_profile import key_of, measured
 from parallelism.mesh import Mesh
-from parallelism.profile import Profile, key_of, measured
-from parallelism.recorder import record
-from parallelism.simulator import simulate
+from parallelism.recorder.recorder import record
+from parallelism.simulation import simulate
 
 
 class Counting:

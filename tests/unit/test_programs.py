@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from vcluster.failures import LONGEST_TRACEBACK, Failure, describe_exception
-from vcluster.places import here, is_installed, is_ours
-from vcluster.programs import ModuleWatcher, apply_environment, dump, environment, load, travels_by_value
+from vcluster.code import Failure, apply_environment, describe_exception, is_ours
+from vcluster.code.call_sites import here, is_installed
+from vcluster.code.exceptions import LONGEST_TRACEBACK
+from vcluster.code.pickling import ModuleWatcher, dump, environment, load, travels_by_value
 
 WEIGHTS = np.arange(35.0).reshape(5, 7)
 
@@ -190,7 +191,7 @@ def test_a_changed_module_and_its_importers_are_forgotten(module_directory, monk
         assert watcher.refresh() == ("watched_inner",)
         assert importlib.import_module("watched_outer").f() == 2
         assert watcher.refresh() == ()
-        assert not {"numpy", "vcluster.programs"} - set(sys.modules)
+        assert not {"numpy", "vcluster.code.pickling"} - set(sys.modules)
     finally:
         watcher.uninstall()
 
@@ -253,7 +254,7 @@ def test_the_environment_is_applied_and_picklable(tmp_path, monkeypatch):
 def test_here_is_the_nearest_line_outside_our_packages():
     line = sys._getframe().f_lineno + 1
     assert here() == f"{__file__}:{line}"
-    code = compile("from vcluster.places import here\ndef call(): return here()\n", str(_our_file()), "exec")
+    code = compile("from vcluster.code.call_sites import here\ndef call(): return here()\n", str(_our_file()), "exec")
     inner: dict = {}
     exec(code, inner)
     line = sys._getframe().f_lineno + 1
@@ -270,9 +271,9 @@ def test_files_are_told_apart():
 
 
 def _our_file() -> Path:
-    import vcluster.places
+    import vcluster.code.call_sites
 
-    return Path(vcluster.places.__file__).with_name("device.py")
+    return Path(vcluster.code.call_sites.__file__).with_name("device.py")
 
 
 def caught(function) -> Failure:

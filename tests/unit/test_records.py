@@ -6,10 +6,10 @@ import pickle
 
 import numpy as np
 
-from parallelism.event import HOST
-from vcluster.calls import Traffic
-from vcluster.records import columns_of, make_trace, pack
-from vcluster.tracing import Recorder, collective_template, message_template
+from parallelism.events import HOST
+from vcluster.collectives import Traffic
+from vcluster.tracing import Recorder, collective_template, columns_of, make_trace, message_template
+from vcluster.tracing.columns import pack
 
 GROUP = (0, 1)
 TRAFFIC = Traffic(8, 16, 1, ((1, 16),))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism import Event, Hardware, HostLink, Link, Trace
-from parallelism.host_file import CALIBRATED, VARIABLE
+from parallelism.hardware import CALIBRATED, VARIABLE
 from vcluster.report.measured import MOST_ROWS, measured
 from vcluster.report.payload import payload
 from vcluster.report.roofline import MOST_POINTS, hardware_named, roofline

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from layouts import blocks, largest, layouts, meshes, shapes, terms
 from numpy.testing import assert_array_equal
 from plan_runs import play

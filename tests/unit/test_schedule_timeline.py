@@ -5,12 +5,11 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from parallelism.actions import parts
 from parallelism.pipelining import Pipeline, Schedule
-from parallelism.schedules import SCHEDULES, V_SHAPED
+from parallelism.pipelining.actions import parts
+from parallelism.pipelining.generators import SCHEDULES, V_SHAPED
 
 costs = st.fixed_dictionaries({kind: st.integers(0, 7) for kind in ("F", "I", "W", "message")})
 pipelines = st.builds(

@@ -8,11 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from parallelism.pipelining import Pipeline
-from parallelism.schedules import ALIASES, CHUNKED, SCHEDULES, V_SHAPED
+from parallelism.pipelining.generators import ALIASES, CHUNKED, SCHEDULES, V_SHAPED
 
 DATA = Path(__file__).parent / "data"
 PUBLISHED = json.loads((DATA / "pipeline_schedules.json").read_text())["schedules"]

@@ -4,8 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from layouts import OPS, blocks, layouts, meshes, shapes, terms
 from numpy.testing import assert_array_equal
 

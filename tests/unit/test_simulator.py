@@ -9,14 +9,14 @@ import pytest
 from local_programs import ByHand, feed_forward, integers
 
 from parallelism import ir
-from parallelism.executable import Executable
+from parallelism.execution import Executable
 from parallelism.hardware import Hardware
 from parallelism.ir import Builder, TensorType, models
 from parallelism.mesh import Mesh
-from parallelism.pricing import Pricing
-from parallelism.recorder import record
+from parallelism.recorder.recorder import record
 from parallelism.sharding import TensorSharding
-from parallelism.simulator import equal_devices, simulate
+from parallelism.simulation import equal_devices, simulate
+from parallelism.timeline import Pricing
 
 SHAPES = [(6, 4, 8), (5, 3, 7), (1, 1, 1), (3, 0, 2)]
 

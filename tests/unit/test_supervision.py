@@ -1,13 +1,10 @@
 """Who can never go on, from what the devices publish."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from vcluster.control import Layout
-from vcluster.failures import Frame
-from vcluster.memory import PAGE, Arena
-from vcluster.status import BLOCKED, FINISHED, RUNNING, LastSeen, Need, Operation, State, Status
-from vcluster.supervision import find_stuck, look, tell
+from vcluster.code import Frame
+from vcluster.memory import BLOCKED, FINISHED, PAGE, RUNNING, Arena, LastSeen, Layout, Need, Operation, State, Status
+from vcluster.runs.deadlock import find_stuck, look, tell
 
 HERE = "kernel.py:7"
 

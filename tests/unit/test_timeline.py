@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from parallelism import timeline
-from parallelism.timeline import replay
+from parallelism.timeline import replay as timeline
+from parallelism.timeline.replay import replay
 from parallelism.trace import HOST, Event, Trace
 
 TICK = 2.0**-10     # sums of ticks are exact

@@ -6,7 +6,7 @@ import json
 import re
 
 from parallelism.trace import HOST, Event, Trace
-from parallelism.trace_chrome import TRACKS
+from parallelism.trace.chrome import TRACKS
 from vcluster import report
 
 TRACE = Trace([

@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from parallelism.trace import KINDS, Event, Trace
-from parallelism.trace_files import LARGEST_INTEGER
+from parallelism.trace import Event, Trace
+from parallelism.trace.files import LARGEST_INTEGER
+from parallelism.trace.trace import KINDS
 
 SIZE = 4
 ranks, amounts = st.integers(0, SIZE - 1), st.integers(0, LARGEST_INTEGER)

@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from parallelism.closed_forms import bytes_received_per_rank
-from parallelism.communication import COLLECTIVES, algorithm
-from parallelism.critical_path import critical_path
-from parallelism.timeline import replay
-from parallelism.trace import HOST, Event, Trace
-from parallelism.trace_collectives import bus_factor, collectives, received_parts
-from parallelism.trace_moving import moving
-from parallelism.trace_split import PARTS, Split, split
+from parallelism.collectives import COLLECTIVES
+from parallelism.collectives.algorithms import algorithm
+from parallelism.collectives.closed_forms import bytes_received_per_rank
+from parallelism.timeline.replay import replay
+from parallelism.trace import HOST, PARTS, Event, Split, Trace
+from parallelism.trace.breakdown import split
+from parallelism.trace.collectives import bus_factor, collectives, received_parts
+from parallelism.trace.critical_path import critical_path
+from parallelism.trace.transfers import moving
 
 
 def compute(rank, start, seconds, phase=None, name="work", **fields):

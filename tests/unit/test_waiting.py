@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcluster.control import Layout
-from vcluster.memory import PAGE, Arena
-from vcluster.waiting import NAPS_SECONDS, NAPS_WITH_QUEUES_SECONDS, Signals
+from vcluster.memory import NAPS_SECONDS, NAPS_WITH_QUEUES_SECONDS, PAGE, Arena, Layout, Signals
 
 
 @pytest.fixture

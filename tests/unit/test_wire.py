@@ -7,12 +7,10 @@ import threading
 from multiprocessing import Pipe
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from vcluster.control import WIRE_BYTES
-from vcluster.memory import Arena
-from vcluster.wire import NOTE_BYTES, Wire
+from vcluster.memory import WIRE_BYTES, Arena
+from vcluster.processes.command_link import NOTE_BYTES, Wire
 
 
 @pytest.fixture

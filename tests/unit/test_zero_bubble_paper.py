@@ -6,12 +6,11 @@ import pytest
 from priced_stage import PricedStage
 from zero_bubble_costs import MEASURED, SCHEDULES, costs_of, printed
 
-from parallelism.hardware import Hardware
-from parallelism.links import HostLink, Link
+from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
-from parallelism.pipeline_execution import run_actions
 from parallelism.pipelining import Pipeline
-from parallelism.recorder import record
+from parallelism.pipelining.execution import run_actions
+from parallelism.recorder.recorder import record
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row[0]}x{row[1]}")

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vcluster.code import ClusterError
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, choice, nearest, positive, serve, whole, wholes
-from vcluster.errors import ClusterError
 
 PROGRAM = "python -m vcluster.demo"
 
@@ -34,7 +34,7 @@ Every demo explains itself with --help."""
 
 def mlp_parser() -> Parser:
     """The words of the mlp demo."""
-    from parallelism.schedules import SCHEDULES
+    from parallelism.pipelining.generators import SCHEDULES
     from vcluster.demo.screen import fold
 
     parser = Parser(
@@ -135,7 +135,7 @@ def gpt_parser() -> Parser:
 
 def collectives_parser() -> Parser:
     """The words of the collectives demo."""
-    from parallelism import communication
+    from parallelism.collectives import algorithms as communication
     from vcluster.demo.screen import fold
 
     kinds = tuple(communication.COLLECTIVES)

@@ -13,12 +13,17 @@ import numpy as np
 from parallelism.kernels import attend, attend_backward, causal_mask, gather_heads, row_products, spread_heads
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.recorder import record
+from parallelism.recorder.recorder import record
 from parallelism.trace import Trace
-from tensor_parallelism.attention import NAMES, Attention
-from tensor_parallelism.attention_plan import AttentionPlan
-from tensor_parallelism.attention_policies import AttentionSharding, AttentionShardingPolicy
-from tensor_parallelism.attention_shares import Runs, pieces
+from tensor_parallelism.attention import (
+    NAMES,
+    Attention,
+    AttentionPlan,
+    AttentionSharding,
+    AttentionShardingPolicy,
+    Runs,
+)
+from tensor_parallelism.attention.shares import pieces
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_plan, verdict_of_bytes

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.communication import Pairs, algorithms
-from parallelism.explanation import Explanation, explain
+from parallelism.collectives import Explanation, Pairs, explain
+from parallelism.collectives.algorithms import algorithms
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from vcluster.demo.command_line import WrongWords, nearest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from parallelism.host_file import told as told_of_host
+from parallelism.hardware.host import told as told_of_host
 from parallelism.mesh import Mesh
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords
@@ -22,7 +22,7 @@ def hardware_of(name: str | None, size: int) -> Hardware | None:
     if name is None:
         return None
     from parallelism.hardware import Hardware
-    from parallelism.pricing import Pricing
+    from parallelism.timeline import Pricing
 
     try:
         found = Hardware.of_host(size) if name == "host" else Hardware.of(name)
@@ -38,7 +38,7 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     """The time of a run there, what it goes into, and the axes whose groups leave a node; the priced trace."""
     if hardware is None:
         return trace
-    from parallelism.exposure import exposed_seconds
+    from parallelism.trace import exposed_seconds
 
     dtype = None if "float64" in hardware.flops_per_second else next(iter(hardware.flops_per_second))
     try:

@@ -12,8 +12,7 @@ import numpy as np
 from parallelism.kernels import ACTIVATIONS, dense
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from tensor_parallelism.feed_forward import NAMES, FeedForward
-from tensor_parallelism.feed_forward_policies import FeedForwardSharding
+from tensor_parallelism.feed_forward import NAMES, FeedForward, FeedForwardSharding
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes

@@ -33,7 +33,7 @@ from vcluster.demo.text import VOCABULARY, docstrings, in_one_line, pieces, toke
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
-    from vcluster.cluster import VirtualCluster
+    from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-9
 """Between the losses of all steps, and the parameters at the end, and those of one process."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
-from tensor_parallelism import matmul
-from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
+from tensor_parallelism.products import MatMulSharding, MatMulShardingPolicy, matmul
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelism.actions import KINDS
 from parallelism.kernels import SGD
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelining import Pipeline
+from parallelism.pipelining import KINDS, Pipeline
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
 from vcluster.demo.command_line import WrongWords, mesh_of, writable
@@ -36,7 +35,7 @@ from vcluster.report import html
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
-    from vcluster.cluster import VirtualCluster
+    from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-12
 """Between the pipeline's parameters and those of one process, relative to the largest of them (at least 1)."""

@@ -23,9 +23,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
-from tensor_parallelism.dispatch import kept_by_expert, rows_received
-from tensor_parallelism.expert_layouts import MixtureOfExpertsSharding
-from tensor_parallelism.experts import MixtureOfExperts
+from tensor_parallelism.experts import MixtureOfExperts, MixtureOfExpertsSharding, kept_by_expert, rows_received
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import MOST_ROWS, show_layouts, verdict_of_bytes

@@ -11,12 +11,12 @@ import numpy as np
 
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
-from parallelism.schedules import ALIASES, CHUNKED, V_SHAPED, spelt
+from parallelism.pipelining.generators import ALIASES, CHUNKED, V_SHAPED, spelt
 from vcluster.demo.command_line import WrongWords
 from vcluster.demo.screen import Screen
 
 if TYPE_CHECKING:
-    from vcluster.cluster import VirtualCluster
+    from vcluster.runs import VirtualCluster
 
 
 def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vcluster.errors import ClusterError
+from vcluster.code import ClusterError
 from vcluster.faults.kinds import ENDING, Fault
 from vcluster.faults.planted import PlantedProgram, words_of
 
 if TYPE_CHECKING:
-    from vcluster.cluster import VirtualCluster
-    from vcluster.endpoint import Endpoint
+    from vcluster.messages import Endpoint
+    from vcluster.runs import VirtualCluster
 
 
 class FaultNotReachedError(ClusterError):

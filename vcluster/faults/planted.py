@@ -14,16 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from parallelism.trees import leaves
-from vcluster.channel import VirtualChannel
+from parallelism.operation.trees import leaves
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
 from vcluster.faults.kinds import RECV, SEND, Drop, Duplicate, Exit, Fault, Fill, FlipBit, Kill, Raise, Reorder
-from vcluster.mailbox import Mailbox
-from vcluster.payload import Encoded
-from vcluster.pending import Owner, Pending
-from vcluster.tasks import Wait
-from vcluster.values import NUMERIC_KINDS, rebuild
+from vcluster.messages import NUMERIC_KINDS, Encoded, Mailbox, Owner, Pending, VirtualChannel, Wait
+from vcluster.messages.forms import rebuild
 
 
 def words_of(size: int, faults: int) -> int:

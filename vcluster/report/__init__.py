@@ -1,6 +1,6 @@
 """What people look at: a recorded or predicted `parallelism.trace.Trace`, drawn."""
 
-from parallelism.trace_chrome import holistic
+from parallelism.trace.chrome import holistic
 from vcluster.report.beside import beside
 from vcluster.report.comparison import Change, Comparison, compare
 from vcluster.report.page import html

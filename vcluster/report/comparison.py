@@ -14,10 +14,10 @@ from math import isfinite
 
 import numpy as np
 
-from parallelism.trace import Trace
-from parallelism.trace_moving import HOLDING, moving, rounded
-from parallelism.trace_split import PARTS, Split, part_of, split
-from parallelism.trace_summary import WIDTH, fit, seconds
+from parallelism.trace import HOLDING, PARTS, WIDTH, Split, Trace, part_of
+from parallelism.trace.breakdown import split
+from parallelism.trace.summary import fit, seconds
+from parallelism.trace.transfers import moving, rounded
 
 SHOWN = 8
 """Rows of a table before the rest is left out."""

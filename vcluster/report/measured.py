@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.columns import Columns, Table
-from parallelism.host_file import CALIBRATED
-from parallelism.trace import Trace
-from parallelism.trace_moving import HOLDING
-from parallelism.trace_summary import fit
+from parallelism.events import Columns, Table
+from parallelism.hardware import CALIBRATED
+from parallelism.trace import HOLDING, Trace
+from parallelism.trace.summary import fit
 
 MOST_ROWS = 24
 TURNS = 0.9

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.columns import ABSENT, Columns, Table
-from parallelism.critical_path import PathStep, critical_path
+from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
-from parallelism.trace import Trace
-from parallelism.trace_collectives import collectives
-from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving, rounded
-from parallelism.trace_split import PARTS, Split, part_of, split
-from parallelism.trace_summary import fit, nbytes, rate, seconds
+from parallelism.trace import HOLDING, PARTS, Moving, PathStep, Split, Trace, part_of
+from parallelism.trace.breakdown import split
+from parallelism.trace.collectives import collectives
+from parallelism.trace.critical_path import critical_path
+from parallelism.trace.summary import fit, nbytes, rate, seconds
+from parallelism.trace.transfers import asynchronous, moving, rounded
 from vcluster.report.measured import measured
 from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.columns import Columns
-from parallelism.hardware import ITEMSIZE, Hardware
-from parallelism.host_file import CALIBRATED
-from parallelism.trace import Trace
-from parallelism.trace_split import PARTS, part_of
-from parallelism.trace_summary import fit
+from parallelism.events import Columns
+from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware
+from parallelism.trace import PARTS, Trace, part_of
+from parallelism.trace.summary import fit
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4

@@ -17,7 +17,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallelism.trace import Trace
-from parallelism.trace_summary import seconds
+from parallelism.trace.summary import seconds
 
 if TYPE_CHECKING:
     from rich.text import Text

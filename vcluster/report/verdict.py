@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from parallelism.critical_path import PathStep
-from parallelism.trace import Trace
-from parallelism.trace_collectives import CollectiveRow
-from parallelism.trace_split import PARTS, Split, part_of
-from parallelism.trace_summary import fit, nbytes, rate, seconds
+from parallelism.trace import PARTS, CollectiveRow, PathStep, Split, Trace, part_of
+from parallelism.trace.summary import fit, nbytes, rate, seconds
 
 UNEVEN = 1.1
 """A device that computes so many times as long as the median one is named."""

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import SkipTest
 
 from parallelism.mesh import Mesh
-from vcluster.failures import Failure, describe_exception
+from vcluster.code import Failure, describe_exception
 
 _this_thread = threading.local()
 """``device``: the one whose test runs in this thread."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from parallelism.trace import HOST
-from vcluster.channel import ChannelStatistics
-from vcluster.cluster import VirtualCluster
+from vcluster.messages import ChannelStatistics
 from vcluster.processes import running_processes
+from vcluster.runs import VirtualCluster
 
 PATIENCE_SECONDS = 0.25
 """A thread or process that is just ending is given so long."""

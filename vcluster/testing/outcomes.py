@@ -8,8 +8,7 @@ from types import CodeType
 from typing import Any
 
 from parallelism.mesh import Mesh
-from vcluster.errors import ClusterError, DeviceFailedError, ranks_in_words
-from vcluster.failures import Failure
+from vcluster.code import ClusterError, DeviceFailedError, Failure, ranks_in_words
 from vcluster.testing.body import HostSide, Outcome
 from vcluster.testing.tracebacks import attach_tracebacks, frame_at, traceback_of
 

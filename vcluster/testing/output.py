@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from vcluster.conduct import show_with_rank
+from vcluster.runs import show_with_rank
 
 
 class RankOutput:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from vcluster.cluster import VirtualCluster
-from vcluster.errors import ClusterError
-from vcluster.programs import dump
+from vcluster.code import ClusterError
+from vcluster.code.pickling import dump
+from vcluster.runs import VirtualCluster
 from vcluster.testing.body import DeviceToCome, HostSide, OwnMonkeyPatch, run_body
 from vcluster.testing.outcomes import agreed, failure_of, said_by
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable
 from types import CodeType, FrameType, TracebackType
 
-from vcluster.failures import Failure, Frame
+from vcluster.code import Failure, Frame
 
 
 def attach_tracebacks(error: BaseException, failure: Failure) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vcluster.cluster import VirtualCluster
+from vcluster.runs import VirtualCluster
 from vcluster.testing.explanations import Settings, explain_assertions
 from vcluster.testing.meshes import Wanted
 

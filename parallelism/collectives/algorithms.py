@@ -1,0 +1,301 @@
+"""The collectives and their algorithms as data: who sends which piece to whom, step by step.
+
+An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step by step, the messages that
+move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks are and what a position makes
+of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation` shows them, and the bytes and the
+messages are counted from the steps.  `parallelism.collectives.closed_forms` has the textbook's formulas beside them.
+
+    ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j
+    0 --[3]--> 1 --[0]--> 2 --[1]--> 3      has the whole sum of chunk j, and 3 more steps pass the
+    ^-------------[2]----------------'      sums round the same way
+
+All messages of a step are simultaneous: a source sends what it held before the step.
+
+**Order of reduction.**  The reducing messages that reach a position in one step are combined with the
+position's own value in order of position.  So `direct` and `naive` combine in group order;
+`recursive_doubling`, `halving_doubling` and `tree` as one balanced tree over the group order; only `ring`
+starts elsewhere (`Algorithm.order` tells).  Every position ends with the same bits, by any of them.
+
+Positions are places in a group, 0 to size-1.  Powers of two: `recursive_doubling`, `halving_doubling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from parallelism.collectives import patterns
+from parallelism.collectives.patterns import Listed, Stage, Stages, everyone
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message: ``source`` sends ``chunks`` to ``target``, which adds them to its own or takes them over."""
+
+    source: int
+    target: int
+    chunks: tuple[int, ...]
+    reduce: bool = False
+
+
+Step = tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The steps of one algorithm of one collective over ``size`` positions.  Made by `algorithm`.
+
+    ``chunks`` is how many pieces the buffer is cut into; ``order`` tells in words in what order it reduces
+    (empty where nothing is reduced).  Frozen, hashable, picklable.
+
+    >>> ring = algorithm("all_reduce", "ring", 4)
+    >>> ring.chunks, len(ring.steps), ring.steps[0][0]
+    (4, 6, Transfer(source=0, target=1, chunks=(3,), reduce=True))
+    >>> ring.bytes_sent([10, 10, 10, 10])
+    (60, 60, 60, 60)
+    """
+
+    collective: str
+    name: str
+    size: int
+    root: int
+    chunks: int
+    order: str
+    pairs: Pairs = ()
+    _stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every message, step by step."""
+        return self._within(range(self.size), range(self.size))
+
+    def sends(self, position: int) -> tuple[Step, ...]:
+        """For each step, the messages that ``position`` sends."""
+        return self._view(position, False)
+
+    def receives(self, position: int) -> tuple[Step, ...]:
+        """For each step, the messages that ``position`` receives, ordered by source."""
+        return self._view(position, True)
+
+    def sources(self, position: int, chunk_nbytes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """(source, bytes) for everybody who sends ``position`` a message, by the byte sizes of the chunks."""
+        return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in self._peers(position, True))
+
+    def targets(self, position: int, chunk_nbytes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """(target, bytes) for everybody to whom ``position`` sends a message."""
+        return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in self._peers(position, False))
+
+    def bytes_sent(self, chunk_nbytes: Sequence[int]) -> tuple[int, ...]:
+        """Bytes sent, by position."""
+        return self._totals(0, lambda chunks: _weight(chunks, chunk_nbytes))
+
+    def bytes_received(self, chunk_nbytes: Sequence[int]) -> tuple[int, ...]:
+        """Bytes received, by position."""
+        return self._totals(1, lambda chunks: _weight(chunks, chunk_nbytes))
+
+    def messages_sent(self) -> tuple[int, ...]:
+        """Messages sent, by position."""
+        return self._totals(0, lambda chunks: 1)
+
+    def _within(self, sources: range, targets: range) -> tuple[Step, ...]:
+        return tuple(
+            tuple(Transfer(*move, stage.reduce) for move in stage.moves(sources, targets)) for stage in self._stages
+        )
+
+    def _view(self, position: int, arriving: bool) -> tuple[Step, ...]:
+        key = position, arriving
+        if key not in self._memo:
+            here, everyone = range(position, position + 1), range(self.size)
+            self._memo[key] = self._within(everyone, here) if arriving else self._within(here, everyone)
+        view: tuple[Step, ...] = self._memo[key]
+        return view
+
+    def _peers(self, position: int, arriving: bool) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        key = "peers", position, arriving
+        if key not in self._memo:
+            peers: dict[int, tuple[int, ...]] = {}
+            for step in self._view(position, arriving):
+                for transfer in step:
+                    peer = transfer.source if arriving else transfer.target
+                    peers[peer] = peers.get(peer, ()) + transfer.chunks
+            self._memo[key] = tuple(sorted(peers.items()))
+        found: tuple[tuple[int, tuple[int, ...]], ...] = self._memo[key]
+        return found
+
+    def _totals(self, end: int, weigh: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
+        everyone = range(self.size)
+        totals = [0] * self.size
+        for stage in self._stages:
+            for move in stage.moves(everyone, everyone):
+                position: Any = move[end]
+                totals[position] += weigh(move[2])
+        return tuple(totals)
+
+    @cached_property
+    def _memo(self) -> dict[tuple[Any, ...], Any]:
+        return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:                  # rules are functions: make it anew instead
+        return _remake, (self.collective, self.name, self.size, self.root, self.pairs)
+
+
+def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
+    if len(chunks) == 1:
+        return chunk_nbytes[chunks[0]]
+    return sum(map(chunk_nbytes.__getitem__, chunks))
+
+
+_GROUP = "in group order"
+_TREE = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
+_RING = "round the ring: piece j starts at the position after j and ends at j"
+_CHAIN = "along the chain, from the position before the root backwards round the ring to the root"
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    stages: Callable[[int, int], Stages]
+    """From size and root."""
+    chunks: Callable[[int], int]
+    order: str = ""
+    powers_of_two: bool = False
+
+
+def _g(g: int) -> int:
+    return g
+
+
+def _one(g: int) -> int:
+    return 1
+
+
+_take_theirs = _Recipe(lambda g, r: everyone(lambda s, t: (s,)), _g)
+_from_root = _Recipe(lambda g, r: everyone(lambda s, t: (0,) if s == r else None), _one)
+_to_root = _Recipe(lambda g, r: everyone(lambda s, t: (0,) if t == r else None, True), _one, _GROUP)
+
+_RECIPES: dict[str, dict[str, _Recipe]] = {
+    "all_reduce": {
+        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (t,), True) + everyone(lambda s, t: (s,)), _g, _GROUP),
+        "naive": _Recipe(lambda g, r: everyone(lambda s, t: (0,), True), _one, _GROUP),
+        "ring": _Recipe(lambda g, r: patterns.ring_reduce_scatter(g) + patterns.ring_all_gather(g), _g, _RING),
+        "recursive_doubling": _Recipe(lambda g, r: patterns.recursive_doubling(g), _one, _TREE, True),
+        "halving_doubling": _Recipe(
+            lambda g, r: patterns.recursive_halving(g) + patterns.halving_undone(g), _g, _TREE, True
+        ),
+        "tree": _Recipe(lambda g, r: patterns.binomial_reduce(g, 0) + patterns.binomial_broadcast(g, 0), _one, _TREE),
+    },
+    "all_gather": {
+        "direct": _take_theirs,
+        "naive": _take_theirs,
+        "ring": _Recipe(lambda g, r: patterns.ring_all_gather(g), _g),
+        "recursive_doubling": _Recipe(lambda g, r: patterns.block_doubling(g), _g, "", True),
+    },
+    "reduce_scatter": {
+        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (t,), True), _g, _GROUP),
+        "naive": _Recipe(lambda g, r: (lambda all_: everyone(lambda s, t: all_, True))(tuple(range(g))), _g, _GROUP),
+        "ring": _Recipe(lambda g, r: patterns.ring_reduce_scatter(g), _g, _RING),
+        "halving_doubling": _Recipe(lambda g, r: patterns.recursive_halving(g), _g, _TREE, True),
+    },
+    "all_to_all": {
+        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (s * g + t,)), lambda g: g * g),
+        "ring": _Recipe(lambda g, r: patterns.ring_all_to_all(g), lambda g: g * g),
+    },
+    "broadcast": {
+        "direct": _from_root,
+        "naive": _from_root,
+        "ring": _Recipe(lambda g, r: [Listed(((s, t, (0,)),)) for s, t in patterns.chain(g, r)], _one),
+        "tree": _Recipe(patterns.binomial_broadcast, _one),
+    },
+    "reduce": {
+        "direct": _to_root,
+        "naive": _to_root,
+        "ring": _Recipe(
+            lambda g, r: [Listed(((t, s, (0,)),), True) for s, t in patterns.chain(g, r)[::-1]], _one, _CHAIN
+        ),
+        "tree": _Recipe(patterns.binomial_reduce, _one, _TREE),
+    },
+    "scatter": {
+        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (t,) if s == r else None), _g),
+        "tree": _Recipe(patterns.binomial_scatter, _g),
+    },
+    "gather": {
+        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (s,) if t == r else None), _g),
+        "tree": _Recipe(patterns.binomial_gather, _g),
+    },
+    "all_scatter": {"direct": _take_theirs, "ring": _Recipe(lambda g, r: patterns.ring_all_gather(g), _g)},
+    "permute": {"direct": _Recipe(lambda g, r: [], _g)},
+    "barrier": {
+        "direct": _Recipe(lambda g, r: everyone(lambda s, t: ()), lambda g: 0),
+        "dissemination": _Recipe(
+            lambda g, r: [Listed(tuple((p, (p + d) % g, ()) for p in range(g))) for d in patterns.distances(g)],
+            lambda g: 0,
+        ),
+    },
+}
+
+COLLECTIVES = tuple(_RECIPES)
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def algorithms(collective: str, size: int) -> tuple[str, ...]:
+    """The names of the algorithms that apply to a collective over ``size`` positions; the first is the default."""
+    if collective not in _RECIPES:
+        raise ValueError(f"no collective {collective!r}; there are {', '.join(_RECIPES)}")
+    power = size & (size - 1) == 0
+    return tuple(name for name, recipe in _RECIPES[collective].items() if power or not recipe.powers_of_two)
+
+
+def algorithm(
+    collective: str, name: str | None, size: int, *, root: int = 0, pairs: Iterable[tuple[int, int]] | None = None
+) -> Algorithm:
+    """An algorithm by name (None: ``direct``), for ``size`` positions; asked again, the same object.
+
+    ``root`` is a position and belongs to broadcast, reduce, scatter and gather; ``pairs``, (source, target)
+    positions with no source and no target twice, belong to permute.  Raises ``ValueError`` for a name that
+    does not apply, naming those that do, and for a root or a pair outside the group.
+
+    >>> algorithm("all_reduce", "rings", 3)
+    Traceback (most recent call last):
+    ValueError: no algorithm 'rings' for all_reduce over 3; these apply: direct, naive, ring, tree
+    """
+    return _algorithm(collective, name or "direct", size, root, None if pairs is None else tuple(map(tuple, pairs)))
+
+
+@lru_cache(maxsize=256)
+def _algorithm(collective: str, name: str, size: int, root: int, pairs: Pairs | None) -> Algorithm:
+    if size < 1:
+        raise ValueError(f"{collective} needs at least 1 position, got {size}")
+    names = algorithms(collective, size)
+    if name not in names:
+        why = " (it needs a power of two)" if name in _RECIPES[collective] else ""
+        raise ValueError(f"no algorithm {name!r} for {collective} over {size}{why}; these apply: {', '.join(names)}")
+    if not 0 <= root < size:
+        raise ValueError(f"root of {collective} must be a position from 0 to {size - 1}, got {root}")
+    if root and collective not in ROOTED:
+        raise ValueError(f"{collective} has no root, got root={root}")
+    if (pairs is not None) != (collective == "permute"):
+        raise ValueError(f"pairs belong to permute: {collective} got pairs={pairs}")
+    recipe = _RECIPES[collective][name]
+    stages = recipe.stages(size, root) if size > 1 else []
+    if pairs:
+        _check_pairs(pairs, size)
+        stages = [Listed(tuple((s, t, (s,)) for s, t in sorted(pairs) if s != t))]
+    return Algorithm(collective, name, size, root, recipe.chunks(size), recipe.order, pairs or (), tuple(stages))
+
+
+def _check_pairs(pairs: Pairs, size: int) -> None:
+    for pair in pairs:
+        if len(pair) != 2 or not all(0 <= p < size for p in pair):
+            raise ValueError(f"a pair of permute is (source, target), positions from 0 to {size - 1}; got {pair}")
+    for end, word in enumerate(("source", "target")):
+        twice = sorted({pair[end] for pair in pairs if sum(other[end] == pair[end] for other in pairs) > 1})
+        if twice:
+            raise ValueError(f"permute has position {twice[0]} as {word} of more than one pair in {pairs}")
+
+
+def _remake(collective: str, name: str, size: int, root: int, pairs: Pairs) -> Algorithm:
+    return algorithm(collective, name, size, root=root, pairs=pairs if collective == "permute" else None)

@@ -1,0 +1,213 @@
+"""What one position holds while an algorithm runs: chunks, by number, as NumPy arrays.
+
+    held = start(algorithm, position, x)                       # before the first step
+    held = arrive(held, messages, position, op)                # once for each step
+    result = finish(algorithm, position, held, x)              # after the last
+
+It is arithmetic only: vcluster moves the messages over channels, `parallelism.collectives.explanation` within one process.
+Held arrays are never written to, so a chunk may be a view of ``x`` and travel without a copy; a step's
+messages are taken (`outgoing`) before the step's arrivals are applied.  A result may be a view too.
+
+What chunk number c is:
+
+    all_reduce, reduce              piece c of x in C order, split by `numpy.array_split`; a single
+    broadcast                       chunk is x itself, so it carries its shape
+    all_gather, gather, all_scatter,
+    permute                         the array of position c
+    reduce_scatter, scatter         block c of x along dim
+    all_to_all                      block c % g of position c // g, along dim
+    barrier                         there are none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.collectives.algorithms import Algorithm, Transfer
+from parallelism.mesh import split_sizes
+from parallelism.mesh.uneven import starts
+
+Array = NDArray[Any]
+Held = dict[int, Array]
+
+_WHOLE = ("all_reduce", "reduce", "broadcast")
+_OWN = ("all_gather", "gather", "all_scatter", "permute")
+_BLOCKS = ("reduce_scatter", "scatter", "all_to_all")
+
+
+class Message(NamedTuple):
+    """What arrives: a `Transfer` with its arrays, one for each of its chunks."""
+
+    source: int
+    chunks: tuple[int, ...]
+    arrays: Sequence[Array]
+    reduce: bool
+
+
+def start(
+    algorithm: Algorithm, position: int, x: Array | None, *, dim: int = 0, sizes: Sequence[int] | None = None
+) -> Held:
+    """What ``position`` holds before the first step, ``x`` being its value.
+
+    ``dim`` and ``sizes`` cut the blocks of reduce_scatter, scatter and all_to_all (``dim`` is its split_dim);
+    without ``sizes``, as `numpy.array_split` does.  ``x`` is not looked at, and may be None, where it does not
+    count: on the others of broadcast and scatter, in barrier.  Raises ``ValueError`` for a 0-d array or a dim
+    that cannot be cut, and for sizes that do not add up.
+    """
+    collective, size = algorithm.collective, algorithm.size
+    if collective == "barrier" or (collective in ("broadcast", "scatter") and position != algorithm.root):
+        return {}
+    if x is None:
+        raise ValueError(f"{collective} needs an array at position {position}, got None")
+    if collective in _OWN:
+        return {position: x}
+    if collective in _BLOCKS:
+        blocks = _blocks(collective, x, size, dim, sizes)
+        first = position * size if collective == "all_to_all" else 0
+        return {first + i: block for i, block in enumerate(blocks)}
+    if algorithm.chunks == 1:
+        return {0: x}
+    flat = x.reshape(-1)
+    places = starts(split_sizes(flat.size, (algorithm.chunks,)))
+    return {i: flat[places[i]:places[i + 1]] for i in range(algorithm.chunks)}
+
+
+def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:
+    """The arrays of a message that ``transfer.source`` sends."""
+    return [held[chunk] for chunk in transfer.chunks]
+
+
+def arrive(
+    held: Held, messages: Sequence[Message], position: int, op: Callable[[Array, Array], Array] | None = None
+) -> Held:
+    """What ``position`` holds after a step that brought it ``messages``.
+
+    Reducing messages are combined with the position's own value in order of position, two at a time:
+    ``op(op(x0, x1), x2)``; they may come in any order.  Other messages replace what was held.
+    """
+    after = dict(held)
+    terms: dict[int, list[tuple[int, Array]]] = {}
+    for source, chunks, arrays, reduce in messages:
+        for chunk, array in zip(chunks, arrays, strict=True):
+            if reduce:
+                terms.setdefault(chunk, [(position, held[chunk])]).append((source, array))
+            else:
+                after[chunk] = array
+    for chunk, summands in terms.items():
+        if op is None:
+            raise ValueError(f"a reducing message arrived at position {position}, and there is no op")
+        summands.sort(key=lambda term: term[0])
+        total = summands[0][1]
+        for _, term in summands[1:]:
+            total = np.asarray(op(total, term))
+        after[chunk] = total
+    return after
+
+
+def finish(
+    algorithm: Algorithm, position: int, held: Mapping[int, Array], x: Array | None = None, *,
+    dim: int = 0, shape: Sequence[int] | None = None,
+) -> Any:
+    """The result at ``position``: an array, a list of them for all_scatter, None where there is none.
+
+    ``x`` is the position's own value, for its shape (all_reduce, reduce) and for the zeros of a permute without
+    a source.  ``dim`` is where all_gather and gather join, and the concat_dim of all_to_all.  ``shape`` is for a
+    broadcast in several chunks, whose receivers know none; no algorithm has one so far.
+    """
+    collective, size, root = algorithm.collective, algorithm.size, algorithm.root
+    if collective == "barrier" or (collective in ("reduce", "gather") and position != root):
+        return None
+    if collective in _WHOLE:
+        if algorithm.chunks == 1:
+            return held[0]
+        if shape is None:
+            if x is None:
+                raise ValueError(f"{collective} in {algorithm.chunks} chunks needs the shape of its result")
+            shape = x.shape
+        return np.concatenate([held[i] for i in range(algorithm.chunks)]).reshape(shape)
+    if collective in ("all_gather", "gather"):
+        return join([held[i] for i in range(size)], dim)
+    if collective == "all_scatter":
+        return [held[i] for i in range(size)]
+    if collective == "all_to_all":
+        return join([held[i * size + position] for i in range(size)], dim)
+    if collective == "permute":
+        source = next((s for s, t in algorithm.pairs if t == position), None)
+        return np.zeros_like(x) if source is None else held[source]
+    return held[position]
+
+
+def join(shards: Sequence[Array], dim: int) -> Array:
+    """Shards joined along ``dim``; 0-d ones stacked."""
+    return np.stack(shards) if shards[0].ndim == 0 else np.concatenate(shards, axis=dim)
+
+
+def chunk_nbytes(
+    algorithm: Algorithm, shapes: Sequence[Sequence[int] | None], itemsize: int, *,
+    dim: int = 0, sizes: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """The bytes of every chunk, from the shape of every position's value; what `Algorithm.bytes_sent` asks for.
+
+    ``shapes`` by position; only those that count are looked at: the root's for broadcast and scatter, the first
+    where all are alike.  ``sizes`` are everybody's; where each position of an all_to_all has sizes of its own,
+    put them together with `all_to_all_nbytes`.
+    """
+    collective, size = algorithm.collective, algorithm.size
+    if collective == "barrier":
+        return ()
+    if collective in _OWN:
+        return tuple(itemsize * prod(_known(shapes, position)) for position in range(size))
+    if collective == "all_to_all":
+        return all_to_all_nbytes([_known(shapes, p) for p in range(size)], itemsize, dim, [sizes] * size)
+    shape = _known(shapes, algorithm.root)
+    if collective in _BLOCKS:
+        return _block_nbytes(shape, itemsize, size, dim, sizes)
+    return tuple(itemsize * n for n in split_sizes(prod(shape), (algorithm.chunks,)))
+
+
+def all_to_all_nbytes(
+    shapes: Sequence[Sequence[int]], itemsize: int, dim: int, sizes: Sequence[Sequence[int] | None]
+) -> tuple[int, ...]:
+    """The bytes of every block of an all_to_all, from each position's shape and its sizes of blocks along ``dim``."""
+    g = len(shapes)
+    return tuple(
+        n for shape, cut in zip(shapes, sizes, strict=True) for n in _block_nbytes(shape, itemsize, g, dim, cut)
+    )
+
+
+def _block_nbytes(
+    shape: Sequence[int], itemsize: int, size: int, dim: int, sizes: Sequence[int] | None
+) -> tuple[int, ...]:
+    rest = itemsize * prod(n for d, n in enumerate(shape) if d != dim % len(shape))
+    return tuple(n * rest for n in (sizes or split_sizes(shape[dim], (size,))))
+
+
+def _blocks(collective: str, x: Array, size: int, dim: int, sizes: Sequence[int] | None) -> list[Array]:
+    if x.ndim == 0:
+        raise ValueError(f"{collective} cuts its array along dim {dim}, and a 0-d array has none")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"{collective} needs a dim from {-x.ndim} to {x.ndim - 1} for shape {x.shape}, got {dim}")
+    extent = x.shape[dim]
+    if sizes is None:
+        sizes = split_sizes(extent, (size,))
+    if len(sizes) != size or min(sizes) < 0 or sum(sizes) != extent:
+        raise ValueError(
+            f"{collective} over {size} needs {size} sizes that add up to {extent}, the extent of dim {dim}; "
+            f"got {tuple(sizes)}"
+        )
+    places = starts(sizes)
+    before = (slice(None),) * (dim % x.ndim)
+    return [x[(*before, slice(a, b))] for a, b in pairwise(places)]
+
+
+def _known(shapes: Sequence[Sequence[int] | None], position: int) -> Sequence[int]:
+    shape = shapes[position]
+    if shape is None:
+        raise ValueError(f"the shape of position {position} is needed, got None")
+    return shape

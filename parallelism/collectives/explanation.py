@@ -1,0 +1,275 @@
+"""A collective played through in one process, to be looked at: who sends what to whom, and what each rank then holds.
+
+    >>> import numpy as np
+    >>> steps = explain("all_reduce", algorithm="ring", inputs=[np.arange(4) + rank for rank in range(4)])
+    >>> len(steps), steps[0].messages[0]
+    (6, Sent(source=0, target=1, chunks=(3,), arrays=(array([3]),), reduce=True))
+    >>> steps.results[2]
+    array([ 6, 10, 14, 18])
+
+The steps and the arithmetic are those that run on a cluster (`communication`, `chunks`, `reductions`), so what
+is seen here is what happens there.  Nothing is started.  `print` draws it, and so does a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from parallelism.collectives import buffers as chunks
+from parallelism.collectives.algorithms import REDUCING, ROOTED, Algorithm, algorithm as find_algorithm
+from parallelism.collectives.reductions import reduction
+from parallelism.operation import ReduceOp
+
+if TYPE_CHECKING:
+    from parallelism.collectives.closed_forms import ClosedForm
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """One message with its values: ``arrays[i]`` is chunk ``chunks[i]`` as the source held it before the step."""
+
+    source: int
+    target: int
+    chunks: tuple[int, ...]
+    arrays: tuple[Array, ...]
+    reduce: bool
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainedStep:
+    """One step: its messages, and by rank what is held after it (chunk -> array) and the bytes received so far."""
+
+    number: int
+    messages: tuple[Sent, ...]
+    held: tuple[Mapping[int, Array], ...]
+    bytes_received: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(Sequence[ExplainedStep]):
+    """A collective as a sequence of its steps, made by `explain`; prints, and shows itself in a notebook.
+
+    ``inputs``, ``start`` (chunks held before the first step) and ``results`` are by rank; ``buffer_nbytes`` is
+    the S of the closed form.  All arrays are read-only.
+    """
+
+    algorithm: Algorithm
+    title: str
+    op: str
+    inputs: tuple[Array | None, ...]
+    start: tuple[Mapping[int, Array], ...]
+    steps: tuple[ExplainedStep, ...]
+    results: tuple[Any, ...]
+    buffer_nbytes: int
+    closed_form: ClosedForm
+
+    @property
+    def bytes_received(self) -> tuple[int, ...]:
+        """Bytes received in all, by rank."""
+        return self.steps[-1].bytes_received if self.steps else (0,) * self.algorithm.size
+
+    @property
+    def bytes_sent(self) -> tuple[int, ...]:
+        """Bytes sent in all, by rank."""
+        sent = [0] * self.algorithm.size
+        for step in self.steps:
+            for message in step.messages:
+                sent[message.source] += message.nbytes
+        return tuple(sent)
+
+    @overload
+    def __getitem__(self, index: int) -> ExplainedStep: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ExplainedStep]: ...
+    def __getitem__(self, index: int | slice) -> ExplainedStep | Sequence[ExplainedStep]:
+        return self.steps[index]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[ExplainedStep]:
+        return iter(self.steps)
+
+    def __bool__(self) -> bool:                               # one rank needs no steps, and is explained all the same
+        return True
+
+    def __str__(self) -> str:
+        from parallelism.collectives import explanation_text as storyboard
+
+        return storyboard.text(self)
+
+    def __repr__(self) -> str:
+        a = self.algorithm
+        return f"<Explanation of {a.collective}, {a.name}, {a.size} ranks, {len(self)} steps; print it>"
+
+    def _repr_html_(self) -> str:
+        from parallelism.collectives import explanation_text as storyboard
+
+        return storyboard.html(self)
+
+
+def explain(
+    collective: str,
+    *,
+    inputs: Sequence[ArrayLike | None],
+    algorithm: str | None = None,
+    root: int = 0,
+    dim: int = 0,
+    op: ReduceOp = "sum",
+    split_dim: int = 0,
+    concat_dim: int = 0,
+    split_sizes: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    by: int = 1,
+) -> Explanation:
+    """Every step of a collective over ``len(inputs)`` ranks, with real values.
+
+    ``collective`` is one of `communication.COLLECTIVES` or ``"shift"``; ``inputs`` has each rank's array or scalar,
+    None where it does not count (the others of broadcast and scatter; barrier).  The other arguments mean what
+    they mean on a device and are looked at where they apply; ``split_sizes`` is for all ranks, or a list of
+    them by rank.  Raises ``ValueError`` or ``TypeError`` for an unknown name, a root or pairs outside the
+    group, and inputs whose dtypes or shapes do not agree.
+    """
+    size = len(inputs)
+    if not size:
+        raise ValueError(f"{collective} needs the input of at least one rank, got none")
+    if collective == "shift":
+        collective, pairs = "permute", [(p, (p + by) % size) for p in range(size)]
+    if collective == "permute" and pairs is None:
+        raise ValueError("permute needs pairs=[(source, target), ...], got none")
+    moved = tuple((s, t) for s, t in pairs or ()) if collective == "permute" else None
+    plan = find_algorithm(collective, algorithm, size, root=root if collective in ROOTED else 0, pairs=moved)
+
+    cut, joined = (split_dim, concat_dim) if collective == "all_to_all" else (dim, dim)
+    arrays = _checked(plan, inputs, joined)
+    first = arrays[plan.root]
+    rule = reduction(op, first.dtype) if collective in REDUCING and first is not None else None
+    if rule is not None:
+        arrays = [_frozen(np.asarray(array, rule.dtype)) for array in arrays]
+    sizes = _sizes_by_rank(split_sizes, size) if collective == "all_to_all" else [None] * size
+
+    held = [
+        {c: _frozen(a) for c, a in chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]).items()}
+        for rank in range(size)
+    ]
+    start, steps, received = _views(held), [], [0] * size
+    for number, step in enumerate(plan.steps, 1):
+        messages = tuple(
+            Sent(t.source, t.target, t.chunks, tuple(chunks.outgoing(held[t.source], t)), t.reduce) for t in step
+        )
+        for rank in range(size):
+            arriving = [chunks.Message(m.source, m.chunks, m.arrays, m.reduce) for m in messages if m.target == rank]
+            after = chunks.arrive(held[rank], arriving, rank, rule.combine if rule else None)
+            held[rank] = {c: _frozen(after[c]) for c in sorted(after)}
+            received[rank] += sum(m.nbytes for m in messages if m.target == rank)
+        steps.append(ExplainedStep(number, messages, _views(held), tuple(received)))
+
+    from parallelism.collectives.closed_forms import closed_form
+
+    results = []
+    for rank in range(size):
+        result = chunks.finish(plan, rank, held[rank], arrays[rank], dim=joined)
+        if rule is not None and result is not None:
+            result = result.copy()
+            rule.finish(result, size)
+        results.append(_frozen(result) if isinstance(result, np.ndarray) else result)
+    name = rule.name if rule is not None else ""
+    return Explanation(
+        plan, _title(plan, name, cut, joined), name, tuple(arrays), start, tuple(steps), tuple(results),
+        _buffer_nbytes(plan, arrays), closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
+    )
+
+
+def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> list[Array | None]:
+    """The inputs as read-only arrays that agree where they must; None where they do not count."""
+    collective, root = plan.collective, plan.root
+    if collective == "barrier":
+        return [None] * plan.size
+    arrays: list[Array | None] = []
+    for rank, value in enumerate(inputs):
+        if collective in ("broadcast", "scatter") and rank != root:
+            arrays.append(None)
+            continue
+        if value is None:
+            raise ValueError(f"{collective} needs an array from rank {rank}, got None")
+        array = np.array(value)
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"{collective} takes numbers and bools; rank {rank} has dtype {array.dtype}")
+        arrays.append(_frozen(array))
+        first = arrays[root if collective in ("broadcast", "scatter") else 0]
+        if first is None or collective in ("all_scatter", "permute"):
+            continue
+        if array.dtype != first.dtype:
+            raise ValueError(f"dtypes differ in {collective}: rank 0 has {first.dtype}, rank {rank} has {array.dtype}")
+        if first.ndim and collective in ("all_gather", "gather", "all_to_all") and not -first.ndim <= dim < first.ndim:
+            raise ValueError(f"{collective} needs a dim from {-first.ndim} to {first.ndim - 1}, got {dim}")
+        free = dim if collective in ("all_gather", "gather", "all_to_all") else None
+        if _fixed(array, free) != _fixed(first, free):
+            but = "" if free is None else f" in more than dim {free}"
+            raise ValueError(
+                f"shapes differ in {collective}{but}: rank 0 has {first.shape}, rank {rank} has {array.shape}"
+            )
+    return arrays
+
+
+def _fixed(array: Array, free: int | None) -> tuple[int | None, ...]:
+    """The shape, without the extent that ranks may choose."""
+    shape: list[int | None] = list(array.shape)
+    if free is not None and -len(shape) <= free < len(shape):
+        shape[free] = None
+    return tuple(shape)
+
+
+def _sizes_by_rank(sizes: Any, size: int) -> list[Sequence[int] | None]:
+    if sizes is None or not len(sizes) or not isinstance(sizes[0], Sequence | np.ndarray):
+        return [sizes] * size
+    if len(sizes) != size:
+        raise ValueError(f"split_sizes by rank need {size} lists, got {len(sizes)}")
+    return list(sizes)
+
+
+def _buffer_nbytes(plan: Algorithm, arrays: Sequence[Array | None]) -> int:
+    """The S of `closed_forms`; where ranks differ in it, the mean."""
+    sizes = [array.nbytes for array in arrays if array is not None]
+    if plan.collective in ("all_gather", "gather", "all_scatter"):
+        return sum(sizes)
+    return sum(sizes) // max(len(sizes), 1)
+
+
+def _title(plan: Algorithm, op: str, cut: int, joined: int) -> str:
+    root = plan.root
+    return {
+        "all_reduce": f"everybody gets the {op} of all",
+        "all_gather": f"everybody gets all shards, joined along dim {joined}",
+        "reduce_scatter": f"rank j gets block j, along dim {cut}, of the {op} of all",
+        "all_to_all": f"rank j gets everybody's block j: cut along dim {cut}, joined along dim {joined}",
+        "broadcast": f"everybody gets the array of rank {root}",
+        "reduce": f"rank {root} gets the {op} of all",
+        "scatter": f"rank j gets block j, along dim {cut}, of the array of rank {root}",
+        "gather": f"rank {root} gets all shards, joined along dim {joined}",
+        "all_scatter": "everybody gets everybody's array, not joined",
+        "permute": f"{', '.join(f'{s} to {t}' for s, t in plan.pairs)}; zeros where nothing comes",
+        "barrier": "nobody goes on before everybody is there",
+    }[plan.collective]
+
+
+def _views(held: Sequence[Mapping[int, Array]]) -> tuple[Mapping[int, Array], ...]:
+    return tuple(MappingProxyType(dict(chunks)) for chunks in held)
+
+
+def _frozen(array: Array) -> Array:
+    array = array.view()
+    array.flags.writeable = False
+    return array

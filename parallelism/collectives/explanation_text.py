@@ -1,0 +1,252 @@
+"""An `Explanation` drawn: for a terminal within 80 columns, and as HTML for a notebook.
+
+Each step shows its messages, then what every rank holds, one column for each chunk; ``*`` marks what the step
+has changed, ``.`` what a rank does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from parallelism.collectives.explanation import ExplainedStep, Explanation
+
+WIDTH = 80
+_INDENT = " " * 9
+_MANY = 24
+"""Messages of one step, and ranks, that are printed; the explanation has them all."""
+
+Array = NDArray[Any]
+Rows = Sequence[Mapping[int, Array]]
+
+
+def text(explanation: Explanation) -> str:
+    """The whole story as lines of at most 80 columns."""
+    lines = [*_wrapped(_heading(explanation).split(" "), " ", "")]
+    start = _table(explanation, explanation.start, None, "start")
+    lines += ["", *start] if start else []
+    before: Rows = explanation.start
+    for step in explanation.steps:
+        lines += ["", *_messages(explanation, step), *_table(explanation, step.held, before)]
+        if any(step.bytes_received):
+            lines += _wrapped(["so far", *_by_rank(step.bytes_received, "bytes received")], " ", _INDENT)
+        before = step.held
+    told = [] if explanation.algorithm.collective == "barrier" else list(enumerate(explanation.results))
+    lines += ["", "result"] if told else []
+    for rank, result in _some(told, "ranks"):
+        lines.append(f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12))
+    lines += ["", *(line for words in _account(explanation) for line in _wrapped(words.split(" "), " ", ""))]
+    return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..." for line in map(str.rstrip, lines))
+
+
+def html(explanation: Explanation) -> str:
+    """The same as tables; what a step has changed is set in bold on a tinted ground."""
+    pieces = [f"<p>{escape(_heading(explanation))}</p>", _html_table(explanation, "start", explanation.start, None)]
+    before: Rows = explanation.start
+    for step in explanation.steps:
+        sent = "<br>".join(escape(words) for words in _sentences(explanation, step))
+        pieces += [f"<p>{sent}</p>", _html_table(explanation, f"after step {step.number}", step.held, before)]
+        before = step.held
+    rows = "".join(
+        f"<tr><th>rank {rank}</th><td>{escape(values(result, 24))}</td></tr>"
+        for rank, result in enumerate(explanation.results)
+    )
+    if explanation.algorithm.chunks:
+        pieces.append(f"<table><caption>result</caption>{rows}</table>")
+    pieces += [f"<p>{escape(words)}</p>" for words in _account(explanation)]
+    return f"<div>{''.join(pieces)}</div>"
+
+
+def values(value: Any, limit: int) -> str:
+    """The numbers of an array, rows apart by ``;``; the ends only of one with more than ``limit``.
+
+    >>> values(np.arange(6).reshape(2, 3), 8), values(np.arange(100.0), 8)
+    ('0 1 2; 3 4 5', '0 1 2 ... 99 (100)')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return " | ".join(values(each, limit) for each in value)
+    array = np.asarray(value)
+    if array.size == 0:
+        return f"(empty {_extents(array)})"
+    if array.size > limit:
+        flat = array.reshape(-1)
+        shown = max(1, min(3, limit - 1))
+        return f"{' '.join(map(_number, flat[:shown]))} ... {_number(flat[-1])} ({_extents(array)})"
+    if array.ndim == 0:
+        return _number(array[()])
+    if array.ndim == 1:
+        return " ".join(map(_number, array))
+    return (";" * (array.ndim - 1) + " ").join(values(row, limit) for row in array)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, np.bool_):
+        return "T" if value else "F"
+    return str(value) if isinstance(value, np.integer) else f"{value:.4g}"
+
+
+def _extents(array: Array) -> str:
+    return "x".join(map(str, array.shape))
+
+
+def _heading(explanation: Explanation) -> str:
+    plan = explanation.algorithm
+    ranks = "1 rank" if plan.size == 1 else f"{plan.size} ranks"
+    steps = "1 step" if len(explanation) == 1 else f"{len(explanation)} steps"
+    order = f" Combined {plan.order}." if plan.order else ""
+    return f"{plan.collective}, {plan.name}, over {ranks}: {explanation.title}. {steps}.{order}"
+
+
+def _label(explanation: Explanation, chunk: int) -> str:
+    plan = explanation.algorithm
+    if plan.collective == "all_to_all":
+        return "block {}>{}".format(*divmod(chunk, plan.size))
+    if plan.collective in ("all_reduce", "reduce", "broadcast"):
+        return "buffer" if plan.chunks == 1 else f"piece {chunk}"
+    word = {"reduce_scatter": "block", "scatter": "block", "all_gather": "shard", "gather": "shard"}
+    return f"{word.get(plan.collective, 'array')} {chunk}"
+
+
+def _sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
+    """``0 -> 1  [piece 2: 3 5] +`` for every message; equal ones to several targets are told once."""
+    told: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
+    arrays = {}
+    for message in step.messages:
+        key = message.source, message.chunks, message.reduce
+        told.setdefault(key, []).append(message.target)
+        arrays[key] = message.arrays
+    sentences = []
+    for (source, chunks, reduce), targets in told.items():
+        held = zip(chunks, arrays[source, chunks, reduce], strict=True)
+        pieces = [f"[{_label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held]
+        how = f"  {explanation.op}" if reduce else ""
+        sentences.append(f"{source} -> {', '.join(map(str, targets))}  {' '.join(pieces) or '(no payload)'}{how}")
+    return sentences
+
+
+def _messages(explanation: Explanation, step: ExplainedStep) -> list[str]:
+    lines: list[str] = []
+    for _, sentence in _some([(0, words) for words in _sentences(explanation, step)], "messages"):
+        lines += _wrapped(sentence.replace("] [", "]\0[").split("\0"), " ", _INDENT)
+    if not lines:
+        lines = [f"{_INDENT}(no message)"]
+    return [f"step {step.number}".ljust(len(_INDENT)) + lines[0].lstrip(), *lines[1:]]
+
+
+def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: str = "") -> list[str]:
+    """A column for each chunk if that fits, else each rank's chunks in a running line."""
+    if not explanation.algorithm.chunks:
+        return []
+    chunks = range(explanation.algorithm.chunks)
+    rows = _some(list(enumerate(held)), "ranks")
+    if explanation.algorithm.collective not in ("all_to_all", "permute") and len(chunks) * 4 < WIDTH:
+        for limit in (8, 4, 2):
+            cells = [[_cell(held, before, rank, c, limit) for c in chunks] for rank, _ in enumerate(held)]
+            heads = [_label(explanation, c) for c in chunks]
+            if len(chunks) * 11 > WIDTH - len(_INDENT):
+                heads = [head.split()[-1] for head in heads]
+            widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+            if len(_INDENT) + sum(widths) + 3 * (len(widths) - 1) <= WIDTH:
+                head = caption.ljust(len(_INDENT)) + _in_columns(heads, widths, "   ")
+                return [head, *(
+                    _INDENT + row if rank == "..." else
+                    _row(explanation, rank) + _in_columns(cells[rank], widths, " | ")
+                    for rank, row in rows
+                )]
+    lines = [caption] if caption else []
+    for rank, row in rows:
+        if rank == "...":
+            lines.append(f"{_INDENT}{row}")
+            continue
+        shown = [f"{_label(explanation, c).removeprefix('block ')}: {_cell(held, before, rank, c, 8)}" for c in row]
+        wrapped = _wrapped(shown or ["."], " | ", _INDENT)
+        lines += [_row(explanation, rank) + wrapped[0].lstrip(), *wrapped[1:]]
+    return lines
+
+
+def _in_columns(cells: Sequence[str], widths: Sequence[int], separator: str) -> str:
+    return separator.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def _cell(held: Rows, before: Rows | None, rank: int, chunk: int, limit: int) -> str:
+    if chunk not in held[rank]:
+        return "."
+    return values(held[rank][chunk], limit) + ("*" if _changed(held, before, rank, chunk) else "")
+
+
+def _changed(held: Rows, before: Rows | None, rank: int, chunk: int) -> bool:
+    if before is None or chunk not in held[rank]:
+        return False
+    was, now = before[rank].get(chunk), held[rank][chunk]
+    return was is None or not (was.shape == now.shape and was.tobytes() == now.tobytes())
+
+
+def _row(explanation: Explanation, rank: int) -> str:
+    return f"rank {rank}".ljust(len(_INDENT) - 2) + "| " if explanation.algorithm.size <= 100 else f"rank {rank}| "
+
+
+def _account(explanation: Explanation) -> list[str]:
+    """Bytes and messages as they were, and the closed form beside them."""
+    plan, form, nbytes = explanation.algorithm, explanation.closed_form, explanation.buffer_nbytes
+    predicted = form.bytes_received(nbytes)
+    exact = predicted == explanation.bytes_received
+    each = f"{predicted[0]:g} by each rank" if len(set(predicted)) == 1 else " ".join(f"{n:g}" for n in predicted)
+    return [
+        " ".join(_by_rank(explanation.bytes_received, "bytes received")) + ".",
+        " ".join(_by_rank(plan.messages_sent(), "messages sent")) + ".",
+        f"Closed form: {form.formula}, with g = {plan.size} and S = {nbytes} bytes, is {each}"
+        + ("." if exact else "; it supposes pieces of one size."),
+    ]
+
+
+def _by_rank(numbers: Sequence[float], what: str) -> list[str]:
+    """``24 bytes received, 6 by each rank``, or the numbers of all ranks where they differ."""
+    total = f"{sum(numbers):g}" if any(isinstance(n, float) for n in numbers) else str(sum(numbers))
+    each = [f"{n:g}" if isinstance(n, float) else str(n) for n in numbers]
+    if len(set(each)) == 1:
+        return f"{total} {what}, {each[0]} by each rank".split(" ")
+    shown = [*each[:_MANY], "..."] if len(each) > _MANY else each
+    return [*f"{total} {what}, by rank:".split(" "), *shown]
+
+
+def _some(items: list[tuple[int, Any]], what: str) -> list[tuple[Any, Any]]:
+    """At most `_MANY` of them, and how many more there are."""
+    if len(items) <= _MANY:
+        return list(items)
+    return [*items[:_MANY], ("...", f"... and {len(items) - _MANY} more {what}")]
+
+
+def _wrapped(pieces: Sequence[str], separator: str, indent: str) -> list[str]:
+    """Pieces in lines of at most `WIDTH`, broken between pieces only."""
+    lines = [indent + pieces[0]]
+    for piece in pieces[1:]:
+        if len(lines[-1]) + len(separator) + len(piece) > WIDTH:
+            lines.append(indent + piece)
+        else:
+            lines[-1] += separator + piece
+    return lines
+
+
+def _html_table(explanation: Explanation, caption: str, held: Rows, before: Rows | None) -> str:
+    if not explanation.algorithm.chunks:
+        return ""
+    shown = sorted({chunk for row in held for chunk in row})
+    head = "".join(f"<th>{escape(_label(explanation, chunk))}</th>" for chunk in shown)
+    body = ""
+    for rank, row in enumerate(held):
+        cells = ""
+        for chunk in shown:
+            value = escape(values(row[chunk], 8)) if chunk in row else "·"
+            if _changed(held, before, rank, chunk):
+                cells += f'<td style="background:#8882"><b>{value}</b></td>'
+            else:
+                cells += f"<td>{value}</td>"
+        body += f"<tr><th>rank {rank}</th>{cells}</tr>"
+    return f"<table><caption>{escape(caption)}</caption><tr><th></th>{head}</tr>{body}</table>"

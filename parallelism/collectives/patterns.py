@@ -1,0 +1,141 @@
+"""The patterns of messages that the collectives share: rings, doublings, trees, and everyone to everyone.
+
+A `Stage` is the messages of one step; all of a stage either reduce or replace.  Positions are 0 to g-1, d is
+a distance, k a step.  `parallelism.collectives.algorithms` composes the stages into algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+Move = tuple[int, int, tuple[int, ...]]
+"""(source, target, chunks)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A step with few messages, one by one."""
+
+    listed: tuple[Move, ...]
+    reduce: bool = False
+
+    def moves(self, sources: range, targets: range) -> Iterable[Move]:
+        return [move for move in self.listed if move[0] in sources and move[1] in targets]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairwise:
+    """A step in which up to every pair talks, as a rule: 256 positions have 65,280 pairs; who asks has one end."""
+
+    chunks: Callable[[int, int], tuple[int, ...] | None]
+    reduce: bool = False
+
+    def moves(self, sources: range, targets: range) -> Iterator[Move]:
+        chunks = self.chunks
+        for source in sources:
+            for target in targets:
+                if source != target and (sent := chunks(source, target)) is not None:
+                    yield source, target, sent
+
+
+Stage = Listed | Pairwise
+Stages = list[Stage]
+
+
+def ring_reduce_scatter(g: int) -> Stages:
+    """Chunk j sets out at j+1 and gathers a term at every position on its way home to j."""
+    return [Listed(tuple((p, (p + 1) % g, ((p - k) % g,)) for p in range(g)), True) for k in range(1, g)]
+
+
+def ring_all_gather(g: int) -> Stages:
+    """Everyone passes on what came last, its own chunk first."""
+    return [Listed(tuple((p, (p + 1) % g, ((p - k) % g,)) for p in range(g))) for k in range(g - 1)]
+
+
+def ring_all_to_all(g: int) -> Stages:
+    """After k steps p holds what left p-k, and passes on what is for those farther than itself."""
+    return [
+        Listed(tuple(
+            (p, (p + 1) % g, tuple((p - k) % g * g + (p + further) % g for further in range(1, g - k)))
+            for p in range(g)
+        ))
+        for k in range(g - 1)
+    ]
+
+
+def distances(g: int) -> list[int]:
+    return [1 << k for k in range((g - 1).bit_length())]
+
+
+def recursive_doubling(g: int) -> Stages:
+    """The whole buffer with the partner at distance 1, 2, 4, ...: blocks of neighbours, then of blocks."""
+    return [Listed(tuple((p, p ^ d, (0,)) for p in range(g)), True) for d in distances(g)]
+
+
+def recursive_halving(g: int) -> Stages:
+    """Rabenseifner's vector halving, distance doubling: p gives half of its chunks, those its partner has mod 2d."""
+    return [
+        Listed(tuple((p, p ^ d, tuple(range((p ^ d) % (2 * d), g, 2 * d))) for p in range(g)), True)
+        for d in distances(g)
+    ]
+
+
+def halving_undone(g: int) -> Stages:
+    """Vector doubling, distance halving: the steps of `recursive_halving` backwards."""
+    return [
+        Listed(tuple((p, p ^ d, tuple(range(p % (2 * d), g, 2 * d))) for p in range(g))) for d in distances(g)[::-1]
+    ]
+
+
+def block_doubling(g: int) -> Stages:
+    """Everyone gives all it has, blocks of 1, 2, 4, ... neighbours."""
+    return [
+        Listed(tuple((p, p ^ d, tuple(range(p - p % d, p - p % d + d))) for p in range(g))) for d in distances(g)
+    ]
+
+
+def binomial_broadcast(g: int, root: int) -> Stages:
+    """Distance doubling, counted from the root: 0->1, then 0->2 1->3, then 0->4 1->5 2->6 3->7."""
+    return [
+        Listed(tuple(((root + r) % g, (root + r + d) % g, (0,)) for r in range(min(d, g - d)))) for d in distances(g)
+    ]
+
+
+def joins(g: int, root: int) -> list[list[tuple[int, int, range]]]:
+    """Neighbouring blocks of positions join two by two; the root speaks for its block, the first for any other.
+
+    (source, target, the source's block) for each level.  The blocks are intervals, so the order of a
+    reduction is the group's, whoever the root is.
+    """
+    blocks = [(p, range(p, p + 1)) for p in range(g)]
+    levels = []
+    while len(blocks) > 1:
+        level, joined = [], []
+        for (left, a), (right, b) in zip(blocks[::2], blocks[1::2], strict=False):
+            level.append((left, right, a) if right == root else (right, left, b))
+            joined.append((level[-1][1], range(a.start, b.stop)))
+        levels.append(level)
+        blocks = joined + blocks[len(joined) * 2:]
+    return levels
+
+
+def binomial_reduce(g: int, root: int) -> Stages:
+    return [Listed(tuple((s, t, (0,)) for s, t, _ in level), True) for level in joins(g, root)]
+
+
+def binomial_gather(g: int, root: int) -> Stages:
+    return [Listed(tuple((s, t, tuple(block)) for s, t, block in level)) for level in joins(g, root)]
+
+
+def binomial_scatter(g: int, root: int) -> Stages:
+    return [Listed(tuple((t, s, tuple(block)) for s, t, block in level)) for level in joins(g, root)[::-1]]
+
+
+def chain(g: int, root: int) -> list[tuple[int, int]]:
+    return [((root + k) % g, (root + k + 1) % g) for k in range(g - 1)]
+
+
+def everyone(chunks: Callable[[int, int], tuple[int, ...] | None], reduce: bool = False) -> Stages:
+    """One step in which each source sends each target what the rule says (None: no message)."""
+    return [Pairwise(chunks, reduce)]

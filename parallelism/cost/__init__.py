@@ -1,0 +1,5 @@
+"""Seconds of one piece of work on a hardware."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+from .cost import CollectiveCost as CollectiveCost, Costs as Costs

@@ -1,0 +1,325 @@
+"""Seconds on a `Hardware`: for a piece of compute, for a message, for a collective by each of its algorithms.
+
+**Compute** is a roofline (Williams, Waterman and Patterson, *Roofline*, 2009) with a smooth efficiency and a launch:
+
+    seconds = launch + max(flops / (peak * e(flops)), bytes / (bandwidth * e_m(bytes)))
+
+where e and e_m are ``efficiency * sqrt(t / (t + ramp))``, t being the seconds at the full rate.  Where a hardware does
+one after the other (``memory_overlap`` below 1), that part of the shorter which is not behind the longer comes on top.
+
+**A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
+MPP*, 1994); in a memory those of messages of its size.
+
+**A collective** takes what the phases of its algorithm take: `parallelism.collectives.phases` has the formulas and their sources,
+`parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is `parallelism.cost.hierarchical`.
+Where the hardware tells how fast it adds up and lays out, that comes on top by any algorithm: the term in gamma of
+Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TYPE_CHECKING
+
+from parallelism.collectives import COLLECTIVES, Pairs, Phases
+from parallelism.collectives.phases import names, phases
+from parallelism.cost.hierarchical import HIERARCHICAL, PARTS, Group, Groups, taken_apart
+from parallelism.cost.phase_costs import Term, channel_loads, terms
+from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, TORUS, positions_on_torus, torus_phases
+from parallelism.hardware import Channel, Hardware, LinkPath
+from parallelism.mesh import Mesh
+
+if TYPE_CHECKING:
+    from parallelism.resharding import ReshardingStep
+
+
+MOST_IN_TURN = 1024
+"""Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
+_IN_TURN = ("direct", "pairwise", "naive")
+_RING_IN_TURN = ("all_to_all", "broadcast", "reduce")
+"""Of these the ring has, too."""
+
+
+@dataclass(frozen=True)
+class CollectiveCost:
+    """What a collective of ``nbytes`` over ``size`` ranks takes by an algorithm; nbytes is the S of `closed_forms`."""
+
+    collective: str
+    algorithm: str
+    nbytes: float
+    size: int
+    seconds: float
+
+    @property
+    def algorithm_bytes_per_second(self) -> float:
+        """nbytes over seconds; nccl-tests call it algbw."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def bus_bytes_per_second(self) -> float:
+        """What that means for the links, whatever the number of ranks; nccl-tests call it busbw."""
+        return self.algorithm_bytes_per_second * bus_factor(self.collective, self.size)
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests define it (doc/PERFORMANCE.md).
+
+    >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
+    (1.75, 0.875, 1.0)
+    """
+    if collective not in COLLECTIVES:
+        raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
+    if collective in ("broadcast", "reduce", "permute"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (size - 1) / size
+
+
+class Costs:
+    """Seconds on one `Hardware`.  What was asked once is remembered.
+
+    >>> costs = Costs(Hardware.preset("dgx-a100"))
+    >>> costs.collective("all_reduce", 2**30, range(8)).algorithm
+    'halving_doubling'
+    """
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self._paths: dict[tuple[int, int], LinkPath] = {}
+        self._terms: dict[tuple[object, ...], dict[Term, int]] = {}
+        self._loads: dict[tuple[object, ...], dict[Channel, float]] = {}
+        self._taken_apart: dict[Groups, tuple[Groups, Groups] | None] = {}
+        self._collectives: dict[tuple[object, ...], CollectiveCost] = {}
+
+    # -- compute and messages ------------------------------------------------------------------------------------------
+
+    def compute_seconds(
+        self, flops: float = 0.0, nbytes: float = 0.0, *, dtype: object = None, rank: int | None = None
+    ) -> float:
+        """What a piece of compute takes: so many flops in a dtype, so many bytes to and from memory.  Nothing: 0.
+
+        ``rank`` counts where it is a straggler.  ``ValueError`` for flops in a dtype that the hardware has no rate for.
+        """
+        if flops < 0 or nbytes < 0:
+            raise ValueError(f"flops and bytes must be at least 0; got {flops} flops and {nbytes} bytes")
+        if not flops and not nbytes:
+            return 0.0
+        hardware, computing, moving = self.hardware, 0.0, 0.0
+        if flops:
+            full = flops / hardware.peak(dtype)
+            computing = _ramped(full, hardware.flops_ramp_seconds, hardware.flops_efficiency)
+        if nbytes:
+            full = nbytes / hardware.memory_bytes_per_second
+            moving = _ramped(full, hardware.memory_ramp_seconds, hardware.memory_efficiency)
+        longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
+        return (hardware.kernel_launch_seconds + longest + besides) * hardware.slowdown(rank)
+
+    def path(self, source: int, target: int) -> LinkPath:
+        """`Hardware.path`, remembered."""
+        found = self._paths.get((source, target))
+        if found is None:
+            found = self._paths[source, target] = self.hardware.path(source, target)
+        return found
+
+    def message_seconds(self, nbytes: float, source: int, target: int) -> float:
+        """What a message takes that shares its path with none; one to oneself nothing."""
+        path = self.path(source, target)
+        latency, bandwidth = path.latency_seconds, path.bytes_per_second
+        if path.level is not None and (link := self.hardware.links[path.level]).pieces:
+            other = link.line(nbytes)
+            latency, bandwidth = latency - link.latency_seconds + other[0], bandwidth / link.bytes_per_second * other[1]
+        return latency + nbytes / bandwidth
+
+    def host_seconds(self, nbytes: float) -> float:
+        """What a message between a device and its host takes."""
+        host = self.hardware.host
+        return host.latency_seconds + nbytes / host.bytes_per_second
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def algorithms(self, collective: str, group: Iterable[int]) -> tuple[str, ...]:
+        """The names of the algorithms that can be priced for a collective over a group of ranks."""
+        return self._applying(collective, (_ranks(group),))
+
+    def collective(
+        self, collective: str, nbytes: float, group: Iterable[int], *, algorithm: str | None = None, root: int = 0,
+        pairs: Pairs = (),
+    ) -> CollectiveCost:
+        """What a collective over a group of ranks takes; by the cheapest algorithm, as a tuned library would choose.
+
+        ``nbytes`` is the whole buffer: what everyone holds for all_reduce, reduce, broadcast, reduce_scatter and
+        all_to_all, what the root holds for scatter, all shards together for all_gather, gather and all_scatter, one
+        array for permute.  ``root`` and ``pairs`` are positions in the group.  Over one rank it takes nothing.
+        ``ValueError`` for an algorithm that does not apply, naming those that do.
+        """
+        ranks = _ranks(group)
+        key = collective, nbytes, ranks, algorithm, root, pairs
+        found = self._collectives.get(key)
+        if found is None:
+            if nbytes < 0:
+                raise ValueError(f"bytes of {collective} must be at least 0; got {nbytes}")
+            if algorithm is None:
+                seconds, name = self._cheapest(collective, nbytes, (ranks,), root, pairs)
+            else:
+                seconds, name = self._by(collective, algorithm, nbytes, (ranks,), root, pairs), algorithm
+            if len(ranks) > 1:
+                seconds += nbytes / self.hardware.collective_bytes_per_second.get(collective, inf)
+            found = self._collectives[key] = CollectiveCost(collective, name, nbytes, len(ranks), seconds)
+        return found
+
+    def prices(
+        self, collective: str, nbytes: float, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
+    ) -> tuple[CollectiveCost, ...]:
+        """What it takes by each algorithm, the cheapest first."""
+        ranks = _ranks(group)
+        told = (
+            self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
+            for name in self.algorithms(collective, ranks)
+        )
+        return tuple(sorted(told, key=lambda cost: cost.seconds))
+
+    def channel_bytes(
+        self, cost: CollectiveCost, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
+    ) -> dict[Channel, float]:
+        """The bytes that cross each channel in a collective that costs so, all its phases together."""
+        found: dict[Channel, float] = {}
+        self._add_bytes(found, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs)
+        return found
+
+    def _add_bytes(
+        self, found: dict[Channel, float], collective: str, name: str, nbytes: float, groups: Groups, root: int,
+        pairs: Pairs = (),
+    ) -> None:
+        def part(collective: str, nbytes: float, groups: Groups, root: int = 0) -> tuple[float, str]:
+            seconds, name = self._cheapest(collective, nbytes, groups, root)
+            self._add_bytes(found, collective, name, nbytes, groups, root)
+            return seconds, name
+
+        halves = self._halves(groups) if name == HIERARCHICAL and collective in PARTS else None
+        if halves is not None:
+            PARTS[collective](part, nbytes, groups, *halves, root)
+            return
+        key = collective, name, groups, root, pairs
+        if key not in self._loads:
+            self._loads[key] = channel_loads(
+                self.hardware, self._phases(collective, name, groups[0], root, pairs), groups)
+        for channel, load in self._loads[key].items():
+            found[channel] = found.get(channel, 0.0) + load * nbytes
+
+    def _cheapest(
+        self, collective: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()
+    ) -> tuple[float, str]:
+        applying = self._applying(collective, groups)
+        seconds = [self._by(collective, name, nbytes, groups, root, pairs) for name in applying]
+        least = min(seconds)
+        return least, next(name for name, told in zip(applying, seconds, strict=True) if told <= least * (1 + 1e-12))
+
+    def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
+        """The algorithms that apply; of those that take as long, the first is taken.
+
+        Of very large groups, and very many, those are left out that have as many different phases as ranks: to look at
+        all of their messages would take minutes, and rings, trees and doublings are there.
+        """
+        more: tuple[str, ...] = (HIERARCHICAL,) if collective in PARTS and self._halves(groups) else ()
+        if collective in ON_A_TORUS and positions_on_torus(self.hardware, groups[0]) is not None:
+            more += (TORUS,)
+        known = names(collective, len(groups[0]))
+        if len(groups) * len(groups[0]) ** 2 > MOST_IN_TURN ** 2:
+            in_turn = (*_IN_TURN, "ring") if collective in _RING_IN_TURN else _IN_TURN
+            known = tuple(name for name in known if name not in in_turn) or known
+        return (*more, *known)
+
+    def _by(
+        self, collective: str, name: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()
+    ) -> float:
+        if name == HIERARCHICAL and collective in PARTS:
+            halves = self._halves(groups)
+            if halves is None:
+                applying = ", ".join(names(collective, len(groups[0])))
+                raise ValueError(
+                    f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
+                    f"than one, in each of several units); these apply: {applying}")
+            return PARTS[collective](self._cheapest, nbytes, groups, *halves, root)
+        key = collective, name, groups, root, pairs
+        found = self._terms.get(key)
+        if found is None:
+            made = self._phases(collective, name, groups[0], root, pairs)
+            rounds = 0 if name != "direct" else 2 if collective == "all_reduce" else 1
+            share = 1 / len(groups[0]) if collective in _IN_SHARDS else 1.0
+            found = self._terms[key] = terms(self.hardware, made, groups, rounds, share)
+        return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
+
+    def _phases(self, collective: str, name: str, group: Group, root: int, pairs: Pairs) -> Phases:
+        if name != TORUS or collective not in ON_A_TORUS:
+            return phases(collective, name, len(group), root, pairs)
+        grid = positions_on_torus(self.hardware, group)
+        if grid is None:
+            raise ValueError(
+                f"no algorithm 'torus' for {collective} over {group} (it needs all ranks along each dim of a ring or "
+                f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}")
+        return torus_phases(collective, grid)
+
+    def _halves(self, groups: Groups) -> tuple[Groups, Groups] | None:
+        if groups not in self._taken_apart:
+            self._taken_apart[groups] = taken_apart(self.hardware, groups)
+        return self._taken_apart[groups]
+
+    # -- rates of many ranks, and moves between layouts ----------------------------------------------------------------
+
+    def rates(self, mesh: Mesh, dtype: object = None) -> tuple[float, float]:
+        """The flops, and the bytes received, per second that all ranks of a mesh have together at best.
+
+        Of bytes that is at the outermost level of links that the mesh spans; where it has one rank, infinite.
+        """
+        hardware = self.hardware
+        flops = mesh.size * hardware.flops_efficiency * hardware.peak(dtype)
+        if mesh.size == 1:
+            return flops, inf
+        level = max(hardware.level(0, rank) for rank in range(1, mesh.size))
+        link, inside = hardware.links[level], hardware.inside(level)
+        return flops, mesh.size * link.bytes_per_second * (link.ports or inside) / inside
+
+    def move_seconds(self, step: ReshardingStep) -> float:
+        """What a step of a resharding takes: the slowest of its groups.  A ``cost`` of `plan_resharding`."""
+        if step.kind == "slice":
+            return 0.0
+        received = step.bytes_received
+        if step.kind == "permute":
+            moved = [(donor, rank) for rank, donor in enumerate(step.donors) if donor != rank]
+            return max((self.message_seconds(received[rank], donor, rank) for donor, rank in moved), default=0.0)
+        longest = 0.0
+        for group in step.mesh.groups(step.axes):
+            most, size = max(received[rank] for rank in group), len(group)
+            if size > 1:
+                collective, share = _MOVES[step.kind]
+                longest = max(longest, self.collective(collective, most / share(size), group).seconds)
+        return longest
+
+
+def _ranks(group: Iterable[int]) -> Group:
+    ranks = tuple(group)
+    if not ranks or len(set(ranks)) < len(ranks):
+        raise ValueError(f"a group is ranks that differ, at least one; got {ranks}")
+    return ranks
+
+
+_IN_SHARDS = ("all_gather", "gather", "all_scatter")
+"""Of the S of these each member has one part in g, and not all of it."""
+
+
+def _others(size: int) -> float:
+    return (size - 1) / size
+
+
+_MOVES: dict[str, tuple[str, Callable[[int], float]]] = {
+    "all_gather": ("all_gather", _others), "all_to_all": ("all_to_all", _others),
+    "reduce_scatter": ("reduce_scatter", _others), "exchange": ("all_to_all", _others),
+    "all_reduce": ("all_reduce", lambda size: 2 * _others(size)),
+}
+"""The collective that a move is, and what part of its S everybody receives."""
+
+
+def _ramped(full: float, ramp: float, efficiency: float) -> float:
+    """Seconds at a rate that is reached slowly, from those at the full rate."""
+    return (sqrt(full * (full + ramp)) if ramp else full) / efficiency

@@ -1,0 +1,173 @@
+"""What the phases of a collective take on a `Hardware`.
+
+A phase ends with its last message: on each level of links that it uses it takes the longest latency there, and the
+bytes on the busiest port or link over its bandwidth.  Over one level with a port for everybody that gives the
+textbook's formulas (`parallelism.collectives.phases`); over more, the slowest level counts in each phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.collectives import Phase, Phases
+from parallelism.cost.hierarchical import Groups
+from parallelism.hardware import Channel, Hardware, Ints, Link
+
+
+class Line(NamedTuple):
+    """On one level of links: latency_seconds + S * load / per_second."""
+
+    latency_seconds: float
+    load: int
+    per_second: float
+    link: Link | None = None
+    """Where that changes with what each member has."""
+    share: float = 1.0
+    """That, of S."""
+
+    def seconds(self, nbytes: float) -> float:
+        """What it takes for a buffer of ``nbytes``."""
+        latency, per_second = self.latency_seconds, self.per_second
+        if self.link is not None:
+            other = self.link.line(nbytes * self.share, collective=True)
+            latency += other[0] - self.link.latency_seconds
+            per_second *= other[1] / self.link.bytes_per_second
+        return latency + nbytes * self.load / per_second
+
+
+class Term(NamedTuple):
+    """A phase: it takes as long as the longest of its lines."""
+
+    lines: tuple[Line, ...]
+    piped: bool = False
+
+    def seconds(self, times: int, nbytes: float) -> float:
+        """What so many of them take for a buffer of ``nbytes``; piped, a chain of so many links."""
+        if self.piped:
+            latency = max(line.latency_seconds for line in self.lines)
+            whole = max(nbytes * line.load / line.per_second for line in self.lines)
+            return _pipelined(times, latency, whole, nbytes)
+        return times * max(line.seconds(nbytes) for line in self.lines)
+
+
+def terms(
+    hardware: Hardware, made: Phases, groups: Groups, rounds: int = 0, share: float = 1.0
+) -> dict[Term, int]:
+    """The phases, and how many are alike, of an algorithm that every group runs at the same time.
+
+    ``share`` is what each member has of S.  Where every two ranks have a link of their own, an algorithm in which
+    everybody takes turns with everybody takes that in ``rounds`` phases; 0 for all others.
+    """
+    ranks = np.array(groups, np.int64)
+    places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
+    if rounds and made and _fully_connected(hardware, groups):
+        each = len(made) // rounds
+        made = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
+    found: dict[Term, int] = {}
+    for phase in made:
+        term = Term(_lines(hardware, phase, ranks, places, share), phase.piped)
+        found[term] = found.get(term, 0) + phase.times
+    return found
+
+
+def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
+    """By channel, the parts of S that cross it when every group runs these phases."""
+    ranks = np.array(groups, np.int64)
+    places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
+    found: dict[Channel, float] = {}
+    for phase in made:
+        times = (1 if phase.piped else phase.times) / phase.whole
+        for used in _used(hardware, phase, ranks, places):
+            if not hardware.links[used.level].shared:
+                continue
+            loads = [(-1, number, load) for number, load in zip(
+                used.channels.tolist(), used.loads.tolist(), strict=True)]
+            loads += [(i, 0, float(used.parts[slowed].sum())) for i, slowed in enumerate(used.slowed)]
+            for fault, number, load in loads:
+                if load:
+                    channel = used.level, fault, number
+                    found[channel] = found.get(channel, 0.0) + times * load
+    return found
+
+
+class _Used(NamedTuple):
+    """What the messages of a phase use of one level."""
+
+    level: int
+    distance: Ints
+    parts: Ints
+    """Of each message."""
+    channels: Ints
+    loads: NDArray[Any]
+    """The parts that come together on each channel."""
+    slowed: list[NDArray[np.bool_]]
+    """By fault, the messages that it concerns."""
+
+
+def _used(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[_Used]:
+    here, there = places[:, phase.sources].ravel(), places[:, phase.targets].ravel()
+    parts = np.tile(phase.parts, len(ranks))
+    concerned = [
+        _among(ranks[:, phase.sources], fault.source) & _among(ranks[:, phase.targets], fault.target)
+        for fault in hardware.faults
+    ]
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level)
+        apart = here // inside != there // inside
+        met = np.flatnonzero(apart & (here // (inside * link.units) == there // (inside * link.units)))
+        if len(met):
+            distance, message, channel = link.uses(inside, here[met], there[met])
+            channels, place = np.unique(channel, return_inverse=True)
+            loads = np.bincount(place, weights=parts[met][message])
+            yield _Used(level, distance, parts[met], channels, loads, [each.ravel()[met] for each in concerned])
+
+
+def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: float) -> tuple[Line, ...]:
+    """By level: the longest latency, and what comes together on one channel."""
+    lines = []
+    for used in _used(hardware, phase, ranks, places):
+        link = hardware.links[used.level]
+        latency, per_second = used.distance * link.latency_seconds, phase.whole * link.bytes_per_second
+        loads = [(int(used.loads.max()), per_second)]
+        for fault, slowed in zip(hardware.faults, used.slowed, strict=True):
+            latency = latency + slowed * fault.delay_seconds
+            loads.append((int(used.parts[slowed].sum()), fault.bandwidth_factor * per_second))
+        load, per_second = max(loads, key=lambda load: load[0] / load[1])
+        line = Line(float(latency.max()), load, per_second)
+        lines.append(line._replace(link=link, share=share) if link.pieces or link.collective_pieces else line)
+    return tuple(lines)
+
+
+def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
+    """Whether the ranks of each group are joined two by two, at one level, by links of their own."""
+    for ranks in groups:
+        levels = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
+        level = levels.pop()
+        inside = hardware.inside(level)
+        apart = len({hardware.place(rank) // inside for rank in ranks}) == len(ranks)
+        if levels or not apart or hardware.links[level].shape != "fully_connected":
+            return False
+    return True
+
+
+def _at_once(made: Phases) -> Phase:
+    """Several phases as one."""
+    sources, targets, parts = (np.concatenate([phase[i] for phase in made]) for i in (1, 2, 3))
+    return Phase(1, sources, targets, parts, made[0].whole)
+
+
+def _among(ranks: Ints, end: int | None) -> NDArray[np.bool_]:
+    return np.full(ranks.shape, True) if end is None else ranks == end
+
+
+def _pipelined(links: int, latency: float, whole: float, nbytes: float) -> float:
+    """S goes down a chain of links in k pieces: (links - 1 + k) (a + S b / k) for the k for which it is least."""
+    most = max(1, int(nbytes))
+    best = min(sqrt((links - 1) * whole / latency), most) if latency else most
+    pieces = {max(1, int(best)), min(int(best) + 1, most)}
+    return min((links - 1 + k) * (latency + whole / k) for k in pieces)

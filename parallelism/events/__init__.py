@@ -1,0 +1,5 @@
+"""One thing that a rank did, and columns of them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

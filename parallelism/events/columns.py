@@ -1,0 +1,295 @@
+"""Events by columns: a million events in tens of megabytes, summed and picked out without an object for each.
+
+A column holds one field of all events: numbers as an array, words and tuples as a table of the different values with an
+index for every event.  A field that is everywhere at its default has no column.  None among integers is `ABSENT`.
+What fits neither (a forged trace may have a text for a number) is a table, too: the events come out as they went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.events.event import Event
+
+ABSENT = int(np.iinfo(np.int64).min)
+"""None, in a column of integers."""
+
+NAMES = tuple(field.name for field in fields(Event))
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Event) if field.default is not MISSING}
+
+_DTYPES = {"int": np.dtype(np.int64), "int | None": np.dtype(np.int64), "float": np.dtype(np.float64)}
+NUMBERS = {field.name: _DTYPES[str(field.type)] for field in fields(Event) if str(field.type) in _DTYPES}
+_VALUES = attrgetter(*NAMES)
+_EXACT = 2**53
+"""Every integer up to this is a float."""
+_EVENTS_AT_ONCE = 4096
+
+Numbers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A column of words or tuples: ``values[index[i]]`` is that of event i."""
+
+    values: tuple[Any, ...]
+    index: npt.NDArray[np.int32]
+
+
+Column = Numbers | Table
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """``length`` events; ``columns`` has no name whose field is at its default everywhere."""
+
+    length: int
+    columns: Mapping[str, Column]
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Columns:
+        """The columns of events."""
+        return cls.of_rows(map(_VALUES, events))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[Any]], names: Sequence[str] = NAMES) -> Columns:
+        """The columns of events given as the values of the fields ``names``, the others at their defaults."""
+        lists = list(zip(*rows, strict=True)) or [()] * len(names)
+        made = {name: column_of(name, values) for name, values in zip(names, lists, strict=True)}
+        length = len(lists[0])
+        return cls(length, {name: column for name, column in made.items() if column is not None})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Columns]) -> Columns:
+        """The events of all parts, one part after the other."""
+        names = [name for name in NAMES if any(name in part.columns for part in parts)]
+        return cls(sum(part.length for part in parts),
+                   {name: _joined(name, [part[name] for part in parts]) for name in names})
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, name: str) -> Column:
+        """The column of a field, made if all of it is the default."""
+        found = self.columns.get(name)
+        if found is not None:
+            return found
+        if name not in NUMBERS:
+            values = (DEFAULTS[name],) if self.length or name in DEFAULTS else ()
+            return Table(values, np.zeros(self.length, np.int32))
+        default = DEFAULTS[name] if self.length else 0
+        return np.full(self.length, ABSENT if default is None else default, NUMBERS[name])
+
+    def with_columns(self, **columns: Column | None) -> Columns:
+        """The same events but for these columns; None: all at the default."""
+        changed = {**self.columns, **columns}
+        return Columns(self.length, {name: column for name, column in changed.items() if column is not None})
+
+    def only(self, *names: str) -> Columns:
+        """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
+        return Columns(self.length, {name: column for name, column in self.columns.items() if name in names})
+
+    def take(self, selected: slice | npt.NDArray[Any]) -> Columns:
+        """The events of a slice, a mask or an array of places."""
+        if isinstance(selected, slice):
+            length = len(range(*selected.indices(self.length)))
+        else:
+            length = int(np.count_nonzero(selected)) if selected.dtype == np.bool_ else len(selected)
+        return Columns(length, {
+            name: Table(column.values, column.index[selected]) if isinstance(column, Table) else column[selected]
+            for name, column in self.columns.items()})
+
+    # As Python's values
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a field, by event."""
+        column = self.columns.get(name)
+        return [DEFAULTS[name]] * self.length if column is None else as_values(column)
+
+    def events(self) -> Iterator[Event]:
+        """The events, made as they are asked for."""
+        for start in range(0, self.length, _EVENTS_AT_ONCE):
+            part = self.take(slice(start, start + _EVENTS_AT_ONCE))
+            lists = (part.values(name) if name in part.columns else repeat(DEFAULTS[name]) for name in NAMES)
+            yield from map(Event, *lists)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Columns):
+            return NotImplemented
+        return self.length == other.length and all(
+            _equal(self[name], other[name]) for name in {*self.columns, *other.columns})
+
+    def __hash__(self) -> int:
+        return hash(self.length)
+
+    # As arrays
+
+    def numbers(self, name: str) -> Numbers:
+        """The numbers of a field; of Python's own kind if they are none of NumPy's."""
+        column = self[name]
+        return np.array(as_values(column), object) if isinstance(column, Table) else column
+
+    def distinct(self, name: str) -> set[Any]:
+        """The values that occur in a field."""
+        column = self[name]
+        if isinstance(column, Table):
+            return {column.values[i] for i in _occurring(column.index)}
+        values = set(_occurring(column) if column.dtype == np.int64 else np.unique(column).tolist())
+        return {None if value == ABSENT else value for value in values}
+
+    def isin(self, name: str, wanted: Collection[Any]) -> npt.NDArray[np.bool_]:
+        """For each event, whether its field has one of these values."""
+        column = self.columns.get(name)
+        if column is None:
+            return np.full(self.length, self.length > 0 and DEFAULTS[name] in wanted)
+        if isinstance(column, Table):
+            return np.array([value in wanted for value in column.values], np.bool_)[column.index]
+        found = [ABSENT if value is None else value for value in self.distinct(name) if value in wanted]
+        return np.isin(column, found)
+
+    def present(self, name: str) -> npt.NDArray[np.bool_]:
+        """For each event, whether its field has a value, rather than None."""
+        column = self.columns.get(name)
+        return ~self.isin(name, (None,)) if column is None or isinstance(column, Table) else column != ABSENT
+
+    def key(self, *names: str) -> npt.NDArray[np.int64]:
+        """A number from 0 for each event, the same for two just if they agree in all these fields."""
+        return combined(*(codes(self[name]) for name in names))
+
+
+def column_of(name: str, values: Sequence[Any]) -> Column | None:
+    """The column of a field with these values; None if all are the default."""
+    if name in DEFAULTS and values.count(DEFAULTS[name]) == len(values):
+        return None
+    if name in NUMBERS:
+        numbers = _numbers(values, NUMBERS[name])
+        return _odd(values) if numbers is None else numbers
+    place: dict[Any, int] = {}
+    try:
+        index = [place.setdefault(value, len(place)) for value in values]
+    except TypeError:   # a value that cannot be hashed
+        return _odd(values)
+    return Table(tuple(place), np.array(index, np.int32))
+
+
+def as_values(column: Column) -> list[Any]:
+    """The values of a column, by event."""
+    if isinstance(column, Table):
+        return list(map(column.values.__getitem__, column.index.tolist()))
+    values: list[Any] = column.tolist()
+    if column.dtype == np.int64 and np.any(column == ABSENT):
+        values = [None if value == ABSENT else value for value in values]
+    return values
+
+
+def codes(column: Column) -> npt.NDArray[np.int64]:
+    """A number from 0 for each event, the same for equal values."""
+    if isinstance(column, Table):
+        place: dict[Any, int] = {}
+        codes = np.array([place.setdefault(value, len(place)) for value in column.values], np.int64)
+        return codes[column.index] if len(codes) else np.zeros(0, np.int64)
+    absent = column == ABSENT
+    shown = column[~absent]
+    low, high = (int(shown.min()), int(shown.max())) if len(shown) else (0, 0)
+    if high - low >= -ABSENT // 4 or column.dtype != np.int64:
+        return _ranked(column)
+    return np.where(absent, 0, column - (low - 1))
+
+
+def combined(first: npt.NDArray[np.int64], *others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A number for each event, the same for two just if they agree in all of these, which are numbers from 0 on."""
+    key = first
+    for code in others:
+        extent = int(code.max(initial=0)) + 1
+        if (int(key.max(initial=0)) + 1) * extent >= -ABSENT:
+            key, code = _ranked(key), _ranked(code)
+            extent = int(code.max(initial=0)) + 1
+        key = key * extent + code
+    return key
+
+
+def operations(events: Columns) -> int:
+    """How many operations these are: the events of a collective are one for all members of its group."""
+    shared = events.isin("kind", {"collective"}) & events.present("sequence")
+    return len(np.unique(events.take(shared).key("group", "sequence"))) + int(np.count_nonzero(~shared))
+
+
+def sums(values: Numbers, places: npt.NDArray[Any], count: int) -> list[Any]:
+    """For each of ``count`` places the sum of its values, added in their order; of integers, exact however large."""
+    if values.dtype == np.int64 and len(values):
+        largest = max(abs(int(values.min())), abs(int(values.max())))
+        values = values.astype(object) if largest * len(values) >= -ABSENT else values
+    out = np.zeros(count, values.dtype)
+    np.add.at(out, places, values)
+    return out.tolist()
+
+
+def whole_nanoseconds(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64] | None:
+    """Times as integers, if each is the float that is nearest to a whole number of nanoseconds."""
+    if not len(seconds) or not np.abs(seconds).max() < _EXACT / 1e9:
+        return None
+    nanoseconds = np.rint(seconds * 1e9)
+    return nanoseconds.astype(np.int64) if np.array_equal(nanoseconds / 1e9, seconds) else None
+
+
+def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Numbers | None:
+    """The values as an array; None if it could not give all of them back."""
+    types = {*map(type, values)}
+    if not types <= {int, float, type(None)}:
+        values = [value.item() if isinstance(value, np.generic) else value for value in values]
+        types = {*map(type, values)}
+    try:
+        if dtype.kind == "f":
+            wrong = types - {int, float} or (int in types and any(abs(v) > _EXACT for v in values if type(v) is int))
+            return None if wrong else np.array(values, dtype)
+        if types - {int, type(None)} or ABSENT in values:
+            return None
+        return np.array([ABSENT if v is None else v for v in values] if type(None) in types else values, dtype)
+    except OverflowError:
+        return None
+
+
+def _odd(values: Sequence[Any]) -> Table:
+    return Table(tuple(values), np.arange(len(values), dtype=np.int32))
+
+
+def _equal(a: Column, b: Column) -> bool:
+    if isinstance(a, Table) or isinstance(b, Table):
+        return as_values(a) == as_values(b)
+    return np.array_equal(a, b)
+
+
+def _joined(name: str, parts: Sequence[Column]) -> Column:
+    if _are_numbers(parts):
+        return np.concatenate(parts)
+    tables = [part if isinstance(part, Table) else _odd(as_values(part)) for part in parts]
+    place: dict[Any, int] = {}
+    try:
+        moved = [np.array([place.setdefault(v, len(place)) for v in table.values], np.int32) for table in tables]
+    except TypeError:
+        moved = []
+    if not moved or name in NUMBERS:   # among what should be numbers, True is no 1
+        return _odd([value for table in tables for value in as_values(table)])
+    return Table(tuple(place), np.concatenate([to[table.index] for to, table in zip(moved, tables, strict=True)]))
+
+
+def _are_numbers(parts: Sequence[Column]) -> TypeGuard[Sequence[Numbers]]:
+    return not any(isinstance(part, Table) for part in parts)
+
+
+def _occurring(numbers: npt.NDArray[Any]) -> list[int]:
+    """The integers that occur; small ones are counted, which is much faster than to sort them."""
+    if len(numbers) and numbers.min() >= 0 and numbers.max() < len(numbers) + 1024:
+        return np.flatnonzero(np.bincount(numbers)).tolist()
+    different: list[int] = np.unique(numbers).tolist()
+    return different
+
+
+def _ranked(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,159 @@
+"""`Executable`: a program, laid out on a mesh, as an operation of the cluster.
+
+    run = cluster.run(Executable(function, mesh), inputs)       # on processes, threads, or under `record`
+    run.result                                                  # the outputs, whole
+    trace = simulate(Executable(function, mesh), "dgx-h100")    # the trace it would leave, without running it
+
+Each device runs its own part of the program (`parallelism.layouts.localize`), op by op, and records what every op
+declares and holds (`parallelism.execution.device_program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.execution.device_program import DeviceProgram
+from parallelism.ir import OPERATORS, Function, Op, Operator
+from parallelism.ir.passes import checked_arrays
+from parallelism.mesh import Mesh
+from parallelism.operation import Device, Operation
+from parallelism.sharding import TensorSharding
+from parallelism.simulation import Rows, Templates
+from parallelism.simulation.device_events import row
+
+Array = NDArray[Any]
+
+
+class LocalPrograms(Protocol):
+    """A program taken apart for the devices of a mesh; what `parallelism.layouts.localize` makes is one."""
+
+    @property
+    def function(self) -> Function:
+        """The whole program."""
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def inputs(self) -> Sequence[TensorSharding]:
+        """How the inputs are laid out."""
+    @property
+    def outputs(self) -> Sequence[TensorSharding]: ...
+    @property
+    def classes(self) -> Sequence[tuple[int, int]]:
+        """The ranks with programs of their own: the first of each, and how many have an equal one."""
+    def class_of(self, rank: int) -> int:
+        """Which of the classes a rank is in."""
+    def program(self, rank: int) -> Function:
+        """What a rank runs: local shapes, collectives as ops."""
+
+
+class Executable(Operation):
+    """A program for all devices of a mesh.
+
+    ``program`` is what `parallelism.layouts.localize` makes, or a function with layouts that is to be localized on
+    ``mesh`` (what has none is laid out by propagation).  ``categories`` says in which category of memory values are
+    counted, by their names: of the others inputs are ``inputs``, outputs ``outputs``, all between ``activations``.
+    ``seconds(op)``, as a `parallelism.execution.op_profile.Profile`, says what an op takes in place of its flops and bytes.
+
+    ``cluster.run(executable, inputs)``: the arrays of the whole, in order or by name; ``run.result``: the outputs, in
+    order, whole.  **Communication**: that of the collectives in each device's program.
+    """
+
+    def __init__(
+        self, program: Function | LocalPrograms, mesh: Mesh | None = None, *,
+        categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
+    ) -> None:
+        self.seconds = seconds
+        self.programs = _localized(program, mesh)
+        self.categories = dict(categories or {})
+        known = {value.name for value in self.programs.function.values}
+        for name in self.categories:
+            if name not in known:
+                raise ValueError(f"categories name %{name}, which @{self.programs.function.name} has not")
+        self._by_class: dict[int, DeviceProgram] = {}
+        self._own_operators: tuple[Operator, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the function, as its events begin with it."""
+        return f"@{self.programs.function.name}"
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh it is for."""
+        return self.programs.mesh
+
+    def of_class(self, number: int) -> DeviceProgram:
+        """The program of the ranks of a class."""
+        found = self._by_class.get(number)
+        if found is None:
+            first, _ = self.programs.classes[number]
+            found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories, self.seconds)
+        return found
+
+    def templates(self, price: object = None) -> Templates:
+        """What its devices would record, each class of them once; nothing is done again and again."""
+        rows = []
+        for number in range(len(self.programs.classes)):
+            program, made = self.of_class(number), Rows()
+            made.rows.append(row("compute", self.name, seconds=0.0))
+            made.rows += [row("memory", category, nbytes=float(nbytes)) for category, nbytes in program.held]
+            made.add_program(program, self.mesh, self.programs.classes[number][0])
+            rows.append(made)
+        size, of = self.mesh.size, self.programs.class_of
+        class_of = np.array([of(rank) for rank in range(size)] if len(rows) > 1 else np.zeros(size), np.int64)
+        return Templates(self.mesh, rows, class_of)
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The inputs, given in order or by name in one argument, dealt out by their layouts."""
+        if mesh != self.mesh:
+            raise ValueError(f"{self.name} is laid out on {self.mesh!r} and cannot run on {mesh!r}")
+        if len(args) != 1:
+            raise TypeError(f"{self.name} takes its inputs as one list, or one dict by name; got {len(args)} arguments")
+        arrays = checked_arrays(self.programs.function, args[0])
+        for number in range(len(self.programs.classes)):
+            _ = self.of_class(number).steps, self.of_class(number).held     # made once, before they are sent
+        shards = [layout.shard(array, mesh) for layout, array in zip(self.programs.inputs, arrays, strict=True)]
+        return [tuple(shard[rank] for shard in shards) for rank in range(mesh.size)]
+
+    def __call__(self, device: Device, *inputs: Any) -> tuple[Array, ...]:
+        """The outputs of this device, of its shards of the inputs."""
+        for entry in self._own_operators:
+            OPERATORS.setdefault(entry.name, entry)
+        program = self.of_class(self.programs.class_of(device.rank))
+        function = self.programs.program(device.rank)
+        if function != program.function:    # its parts begin elsewhere
+            program = DeviceProgram(function, self.categories, self.seconds)
+        with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
+            for category, nbytes in program.held:
+                device.hold(category, nbytes)
+            return program.run(device, [np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x) for x in inputs])
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
+        """The outputs, each put together by its layout."""
+        layouts = self.programs.outputs
+        return tuple(layout.unshard([each[i] for each in outputs], mesh) for i, layout in enumerate(layouts))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Devices get the programs ready made."""
+        return self.__dict__ | {"_own_operators": self._operators()}
+
+    def _operators(self) -> tuple[Operator, ...]:
+        kinds = {op.kind for program in self._by_class.values() for op in program.function.ops}
+        entries = (OPERATORS[kind] for kind in sorted(kinds))
+        return tuple(entry for entry in entries if not entry.rule.__module__.startswith("parallelism."))
+
+
+def _localized(program: Function | LocalPrograms, mesh: Mesh | None) -> LocalPrograms:
+    if isinstance(program, Function):
+        if mesh is None:
+            raise TypeError(f"@{program.name} needs a mesh to be laid out on: Executable(function, mesh)")
+        from parallelism.layouts import localize
+
+        return localize(program, mesh)
+    if mesh is not None and mesh != program.mesh:
+        raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")
+    return program

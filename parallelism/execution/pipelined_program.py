@@ -1,0 +1,213 @@
+"""A program cut into stages, run on a pipeline: the loss of a batch, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.execution.stage_code import GRADIENTS, StagePrograms
+from parallelism.execution.stage_runner import ProgramStage
+from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
+from parallelism.layouts.stages.batches import checked, dealt
+from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.pipelining import Pipeline, PipelinedOperation, pipeline_axes
+from parallelism.sharding import TensorSharding
+
+Array = npt.NDArray[Any]
+
+
+class LossAndGradients(NamedTuple):
+    """Of a whole batch."""
+
+    loss: Array
+    gradients: dict[str, Array]
+    """By the names of the weights, of those that a stage reads."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a device gets from the host."""
+
+    numbers: Mapping[str, int]
+    """For the symbols, those of the batch aside."""
+    rows: int
+    """Of the whole batch."""
+    parts: tuple[Part, ...]
+    """The first row and the rows of each microbatch of this replica."""
+    data: Mapping[str, tuple[Array, ...]]
+    """By microbatch."""
+    weights: Mapping[str, Array]
+
+
+class PipelinedProgram(PipelinedOperation):
+    """The loss of a batch and its gradients, by stages that run a schedule: what `gradient` of the whole returns.
+
+    ``cluster.run(PipelinedProgram(stages, pipeline), inputs)``, with the inputs of ``stages.function`` by name or in
+    their order, returns `LossAndGradients`.  Stages lie on ``pipeline.axis``; the rows are dealt to replicas on ``dp``,
+    then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the axes inside a stage:
+    over these its functions are localized, by the layouts that the program has.
+
+    **Communication**: a message for each forward and backward that passes a boundary between devices, of the bytes of
+    ``sent`` and ``returned``; what the functions of a stage say over the axes inside of it; and after the last
+    backward, stage by stage, over ``dp`` an all_reduce of the gradients of each dtype, as one array, and of the loss of
+    the last stage.  Weights that stages on several devices have: each of these sends its gradients of them to all the
+    others, those of one dtype and the same devices as one array, and adds all up in the order of the pipeline.
+
+    ``ValueError`` for another number of stages than the pipeline has, for a pipeline that does not train the whole, for
+    inputs that do not fit and for a batch with less rows than microbatches.
+    """
+
+    def __init__(self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None) -> None:
+        axes = inside.axes if inside else ()
+        if taken := {pipeline.axis, "dp"} & {*axes}:
+            raise ValueError(f"stages lie on axis {pipeline.axis!r} and replicas on 'dp'; {inside!r} is to be inside a "
+                             f"stage and names {' and '.join(map(repr, sorted(taken)))}")
+        super().__init__(pipeline, axes)
+        self.mesh_inside = inside if inside and inside.size > 1 else None
+        """None: a stage is on one device."""
+        if len(stages) != pipeline.stages:
+            raise ValueError(f"@{stages.function.name} is cut into {len(stages)} stages; {pipeline!r} has "
+                             f"{pipeline.stages}")
+        if not pipeline.schedule.training or pipeline.schedule.local:
+            raise ValueError(f"the gradients of a whole program are wanted; schedule {pipeline.schedule.name!r} has "
+                             f"{'losses of single stages' if pipeline.schedule.local else 'no backward'}")
+        self.stages = laid_out_stages(stages, self.mesh_inside) if self.mesh_inside else stages
+
+    @property
+    def name(self) -> str:
+        """Of the function, as its events begin with it."""
+        return f"@{self.stages.function.name}"
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Share]]:
+        """The data of its replica, and the weights of its stages, for each rank."""
+        arrays, numbers = checked(self.stages.function, *args)
+        batch, places, function = self.stages.batch, self.places(mesh), self.stages.function
+        rows = numbers.pop(batch)
+        replicas = dealt(0, rows, 1 + max(replica for _, replica in places))
+        parts = [dealt(first, count, self.pipeline.microbatches) for first, count in replicas]
+        if not all(count for each in parts for _, count in each):
+            raise ValueError(f"a batch of {rows} rows cannot be dealt to {len(replicas)} x "
+                             f"{self.pipeline.microbatches} microbatches: some would have none")
+        values = {value.name: value for value in function.inputs}
+        found = []
+        for rank, (position, replica) in enumerate(places):
+            mine = [self.stages.functions[number] for number in self.stages_on(position)]
+            data = {
+                name: tuple(
+                    self._shard(rows_of(arrays[name], values[name].type.specialize(numbers), batch, *part),
+                                values[name].layout, mesh, rank)
+                    for part in parts[replica])
+                for name in dict.fromkeys(name for stage in mine for name in stage.data)
+            }
+            weights = {
+                name: self._shard(arrays[name], values[name].layout, mesh, rank)
+                for name in dict.fromkeys(name for stage in mine for name in stage.weights)
+            }
+            found.append((Share(numbers, rows, parts[replica], data, weights),))
+        return found
+
+    def __call__(self, device: Device, share: Share) -> dict[str, Array]:
+        """Of each weight of the device's stages the gradient, and under ``""`` the loss where the last stage is."""
+        with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
+            stages = {
+                number: ProgramStage(
+                    device, number, self.programs(number, share.numbers, share.rows, device.mesh, device.rank),
+                    share.parts, share.data, share.weights, last=number == len(self.stages) - 1)
+                for number in self.stages_on(self.places(device.mesh)[device.rank][0])
+            }
+            for category, nbytes in (
+                ("weights", sum(array.nbytes for array in share.weights.values())),
+                ("inputs", sum(array.nbytes for parts in share.data.values() for array in parts)),
+                (GRADIENTS, sum(stage.gradients.nbytes for stage in stages.values())),
+            ):
+                device.hold(category, nbytes)
+            self.run_stages(device, stages)
+            return self._added_up(device, stages)
+
+    def programs(self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int) -> StagePrograms:
+        """What a rank runs of a stage, for a batch of so many rows."""
+        functions = self.stages.functions[number]
+        known = {name: numbers[name] for name in numbers.keys() & functions.symbols}
+        return StagePrograms(
+            functions.specialize(**known), self.stages.batch, rows, self.mesh_inside, self._place(mesh, rank))
+
+    @property
+    def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+        """The positions of the pipeline that have the same weights, and which."""
+        placement, found = self.pipeline.schedule.placement, dict[tuple[int, ...], list[str]]()
+        for name, holders in self.stages.holders.items():
+            positions = tuple(sorted({placement[number] for number in holders}))
+            if len(positions) > 1 and any(name in stage.trained for stage in self.stages.functions):
+                found.setdefault(positions, []).append(name)
+        return sorted((positions, tuple(names)) for positions, names in found.items())
+
+    def _added_up(self, device: Device, stages: Mapping[int, ProgramStage]) -> dict[str, Array]:
+        """The gradients over all stages, microbatches and replicas."""
+        axis, replicas = pipeline_axes(self.pipeline, device.mesh, self.inside)
+        found: dict[str, Array] = {}
+        for stage in stages.values():
+            loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
+            if replicas is not None:
+                for dtype, flat in stage.gradients.flat.items():
+                    stage.gradients.flat[dtype] = device.all_reduce(flat, replicas)
+                loss = [device.all_reduce(part, replicas) for part in loss]
+            found.update(("", np.asarray(part)) for part in loss)
+            for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
+                found[name] = found[name] + gradient if name in found else gradient
+        here = self.places(device.mesh)[device.rank][0]
+        tag = 2 * self.pipeline.stages * self.pipeline.microbatches
+        for positions, names in self.shared:
+            if here not in positions:
+                continue
+            for dtype in dict.fromkeys(found[name].dtype for name in names):
+                same = [name for name in names if found[name].dtype == dtype]
+                mine = np.concatenate([found[name].ravel() for name in same])
+                parts = [
+                    mine if other == here else device.sendrecv(mine, other, other, tag=tag, axes=axis)
+                    for other in positions
+                ]
+                total, start = reduce(np.add, parts), 0
+                for name in same:
+                    shape, size = found[name].shape, found[name].size
+                    found[name] = total[start:start + size].reshape(shape)
+                    start += size
+                tag += 1
+        return found
+
+    def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> LossAndGradients:
+        """Whole: of each weight the gradient of the first replica of a stage that has it; all have the same."""
+        found: dict[str, dict[int, Array]] = {}
+        for rank in reversed(range(mesh.size)):
+            place = self._place(mesh, rank)
+            for name, array in outputs[rank].items():
+                found.setdefault(name, {})[place] = array
+        loss = found.pop("")[0]
+        values = {value.name: value for value in self.stages.function.inputs if value.name in found}
+        return LossAndGradients(loss, {name: self._whole(found[name], value.layout) for name, value in values.items()})
+
+    # -- the axes inside a stage ---------------------------------------------------------------------------------------
+
+    def _place(self, mesh: Mesh, rank: int) -> int:
+        """The rank on the mesh inside its stage."""
+        if self.mesh_inside is None:
+            return 0
+        index = mesh.index(rank)
+        return self.mesh_inside.rank(**{axis: index[axis] for axis in self.mesh_inside.axes})
+
+    def _shard(self, array: Array, layout: TensorSharding | None, mesh: Mesh, rank: int) -> Array:
+        if layout is None or self.mesh_inside is None:
+            return array
+        return layout.shard(array, self.mesh_inside)[self._place(mesh, rank)]
+
+    def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
+        if layout is None or self.mesh_inside is None:
+            return parts[0]
+        shards = [parts[place] for place in range(self.mesh_inside.size)]
+        return np.asarray(gradient_layout(layout).unshard(shards, self.mesh_inside))

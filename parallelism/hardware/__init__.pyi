@@ -1,0 +1,10 @@
+from .degradations import LinkFault as LinkFault, Straggler as Straggler
+from .files import HardwareFileError as HardwareFileError
+from .hardware import ITEMSIZE as ITEMSIZE, Channel as Channel, Hardware as Hardware, LinkPath as LinkPath
+from .host import (
+    CALIBRATED as CALIBRATED,
+    VARIABLE as VARIABLE,
+    host_file as host_file,
+    is_calibrated as is_calibrated,
+)
+from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece

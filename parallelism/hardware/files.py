@@ -1,0 +1,136 @@
+"""Hardware as files, in TOML or JSON: read, checked, never evaluated.
+
+The fields of a file are those of `Hardware`, `Link` and so on; every unit is in a name.  What is wrong with a file is
+one `HardwareFileError` that says where, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from parallelism.hardware import fields as checked
+
+MOST_BYTES = 1 << 20
+
+Described = TypeVar("Described")
+
+
+class HardwareFileError(ValueError):
+    """A hardware file that cannot be read; the text names the file, the field, what was expected and what came."""
+
+
+def presets() -> tuple[str, ...]:
+    """The names of the presets."""
+    found = (entry.name for entry in (files("parallelism") / "presets").iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The fields of a preset."""
+    return tomllib.loads((files("parallelism") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def read(path: str | PathLike[str]) -> dict[str, Any]:
+    """The fields of a file, unchecked but for its syntax."""
+    file = Path(path)
+    if file.suffix.lower() not in (".toml", ".json"):
+        raise HardwareFileError(f"{_told(file)}: a hardware file ends in .toml or .json")
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:                    # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise HardwareFileError(f"{_told(file)}: cannot be read: {reason}") from None
+    if len(content) > MOST_BYTES:
+        raise HardwareFileError(f"{_told(file)}: must be at most {MOST_BYTES} bytes; got more")
+    language = file.suffix[1:].upper()
+    try:
+        text = content.decode("utf-8")
+        document: Any = (
+            tomllib.loads(text) if language == "TOML"
+            else json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        )
+    except (ValueError, RecursionError) as error:
+        reason = "it is too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise HardwareFileError(f"{_told(file)}: must be {language}; got {reason}") from None
+    if not isinstance(document, dict):
+        raise HardwareFileError(f"{_told(file)}: must be an object with fields; got {checked.shown(document)}")
+    return document
+
+
+def write(value: Any, path: str | PathLike[str]) -> None:
+    """Writes a description as JSON."""
+    Path(path).write_text(json.dumps(_plain(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Fields, as JSON has them; those with nothing in them are left out."""
+    if is_dataclass(value):
+        named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {name: told for name, told in named.items() if told not in (None, [], {}, "")}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def build(kind: type[Described], table: Any, path: str | PathLike[str], where: str = "") -> Described:
+    """A description of ``kind`` from a table of its fields; ``where`` it stands in the file, with a dot behind."""
+    known = {field.name: field.default is MISSING and field.default_factory is MISSING
+             for field in fields(kind)}  # type: ignore[arg-type]
+    origin = f"{_told(path)}: {where}"
+    if not isinstance(table, dict):
+        wanted = f"must be a table with {', '.join(known)}"
+        raise HardwareFileError(f"{origin.removesuffix('.')} {wanted}; got {checked.shown(table)}")
+    for name in table:
+        if name not in known:
+            close = checked.did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
+            raise HardwareFileError(f"{origin}{_told(name)} is no field{close}")
+    for name, required in known.items():
+        if required and name not in table:
+            raise HardwareFileError(f"{origin}{name} is missing; the fields are {', '.join(known)}")
+    try:
+        return kind(**table)
+    except (ValueError, TypeError) as error:
+        raise HardwareFileError(f"{origin}{error}") from None
+
+
+def build_each(
+    kind: type[Described], tables: Any, path: str | PathLike[str], where: str
+) -> tuple[Described, ...]:
+    """A description from each of a list of tables."""
+    if not isinstance(tables, list):
+        raise HardwareFileError(f"{_told(path)}: {where} must be a list of tables; got {checked.shown(tables)}")
+    return tuple(build(kind, table, path, f"{where}[{i}].") for i, table in enumerate(tables))
+
+
+def with_each(table: Any, field: str, kind: type[Described], path: str | PathLike[str], where: str) -> Any:
+    """A table whose list of tables in a field, where it has one, is of descriptions."""
+    if not isinstance(table, dict) or field not in table:
+        return table
+    return {**table, field: build_each(kind, table[field], path, where)}
+
+
+def _told(path: object) -> str:
+    """A name from outside, on one line and not too long."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= 200 else checked.shown(text)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"field {checked.shown(twice)} twice")
+    return table
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no number")

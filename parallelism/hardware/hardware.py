@@ -1,0 +1,402 @@
+"""A cluster that need not exist, as a value: how fast its devices compute, and what joins them.
+
+    Hardware.preset("dgx-h100")             one of the presets; "dgx-h100:4" is four nodes of it, "tpu-v4:4x4x8" a slice
+    Hardware.load("ours.toml")              your own, in TOML or JSON
+    Hardware.of_host()                      this machine, if it was calibrated
+    hardware.slow(rank=3, factor=1.5)       the same with a straggler
+    hardware.fault(source=0, target=1, bandwidth_factor=0.5)      ... with a link at half its bandwidth
+    hardware.placed_by(mesh, ("pp", "dp", "tp"))                  ... with the ranks laid onto it in another order
+
+Its devices have places, 0 to devices-1: the innermost level of links joins neighbours, the next one groups of those,
+and so on.  Rank r is at place r unless it is laid elsewhere.  What things take on it, tells `parallelism.cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate
+from math import inf
+from operator import mul
+from os import PathLike
+from typing import Any, NamedTuple
+
+from parallelism.collectives import COLLECTIVES
+from parallelism.hardware import fields as checked, files as hardware_files, table as hardware_table
+from parallelism.hardware.degradations import LinkFault, Straggler
+from parallelism.hardware.files import HardwareFileError
+from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
+from parallelism.hardware.links import HostLink, Link, Piece
+from parallelism.mesh import Axes, Mesh
+
+ITEMSIZE = {
+    "float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "float4": 0.5, "int64": 8,
+    "int32": 4, "int16": 2, "int8": 1, "int4": 0.5, "complex128": 16, "complex64": 8,
+}
+"""The dtypes that a rate can be given for, and the bytes of a number.  NumPy has not all of them."""
+
+MOST_DEVICES = 1 << 24
+
+Channel = tuple[int, int, int]
+"""What messages share: (level, -1, a port or link of that level) or (level, i, 0) for what fault i leaves of it."""
+
+
+class LinkPath(NamedTuple):
+    """The way of a message: its latency, what it carries alone, its channels, and the level of links (None: local)."""
+
+    latency_seconds: float
+    bytes_per_second: float
+    channels: tuple[Channel, ...]
+    level: int | None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Devices that are all alike, and the levels of links that join them, innermost first.
+
+    A piece of compute reaches ``efficiency * sqrt(t / (t + ramp_seconds))`` of the rate, where t is what it takes at
+    that rate; so for flops and for memory.  ``memory_overlap`` is what part of the shorter of the two goes on behind
+    the longer.  ``kernel_launch_seconds`` comes on top.  A collective of S bytes takes, beside its messages,
+    S over ``collective_bytes_per_second`` of its name, where that is given.
+    ``placement[rank]`` is a place; empty: rank r is at place r.  ``sources`` says of a field where its number is from.
+
+    Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
+    """
+
+    name: str
+    flops_per_second: Mapping[str, float]
+    """By dtype; the first is that of work whose dtype is not told."""
+    memory_bytes: float
+    memory_bytes_per_second: float
+    links: tuple[Link, ...]
+    host: HostLink
+    kernel_launch_seconds: float = 0.0
+    flops_efficiency: float = 1.0
+    flops_ramp_seconds: float = 0.0
+    memory_efficiency: float = 1.0
+    memory_ramp_seconds: float = 0.0
+    memory_overlap: float = 1.0
+    collective_bytes_per_second: Mapping[str, float] = checked.Table({})
+    """By collective: how fast a device adds up, and lays out, what it does not receive as it is to lie."""
+    placement: tuple[int, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+    faults: tuple[LinkFault, ...] = ()
+    title: str = ""
+    sources: Mapping[str, str] = checked.Table({})
+
+    def __post_init__(self) -> None:
+        name = checked.text("name", self.name)
+        seconds = {
+            field: checked.number(field, getattr(self, field), "of seconds")
+            for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds")
+        }
+        shares = {
+            field: checked.number(field, getattr(self, field), above=0, most=1)
+            for field in ("flops_efficiency", "memory_efficiency")
+        }
+        shares["memory_overlap"] = checked.number("memory_overlap", self.memory_overlap, most=1)
+        values: dict[str, Any] = {
+            "name": name, **seconds, **shares,
+            "flops_per_second": _rates(self.flops_per_second),
+            "memory_bytes": checked.number("memory_bytes", self.memory_bytes, "of bytes", above=0),
+            "memory_bytes_per_second": checked.number(
+                "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0),
+            "collective_bytes_per_second": _by_collective(self.collective_bytes_per_second),
+            "links": checked.each("links", self.links, Link),
+            "stragglers": checked.each("stragglers", self.stragglers, Straggler),
+            "faults": checked.each("faults", self.faults, LinkFault),
+            "title": self.title and checked.text("title", self.title, 200),
+            "sources": checked.texts("sources", self.sources, 500),
+        }
+        if not values["links"]:
+            raise ValueError("links must be at least one Link; got none")
+        if not isinstance(self.host, HostLink):
+            raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+        if self.devices > MOST_DEVICES:
+            raise ValueError(f"links must join at most {MOST_DEVICES} devices; got {self.devices}")
+        for i, (link, inside) in enumerate(zip(self.links, self._insides, strict=True)):
+            if (link.ports or 1) > inside:
+                raise ValueError(
+                    f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}")
+        object.__setattr__(self, "placement", _places(self.placement, self.devices))
+        named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
+        for i, fault in enumerate(self.faults):
+            named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]
+        for field, rank in named:
+            if rank >= self.ranks:
+                raise ValueError(f"{field} must be a rank from 0 to {self.ranks - 1}; got {rank}")
+
+    # -- where it comes from -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def presets() -> tuple[str, ...]:
+        """The names of the presets."""
+        return hardware_files.presets()
+
+    @classmethod
+    def preset(cls, name: str) -> Hardware:
+        """A preset by its name; what follows a colon is the extents of its outermost level.
+
+        >>> Hardware.preset("dgx-a100:2").devices
+        16
+        """
+        names = hardware_files.presets()
+        known, colon, extents = name.partition(":")
+        if known not in names:
+            close = checked.did_you_mean(known, names) or f"; there is {', '.join(names)}"
+            raise ValueError(f"no hardware {checked.shown(name)}{close}")
+        found = cls._of_fields(hardware_files.read_preset(known), known)
+        if not colon:
+            return found
+        sides = extents.lower().split("x")
+        if not all(side.isascii() and side.isdigit() and len(side) < 9 for side in sides):
+            wanted = _by(found.links[-1].extents)
+            raise ValueError(f"extents of {known} must be like {wanted}; got {checked.shown(extents)}")
+        return found.resized(*map(int, sides))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Hardware:
+        """A file, in TOML or JSON.  Raises `HardwareFileError`, a ``ValueError``, that says what is wrong with it."""
+        return cls._of_fields(hardware_files.read(path), path)
+
+    @classmethod
+    def of_host(cls, devices: int | None = None) -> Hardware | None:
+        """This machine as it was calibrated (`parallelism.hardware.host`); None if it was not.
+
+        Of one level of links it has room for so many ``devices``: they share what there is.  `HardwareFileError` for a
+        file that is none.
+        """
+        path = host_file()
+        if path is None or not is_calibrated():
+            return None
+        try:
+            found = cls.load(path)
+        except HardwareFileError as error:
+            raise HardwareFileError(
+                f"{error}; it stands for hardware='host': python -m vcluster calibrate writes it anew, "
+                f"{VARIABLE}= does without") from None
+        levels = found.links
+        if devices is not None and devices > found.ranks and len(levels) == len(levels[0].extents) == 1:
+            found = found.resized(devices)
+        return found
+
+    @classmethod
+    def of(cls, hardware: Hardware | str | PathLike[str]) -> Hardware:
+        """A hardware as it is given: as itself, as the name of a preset, or as a file."""
+        if isinstance(hardware, cls):
+            return hardware
+        if isinstance(hardware, str) and not hardware.lower().endswith((".toml", ".json")):
+            return cls.preset(hardware)
+        if isinstance(hardware, str | PathLike):
+            return cls.load(hardware)
+        raise TypeError(f"hardware must be a Hardware, a preset's name or a file; got {checked.shown(hardware)}")
+
+    @classmethod
+    def _of_fields(cls, document: dict[str, Any], path: str | PathLike[str]) -> Hardware:
+        table = dict(document)
+        if isinstance(table.get("links"), list):
+            for pieces in ("pieces", "collective_pieces"):
+                table["links"] = [hardware_files.with_each(link, pieces, Piece, path, f"links[{i}].{pieces}")
+                                  for i, link in enumerate(table["links"])]
+        for field, kind in (("links", Link), ("stragglers", Straggler), ("faults", LinkFault)):
+            if field in table:
+                table[field] = hardware_files.build_each(kind, table[field], path, field)
+        if "host" in table:
+            table["host"] = hardware_files.build(HostLink, table["host"], path, "host.")
+        return hardware_files.build(cls, table, path)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes it as JSON, as `load` reads it."""
+        hardware_files.write(self, path)
+
+    # -- the same, but -------------------------------------------------------------------------------------------------
+
+    def slow(self, *, rank: int, factor: float) -> Hardware:
+        """The same with a straggler: what ``rank`` computes takes ``factor`` times as long; twice is both together."""
+        return replace(self, stragglers=(*self.stragglers, Straggler(rank, factor)))
+
+    def fault(
+        self, *, source: int | None = None, target: int | None = None, delay_seconds: float = 0.0,
+        bandwidth_factor: float = 1.0,
+    ) -> Hardware:
+        """The same with a `LinkFault` on the way from rank ``source`` to rank ``target`` (None: from or to anyone)."""
+        return replace(self, faults=(*self.faults, LinkFault(source, target, delay_seconds, bandwidth_factor)))
+
+    def placed(self, placement: Sequence[int]) -> Hardware:
+        """The same with rank r at ``placement[r]``; there are no other ranks then."""
+        return replace(self, placement=tuple(placement))
+
+    def placed_by(self, mesh: Mesh, order: Sequence[str]) -> Hardware:
+        """The same with the ranks of a mesh laid in an order of its axes, outermost first: the last are neighbours.
+
+        >>> Hardware.preset("dgx-a100").placed_by(Mesh(tp=2, dp=3), ("dp", "tp")).placement
+        (0, 2, 4, 1, 3, 5)
+        """
+        if set(mesh.axes_of(tuple(order))) != set(mesh.axes):
+            raise ValueError(f"order must name every axis of {mesh!r}; got {tuple(order)}")
+        placement = [0] * mesh.size
+        for place, rank in enumerate(mesh.group(0, tuple(order))):
+            placement[rank] = place
+        return self.placed(placement)
+
+    def resized(self, *extents: int) -> Hardware:
+        """The same with other extents of its outermost level: so many nodes, such a slice."""
+        *inner, outermost = self.links
+        if len(extents) != len(outermost.extents):
+            raise ValueError(f"extents of {self.name} must be like {_by(outermost.extents)}; got {_by(extents)}")
+        return replace(self, links=(*inner, replace(outermost, extents=extents)), placement=())
+
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> int:
+        """How many devices it has."""
+        return self._insides[-1] * self.links[-1].units
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have a place on it."""
+        return len(self.placement) or self.devices
+
+    def peak(self, dtype: object = None) -> float:
+        """The flops per second in a dtype (None: the first that has a rate).
+
+        ``ValueError`` where there is no rate for it: nothing is guessed.
+        """
+        if dtype is None:
+            return next(iter(self.flops_per_second.values()))
+        name = str(dtype)
+        if name not in self.flops_per_second:
+            raise ValueError(
+                f"{self.name} has no rate for {name}; it has {', '.join(self.flops_per_second)} (priced_dtype= prices "
+                "any float array as one of them)")
+        return self.flops_per_second[name]
+
+    def slowdown(self, rank: int | None) -> float:
+        """How many times as long computing takes on a rank: 1 but for stragglers."""
+        factor = 1.0
+        for straggler in self.stragglers:
+            if straggler.rank == rank:
+                factor *= straggler.factor
+        return factor
+
+    def inside(self, level: int) -> int:
+        """How many devices are in a unit that a level joins: 1, then those of a node, and so on."""
+        return self._insides[level]
+
+    def place(self, rank: int) -> int:
+        """Where a rank lies."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"{self.name} has places for ranks 0 to {self.ranks - 1}, got rank {rank}")
+        return self.placement[rank] if self.placement else rank
+
+    def level(self, source: int, target: int) -> int:
+        """The level of links at which two ranks meet: an index into `links`."""
+        a, b = self.place(source), self.place(target)
+        return next(i for i, size in enumerate(self._units) if a // size == b // size)
+
+    def path(self, source: int, target: int) -> LinkPath:
+        """The way of a message from one rank to another."""
+        if source == target:
+            return LinkPath(0.0, inf, (), None)
+        level = self.level(source, target)
+        link = self.links[level]
+        distance, numbers = link.path(self._insides[level], self.place(source), self.place(target))
+        channels: list[Channel] = [(level, -1, number) for number in numbers] if link.shared else []
+        latency, bandwidth = distance * link.latency_seconds, link.bytes_per_second
+        for i, fault in enumerate(self.faults):
+            if fault.concerns(source, target):
+                if link.shared:
+                    channels.append((level, i, 0))
+                latency += fault.delay_seconds
+                bandwidth = min(bandwidth, fault.bandwidth_factor * link.bytes_per_second)
+        return LinkPath(latency, bandwidth, tuple(channels), level)
+
+    def capacity(self, channel: Channel) -> float:
+        """The bytes per second of what messages share."""
+        return self.part(channel) * self.links[channel[0]].bytes_per_second
+
+    def part(self, channel: Channel) -> float:
+        """Of the bandwidth of a link of its level: all but for faults."""
+        return 1.0 if channel[1] < 0 else self.faults[channel[1]].bandwidth_factor
+
+    def spans(self, mesh: Mesh, axes: Axes = None) -> str | None:
+        """The name of the outermost level that any group along axes of a mesh meets at; None for groups of one.
+
+        >>> hardware = Hardware.preset("dgx-h100")
+        >>> {axis: hardware.spans(Mesh(dp=4, tp=8), axis) for axis in ("dp", "tp")}
+        {'dp': 'infiniband', 'tp': 'nvlink'}
+        """
+        groups = mesh.groups(axes)
+        levels = [self.level(group[0], rank) for group in groups for rank in group[1:]]
+        return self.links[max(levels)].name if levels else None
+
+    @cached_property
+    def _insides(self) -> tuple[int, ...]:
+        """By level, the devices in a unit that it joins."""
+        return tuple(accumulate((link.units for link in self.links[:-1]), mul, initial=1))
+
+    @cached_property
+    def _units(self) -> tuple[int, ...]:
+        """By level, the devices that it joins."""
+        return *self._insides[1:], self.devices
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, ({field.name: getattr(self, field.name) for field in fields(self)},)
+
+    def __repr__(self) -> str:
+        return f"<Hardware {self.name}: {self.devices} devices; print it>"
+
+    def __str__(self) -> str:
+        return hardware_table.text(self)
+
+    def _repr_html_(self) -> str:
+        return hardware_table.html(self)
+
+
+def _remake(values: dict[str, Any]) -> Hardware:
+    return Hardware(**values)
+
+
+def _rates(rates: Any) -> Mapping[str, float]:
+    if not isinstance(rates, Mapping) or not rates:
+        raise TypeError(f"flops_per_second must be a table of rates by dtype, not empty; got {checked.shown(rates)}")
+    for name in rates:
+        if name not in ITEMSIZE:
+            close = checked.did_you_mean(name, ITEMSIZE)
+            raise ValueError(f"flops_per_second must be of {', '.join(ITEMSIZE)}; got {checked.shown(name)}{close}")
+    return checked.Table({
+        name: checked.number(f"flops_per_second.{name}", rate, "of flops a second", above=0)
+        for name, rate in rates.items()
+    })
+
+
+def _by_collective(values: Any) -> Mapping[str, float]:
+    field = "collective_bytes_per_second"
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{field} must be a table of numbers by collective; got {checked.shown(values)}")
+    for name in values:
+        if name not in COLLECTIVES:
+            close = checked.did_you_mean(name, COLLECTIVES) or f"; there are {', '.join(COLLECTIVES)}"
+            raise ValueError(f"{field} must be of collectives; got {checked.shown(name)}{close}")
+    return checked.Table({
+        name: checked.number(f"{field}.{name}", rate, "of bytes a second", above=0) for name, rate in values.items()
+    })
+
+
+def _places(placement: Any, devices: int) -> tuple[int, ...]:
+    if not isinstance(placement, Sequence) or isinstance(placement, str):
+        raise TypeError(f"placement must be a list of places by rank; got {checked.shown(placement)}")
+    places = tuple(checked.whole_number("placement", place, least=0) for place in placement)
+    if places and max(places) >= devices:
+        raise ValueError(f"placement must name places 0 to {devices - 1}; got {max(places)}")
+    if len(set(places)) < len(places):
+        raise ValueError(f"placement must give each rank a place of its own; got {checked.shown(places)}")
+    return places
+
+
+def _by(extents: Sequence[int]) -> str:
+    return "x".join(map(str, extents))

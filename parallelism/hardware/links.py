@@ -1,0 +1,197 @@
+"""One level of links between devices, as a value: which of its channels a message uses, and what they carry.
+
+A level joins *units*: the innermost one devices, the next one what the one below joins (nodes), and so on.
+
+    switch             each unit has ports on a switch; any two talk through a port at either end
+    ring, torus        each unit has a link to its two neighbours along every dim, which wraps round; a message goes
+                       dim by dim, the shorter way round (of two that are as short, upwards)
+    fully_connected    each two units have a link of their own
+    memory             the devices copy, each for itself, in memory that they share: messages do not share anything
+
+``bytes_per_second`` is what one such port or link carries in one direction.  What a copy takes is no straight line over
+its size: libraries go another way with large arrays, and caches end somewhere.  So a ``memory`` may have `Piece`s, as
+SimGrid has them of MPI within a node (Clauss et al., *Single Node On-Line Simulation of MPI Applications with SMPI*,
+2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.hardware import fields as checked
+
+MOST_UNITS = 1 << 20
+MOST_ROUND = 4096
+"""Along a dim of a ring or torus: a message is followed hop by hop."""
+
+SHAPES = ("switch", "ring", "torus", "fully_connected", "memory")
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What messages, or collectives, of at least ``from_bytes`` have in the place of what smaller ones do."""
+
+    from_bytes: float
+    latency_seconds: float
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        for name, of, above in (("from_bytes", "of bytes", 0), ("latency_seconds", "of seconds", None),
+                                ("bytes_per_second", "of bytes a second", 0)):
+            object.__setattr__(self, name, checked.number(name, getattr(self, name), of, above=above))
+
+
+@dataclass(frozen=True, init=False)
+class Link:
+    """A level of links.
+
+    >>> Link("nvlink", 8, latency_seconds=2e-6, bytes_per_second=300e9).units
+    8
+    >>> Link("ici", (4, 4, 4), latency_seconds=1e-6, bytes_per_second=45e9, shape="torus").units
+    64
+
+    ``extents`` is how many units it joins, of a torus along each of its dims; ``latency_seconds`` of a hop; ``ports``
+    how many ports, or parallel links, each unit has: by default one for each device in it; ``pieces`` of a memory, by
+    the size of a message; ``collective_pieces`` those of collectives, by what a member has, if they are others.  Raises
+    ``ValueError`` or ``TypeError`` for what is no such thing, naming the field.
+    """
+
+    name: str
+    extents: tuple[int, ...]
+    latency_seconds: float
+    bytes_per_second: float
+    shape: str = "switch"
+    ports: int | None = None
+    pieces: tuple[Piece, ...] = ()
+    collective_pieces: tuple[Piece, ...] = ()
+
+    def __init__(
+        self, name: str, extents: int | Iterable[int], latency_seconds: float, bytes_per_second: float,
+        shape: str = "switch", ports: int | None = None, pieces: Sequence[Piece] = (),
+        collective_pieces: Sequence[Piece] = (),
+    ) -> None:
+        if not isinstance(shape, str) or shape not in SHAPES:
+            close = checked.did_you_mean(shape, SHAPES)
+            raise ValueError(f"shape must be one of {', '.join(SHAPES)}; got {checked.shown(shape)}{close}")
+        sides = extents if isinstance(extents, list | tuple) else (extents,)
+        if not sides or (shape != "torus" and len(sides) > 1):
+            wanted = "a list of at least one whole number" if shape == "torus" else "one whole number"
+            raise ValueError(f"extents of a {shape} must be {wanted}; got {checked.shown(extents)}")
+        most = MOST_ROUND if shape in ("ring", "torus") else MOST_UNITS
+        values: dict[str, object] = {
+            "name": checked.text("name", name),
+            "extents": tuple(checked.whole_number("extents", side, most=most) for side in sides),
+            "latency_seconds": checked.number("latency_seconds", latency_seconds, "of seconds"),
+            "bytes_per_second": checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
+            "shape": shape,
+            "ports": None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
+            "pieces": _pieces("pieces", pieces, shape),
+            "collective_pieces": _pieces("collective_pieces", collective_pieces, shape),
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def units(self) -> int:
+        """How many units it joins."""
+        return prod(self.extents)
+
+    @property
+    def shared(self) -> bool:
+        """Whether messages share its channels."""
+        return self.shape != "memory"
+
+    def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
+        """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""
+        found = self.latency_seconds, self.bytes_per_second
+        for piece in (collective and self.collective_pieces) or self.pieces:
+            if nbytes >= piece.from_bytes:
+                found = piece.latency_seconds, piece.bytes_per_second
+        return found
+
+    def uses(self, inside: int, source: Ints, target: Ints) -> Uses:
+        """What messages between devices use, many at once; ``inside`` is how many devices are in a unit.
+
+        ``source`` and ``target`` are places of devices, and each two lie in units that this level joins.
+        """
+        ports = self.ports or inside
+        units = source // inside, target // inside
+        lanes = source % inside * ports // inside, target % inside * ports // inside
+        message = np.arange(len(source))
+        if self.shape in ("switch", "memory"):
+            out, into = (2 * (unit * ports + lane) for unit, lane in zip(units, lanes, strict=True))
+            return Uses(np.ones_like(source), np.concatenate([message, message]), np.concatenate([out, into + 1]))
+        if self.shape == "fully_connected":
+            channel = (units[0] * self.units + units[1] % self.units) * ports + lanes[0]
+            return Uses(np.ones_like(source), message, channel)
+        return self._round_the_torus(ports, units[0], units[1], lanes[0])
+
+    def path(self, inside: int, source: int, target: int) -> tuple[int, list[int]]:
+        """`uses` of one message: the hops it makes, and its channels."""
+        if self.shape != "switch":
+            distance, _, channel = self.uses(inside, np.array([source]), np.array([target]))
+            return int(distance[0]), channel.tolist()
+        ports = self.ports or inside
+        out, into = (2 * (place // inside * ports + place % inside * ports // inside) for place in (source, target))
+        return 1, [out, into + 1]
+
+    def _round_the_torus(self, ports: int, here: Ints, there: Ints, lane: Ints) -> Uses:
+        distance = np.zeros_like(here)
+        at, messages, channels = here.copy(), [], []
+        stride = self.units
+        for dim, extent in enumerate(self.extents):
+            stride //= extent
+            ahead = (there // stride - at // stride) % extent
+            up = 2 * ahead <= extent
+            left = np.where(up, ahead, extent - ahead)
+            distance += left
+            for step in range(extent // 2):
+                moving = np.flatnonzero(left > step)
+                channel = (at * len(self.extents) + dim) * 2 + up
+                messages.append(moving)
+                channels.append((channel * ports + lane)[moving])
+                place = at // stride % extent
+                to = (place + np.where(up, 1, -1)) % extent
+                at[moving] += ((to - place) * stride)[moving]
+        return Uses(distance, np.concatenate(messages or [at[:0]]), np.concatenate(channels or [at[:0]]))
+
+
+def _pieces(field: str, pieces: Sequence[Piece], shape: str) -> tuple[Piece, ...]:
+    found = checked.each(field, pieces, Piece)
+    if found and shape != "memory":
+        raise ValueError(f"{field} are of a memory, where messages share nothing; got some of a {shape}")
+    if any(piece.from_bytes >= other.from_bytes for piece, other in pairwise(found)):
+        begins = ", ".join(f"{piece.from_bytes:g}" for piece in found)
+        raise ValueError(f"{field} must begin one after the other, by from_bytes; got {begins}")
+    return found
+
+
+class Uses(NamedTuple):
+    """What messages use of a level: how many hops each makes, and that message i goes over channel i of these pairs."""
+
+    distance: Ints
+    message: Ints
+    channel: Ints
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What joins each device to its host."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        latency = checked.number("latency_seconds", self.latency_seconds, "of seconds")
+        bandwidth = checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0)
+        object.__setattr__(self, "latency_seconds", latency)
+        object.__setattr__(self, "bytes_per_second", bandwidth)

@@ -1,0 +1,89 @@
+"""A function while it is being written, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from parallelism.ir.core import regions
+from parallelism.ir.core.function import Function, Op, Value, frozen_attributes
+from parallelism.ir.core.table import meaning
+from parallelism.ir.core.types import TensorType
+from parallelism.sharding import TensorSharding
+
+
+class Builder:
+    """Inputs and ops so far; what an op makes is named by a number, or by ``names``."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Value] = []
+        self.ops: list[Op] = []
+        self._names: set[str] = set()
+        self._next = 0
+        self._constants: dict[Any, Value] = {}
+        self._region: str | None = None
+
+    def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
+        """One more input."""
+        value = Value(self._own(name), type, layout)
+        self.inputs.append(value)
+        return value
+
+    def emit(self, kind: str, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> tuple[Value, ...]:
+        """One more op; a constant that is there already, in this region, is used again."""
+        frozen = frozen_attributes(attributes)
+        # 1, 1.0 and True are equal keys, but not equal constants
+        key = (self._region, frozen, repr(frozen)) if not inputs and kind == "constant" else None
+        if key is not None and key in self._constants:
+            return (self._constants[key],)
+        types = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
+        outputs = tuple(Value(self._number(), type) for type in types)
+        self.ops.append(Op(kind, tuple(inputs), frozen, outputs, self._region))
+        if key is not None:
+            self._constants[key], = outputs
+        return outputs
+
+    @contextmanager
+    def region(self, path: str | None) -> Iterator[None]:
+        """What is written meanwhile belongs to this region, inside the one that there is; None changes nothing."""
+        before = self._region
+        self._region = regions.joined(before, path)
+        try:
+            yield
+        finally:
+            self._region = before
+
+    def copy(self, function: Function) -> None:
+        """All of another function, names kept; before anything else."""
+        for value in function.inputs:
+            self.input(value.name, value.type, value.layout)
+        for op in function.ops:
+            self._names.update(value.name for value in op.outputs)
+            self.ops.append(op)
+
+    def function(self, name: str, outputs: Iterable[Value], *, prune: bool = False) -> Function:
+        """What was written, as a value; with ``prune`` without the ops that no output needs (a message is always
+        needed)."""
+        outputs = tuple(outputs)
+        ops = self.ops
+        if prune:
+            needed, kept = set(outputs), []
+            for op in reversed(ops):
+                if not op.outputs or not needed.isdisjoint(op.outputs):
+                    needed.update(op.inputs)
+                    kept.append(op)
+            ops = kept[::-1]
+        return Function(name, tuple(self.inputs), tuple(ops), outputs)
+
+    def _own(self, name: str) -> str:
+        if name in self._names:
+            raise ValueError(f"two inputs are named %{name}")
+        self._names.add(name)
+        return name
+
+    def _number(self) -> str:
+        while str(self._next) in self._names:
+            self._next += 1
+        self._next += 1
+        return str(self._next - 1)

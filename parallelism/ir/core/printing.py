@@ -1,0 +1,78 @@
+"""A program as text, in the manner of MLIR's generic form: a line an op, every type written out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelism.ir.core.extents import Expression
+from parallelism.ir.core.types import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from parallelism.ir.core.function import Function, Op, Value
+    from parallelism.sharding import TensorSharding
+
+PLAIN = re.compile(r"(?!None\b)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+"""Names of axes that stand in a layout as they are; others in quotes."""
+
+
+def print_function(function: Function) -> str:
+    """The text that `parallelism.ir.parse` reads back."""
+    inputs = ", ".join(map(print_value, function.inputs))
+    outputs = ", ".join(map(print_type, function.outputs))
+    returned = ", ".join(f"%{value.name}" for value in function.outputs)
+    lines = [f"func @{function.name}({inputs}) -> ({outputs}) {{", *(f"  {print_op(op)}" for op in function.ops)]
+    return "\n".join([*lines, f"  return {returned}".rstrip(), "}"]) + "\n"
+
+
+def print_op(op: Op) -> str:
+    """One line of it."""
+    outputs = ", ".join(f"%{value.name}" for value in op.outputs)
+    inputs = ", ".join(f"%{value.name}" for value in op.inputs)
+    types = ", ".join(str(value.type) for value in op.inputs)
+    results = ", ".join(map(print_type, op.outputs))
+    if len(op.outputs) != 1:
+        results = f"({results})"
+    attributes = ", ".join(f"{name} = {print_attribute(value)}" for name, value in op.attributes)
+    braces = f" {{{attributes}}}" if attributes else ""
+    equals = f"{outputs} = " if outputs else ""
+    region = "" if op.region is None else f' region="{op.region}"'
+    return f"{equals}{json.dumps(op.kind)}({inputs}){braces} : ({types}) -> {results}{region}"
+
+
+def print_value(value: Value) -> str:
+    """Where it is given: with its type and layout."""
+    return f"%{value.name}: {print_type(value)}"
+
+
+def print_type(value: Value) -> str:
+    """Its type, and its layout if it has one."""
+    return str(value.type) if value.layout is None else f"{value.type} {print_layout(value.layout)}"
+
+
+def print_layout(layout: TensorSharding) -> str:
+    """As `TensorSharding.short` writes it; axes whose names are no words in quotes."""
+    op = f", op={layout.op}" if layout.op != "sum" else ""
+    partial = f" partial={_axes(layout.partial)}{op}" if layout.partial else ""
+    return f"[{', '.join(_axes(dim.axes) for dim in layout.dims)}]{partial}"
+
+
+def _axes(axes: tuple[str, ...]) -> str:
+    names = [name if PLAIN.fullmatch(name) else json.dumps(name) for name in axes]
+    return f"({', '.join(names)})" if len(names) > 1 else names[0] if names else "None"
+
+
+def print_attribute(value: Any) -> str:
+    """The value of an attribute."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | Expression):
+        return str(value)
+    if isinstance(value, np.dtype):
+        return DTYPE_NAMES[value]
+    if isinstance(value, str):
+        return json.dumps(value)
+    return f"[{', '.join(map(print_attribute, value))}]"

@@ -1,0 +1,129 @@
+"""Parts of a function by name: ops that are marked with a path, as a function of their own, and put back.
+
+A region is a path of names, ``block.0.attention``; what belongs to it belongs to ``block.0`` and to ``block``, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parallelism.ir.core.function import Function, Op, Value
+
+_PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+
+
+def check_path(path: str) -> str:
+    """``path``, if it is one of a region."""
+    if not isinstance(path, str) or not _PATH.fullmatch(path):
+        raise ValueError(f"a region is a path of names with a . between, as block.0, got {str(path)[:80]!r}")
+    return path
+
+
+def joined(outer: str | None, inner: str | None) -> str | None:
+    """The path of ``inner`` inside ``outer``."""
+    if inner is None:
+        return outer
+    return check_path(inner) if outer is None else f"{outer}.{check_path(inner)}"
+
+
+def inside(op: Op, path: str) -> bool:
+    """Whether an op belongs to a region."""
+    return op.region is not None and (op.region == path or op.region.startswith(f"{path}."))
+
+
+def paths(function: Function) -> tuple[str, ...]:
+    """Of all regions, those that hold others before them."""
+    found: dict[str, None] = {}
+    for region in dict.fromkeys(op.region for op in function.ops if op.region is not None):
+        names = region.split(".")
+        found.update((".".join(names[:count]), None) for count in range(1, len(names) + 1))
+    return tuple(found)
+
+
+def part(function: Function, path: str) -> Function:
+    """See `Function.region`."""
+    ops = [op for op in function.ops if inside(op, check_path(path))]
+    if not ops:
+        near = difflib.get_close_matches(path, paths(function), 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"@{function.name} has no op in region {path!r}{hint}")
+    made = {value for op in ops for value in op.outputs}
+    inputs = dict.fromkeys(value for op in ops for value in op.inputs if value not in made)
+    needed = {*function.outputs, *(v for op in function.ops if not inside(op, path) for v in op.inputs)}
+    outputs = [value for op in ops for value in op.outputs if value in needed]
+    return replace(function, name=path, inputs=tuple(inputs), ops=tuple(ops), outputs=tuple(outputs))
+
+
+def replaced(function: Function, path: str, new: Function) -> Function:
+    """See `Function.replaced`."""
+    old = part(function, path)
+    for what, given, wanted in (("takes", new.inputs, old.inputs), ("returns", new.outputs, old.outputs)):
+        if [v.type for v in given] != [v.type for v in wanted]:
+            told = [", ".join(str(v.type) for v in values) or "nothing" for values in (wanted, given)]
+            raise ValueError(f"region {path!r} of @{function.name} {what} {told[0]}, and @{new.name} {told[1]}")
+    before, after = _around(function, path, old)
+    values = _named(function, path, old, new)
+    ops = [
+        replace(op, inputs=_each(op.inputs, values), outputs=_each(op.outputs, values),
+                region=op.region if inside(op, path) else joined(path, op.region))
+        for op in new.ops
+    ]
+    results = {was: values[now] for was, now in zip(old.outputs, new.outputs, strict=True)}
+    rest = [replace(op, inputs=_each(op.inputs, results)) for op in after]
+    return replace(function, ops=(*before, *ops, *rest), outputs=_each(function.outputs, results))
+
+
+def _each(values: Iterable[Value], new: dict[Value, Value]) -> tuple[Value, ...]:
+    return tuple(new.get(value, value) for value in values)
+
+
+def _around(function: Function, path: str, old: Function) -> tuple[list[Op], list[Op]]:
+    """The other ops: those that can run before all of the region, and those after it."""
+    last = max(number for number, op in enumerate(function.ops) if inside(op, path))
+    late = set(old.outputs)
+    before, after = [], []
+    for number, op in enumerate(function.ops):
+        if inside(op, path):
+            continue
+        if number > last or not late.isdisjoint(op.inputs):
+            late.update(op.outputs)
+            after.append(op)
+        else:
+            before.append(op)
+    for value in old.inputs:
+        if value in late:
+            raise ValueError(f"region {path!r} of @{function.name} is not one piece: what it makes is needed outside "
+                             f"of it for %{value.name}, which it takes")
+    return before, after
+
+
+def _named(function: Function, path: str, old: Function, new: Function) -> dict[Value, Value]:
+    """What the values of ``new`` become: inputs those that there are, outputs under the names that they replace."""
+    values = dict(zip(new.inputs, old.inputs, strict=True))
+    taken = {value.name for value in (*function.inputs, *_outside(function, path), *old.outputs)}
+    names = {now: was.name for was, now in reversed(list(zip(old.outputs, new.outputs, strict=True)))}
+    for op in new.ops:
+        for value in op.outputs:
+            name = names.get(value) or _free(value.name, taken)
+            taken.add(name)
+            values[value] = replace(value, name=name)
+    return values
+
+
+def _outside(function: Function, path: str) -> Iterator[Value]:
+    for op in function.ops:
+        if not inside(op, path):
+            yield from op.outputs
+
+
+def _free(name: str, taken: set[str]) -> str:
+    free, count = name, 0
+    while free in taken:
+        count += 1
+        free = f"{name}.{count}"
+    return free

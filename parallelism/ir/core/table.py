@@ -1,0 +1,170 @@
+"""The table of operators: all that anybody has to know about one stands in its entry.
+
+An entry says how dims relate (`rules`), the dtypes of the outputs, the NumPy kernel, how many floating point operations
+a point takes and how a gradient goes back.  Shapes, costs and what may be split follow from the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelism.ir.core.extents import Expression, Extent
+from parallelism.ir.core.rules import Rule
+from parallelism.ir.core.types import TensorType
+
+Attributes = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One entry.  ``attributes`` are keywords of all its functions; ``types`` the types of the inputs.
+
+    The kernel takes arrays and returns one, or a tuple if there are several outputs.  The derivative takes the gradient
+    of the output, the output and the inputs, all traced (`parallelism.ir.tracing`), and returns the gradient of each
+    input or None; one that is broadcast or of another dtype is put right by who calls.  With several outputs, gradients
+    and outputs are tuples.
+    """
+
+    name: str
+    rule: Callable[..., Rule]
+    """``rule(*types, **attributes)``."""
+    dtypes: Callable[..., np.dtype[Any] | tuple[np.dtype[Any], ...]]
+    """``dtypes(*types, **attributes)``: of the output, or of each."""
+    kernel: Callable[..., Any]
+    derivative: Callable[..., Sequence[Any]] | None = None
+    flops: Callable[[Rule], Extent] | int = 0
+    """Floating point operations, or how many of them a point of the rule takes."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """The name of each, and its kind: see `KINDS`."""
+    view: bool = False
+    """Whether the output lies in the memory of the first input."""
+    received: Callable[..., Extent] | None = None
+    """Of a collective or a message: bytes that a device receives, ``received(*types, **attributes)``."""
+
+
+class Meaning(NamedTuple):
+    """What an op comes to: how its dims relate, and the types of its outputs."""
+
+    rule: Rule
+    outputs: tuple[TensorType, ...]
+
+
+OPERATORS: dict[str, Operator] = {}
+"""By name; filled by the modules that define them, all of which `parallelism.ir` loads."""
+
+
+def register(operator: Operator) -> Operator:
+    """Put an entry into the table; ``ValueError`` if the name is taken."""
+    if operator.name in OPERATORS:
+        raise ValueError(f"there is an operator {operator.name!r} already")
+    OPERATORS[operator.name] = operator
+    return operator
+
+
+def operator(kind: str) -> Operator:
+    """The entry of this name."""
+    found = OPERATORS.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        near = difflib.get_close_matches(str(kind)[:80], OPERATORS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no operator {str(kind)[:80]!r}{hint}")
+    return found
+
+
+def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Meaning:
+    """Rule and types of the outputs; ``ValueError`` or ``TypeError``, naming the operator, for what does not fit."""
+    entry = operator(kind)
+    given = dict(attributes)
+    if given.keys() != entry.attributes.keys():
+        wanted = ", ".join(sorted(entry.attributes)) or "none"
+        raise ValueError(f"{kind}: its attributes are {wanted}; got {', '.join(sorted(given)) or 'none'}")
+    for name, wanted in entry.attributes.items():
+        if not KINDS[wanted](given[name]):
+            raise TypeError(f"{kind}: attribute {name} is {wanted}, got {str(given[name])[:80]}")
+    try:
+        return _meaning(kind, types, attributes)
+    except (ValueError, TypeError) as error:
+        refused = TypeError if isinstance(error, TypeError) else ValueError
+        raise refused(f"{kind}: {error}") from None
+
+
+@lru_cache(maxsize=8192)
+def _meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Meaning:
+    entry = OPERATORS[kind]
+    given = dict(attributes)
+    try:
+        rule = entry.rule(*types, **given)
+        dtypes = entry.dtypes(*types, **given)
+    except TypeError as error:
+        if "positional argument" in str(error):
+            raise ValueError(f"it does not take {len(types)} inputs") from None
+        raise
+    each = dtypes if isinstance(dtypes, tuple) else (dtypes,) * len(rule.outputs)
+    return Meaning(rule, tuple(TensorType(d, shape) for d, shape in zip(each, rule.output_shapes, strict=True)))
+
+
+def flops(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Extent:
+    """Floating point operations of one op."""
+    rule, count = meaning(kind, types, attributes).rule, OPERATORS[kind].flops
+    return count(rule) if callable(count) else count * rule.points if count else 0
+
+
+def of_a_part(attributes: Attributes, shape: Sequence[Extent], starts: Sequence[Extent]) -> Attributes:
+    """The attributes of an op that makes only a part of what it made: of this shape, from there on.
+
+    By two names: ``shape`` is always that of the output, ``starts`` where the output begins in something larger.
+    """
+    given = dict(attributes)
+    if "shape" in given:
+        given["shape"] = tuple(shape)
+    if "starts" in given:
+        given["starts"] = tuple(a + b for a, b in zip(given["starts"], starts, strict=True))
+    return tuple(given.items())
+
+
+# -- attributes --------------------------------------------------------------------------------------------------------
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_extent(value: Any) -> bool:
+    return type(value) is int or isinstance(value, Expression)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float, bool) or isinstance(value, Expression)
+
+
+def _each(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and all(map(test, value))
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "an integer": _is_int,
+    "a number": lambda value: type(value) in (int, float),
+    "a bool": lambda value: type(value) is bool,
+    "a string": lambda value: isinstance(value, str),
+    "a dtype": lambda value: isinstance(value, np.dtype),
+    "an extent": _is_extent,
+    "a shape": _each(_is_extent),
+    "a list of integers": _each(_is_int),
+    "a list of strings": _each(lambda value: isinstance(value, str)),
+    "a list of pairs": _each(lambda value: _each(_is_int)(value) and len(value) == 2),
+    "a number or a list of them": lambda value: _is_number(value) or _each(_is_number)(value),
+}
+"""What an attribute may be."""
+
+
+def checked_axis(axis: int, ndim: int) -> int:
+    """``axis``, if a tensor of so many dims has it; counted from 0."""
+    if not 0 <= axis < ndim:
+        raise ValueError(f"axis {axis} is none of {ndim} dims, counted from 0")
+    return axis

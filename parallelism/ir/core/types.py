@@ -1,0 +1,116 @@
+"""What a value is known by before it is computed: the dtype and shape of a tensor, written as in MLIR."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.ir.core.extents import Expression, Extent, names_in, product, specialized
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "i1": np.dtype(bool), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
+    **{f"i{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)}, **{f"ui{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
+}
+"""By the names of MLIR; ``i1`` is a bool, ``ui8`` a ``uint8``."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MOST_DIMS, MOST_EXTENT = 26, 2**62
+
+BARE = re.compile(r"[A-Z][A-Z0-9_]*")
+"""Symbols that stand in a type as they are: no reader can take a part of one for the x between extents."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dtype and an extent for each dim; an extent is an integer or an `Expression`.
+
+    >>> print(TensorType(np.float32, (8, 16)))
+    tensor<8x16xf32>
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[Extent, ...]
+
+    if TYPE_CHECKING:
+        def __init__(self, dtype: npt.DTypeLike, shape: Iterable[Any]) -> None: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", checked_dtype(self.dtype))
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Extent:
+        """How many elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Extent:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names in its extents."""
+        return frozenset().union(*map(names_in, self.shape))
+
+    def specialize(self, numbers: Mapping[str, Extent]) -> TensorType:
+        """With these in place of the symbols."""
+        return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
+
+    def __str__(self) -> str:
+        return f"tensor<{''.join(f'{written(extent)}x' for extent in self.shape)}{DTYPE_NAMES[self.dtype]}>"
+
+    __repr__ = __str__
+
+
+@lru_cache(maxsize=4096)
+def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
+    """The dtypes that a ufunc works in, inputs and output; ``int`` or ``float`` for a scalar of Python."""
+    return tuple(ufunc.resolve_dtypes((*dtypes, *[None] * ufunc.nout)))
+
+
+def checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """``dtype`` as NumPy's, of those that the IR has."""
+    try:
+        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"a dtype is one of {', '.join(DTYPES)}, got {dtype!r}") from None
+    found = found.newbyteorder("=")
+    if found not in DTYPE_NAMES:
+        raise TypeError(f"a dtype is one of {', '.join(DTYPES)}, got {found}")
+    return found
+
+
+def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
+    """``shape`` as a tuple of extents."""
+    if isinstance(shape, int | np.integer | Expression):
+        shape = (shape,)
+    extents = tuple(
+        extent if type(extent) is int or isinstance(extent, Expression) else _integer(extent) for extent in shape
+    )
+    if len(extents) > MOST_DIMS:
+        raise ValueError(f"a tensor has at most {MOST_DIMS} dims, got {len(extents)}")
+    for extent in extents:
+        if isinstance(extent, int) and not 0 <= extent <= MOST_EXTENT:
+            raise ValueError(f"an extent is at least 0 and at most 2**62, got {extent}")
+    return extents
+
+
+def _integer(extent: Any) -> int:
+    if isinstance(extent, bool | np.bool_) or not hasattr(extent, "__index__"):
+        raise TypeError(f"an extent is an integer or an expression of symbols, got {extent!r}")
+    return int(extent)
+
+
+def written(extent: Extent) -> str:
+    """An extent as it stands in a type."""
+    text = str(extent)
+    return text if isinstance(extent, int) or BARE.fullmatch(text) else f"({text})"

@@ -1,0 +1,197 @@
+"""What devices say to each other, as operators of the program of one device: types and bytes, not how it is done.
+
+``axes`` are of the mesh, ``group`` is how many devices take part, which may be a symbol; extents are of this device.
+Bytes are those that it receives by the direct algorithms (`parallelism.collectives.closed_forms`).
+In one process only groups of one can run: there everything is what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Extent, Operator, Rule, TensorType, ceil_div, checked_axis
+from parallelism.ir.core.rules import along, letters, rule
+from parallelism.ir.core.table import register
+from parallelism.ir.operators.shapes import made
+from parallelism.ir.tracing.tracing import apply
+from parallelism.sharding import check_op
+
+_GROUP = {"axes": "a list of strings", "group": "an extent"}
+
+
+def alone(name: str) -> Callable[..., Any]:
+    """The kernel: what a group of one makes, which is what it was given."""
+    def kernel(x: Any, group: int, **_: Any) -> Any:
+        if group != 1:
+            raise ValueError(f"{name} takes {group} devices; one process runs it for groups of one only")
+        return np.array(x)
+
+    return kernel
+
+
+def _dtype(x: TensorType, **_: Any) -> np.dtype[Any]:
+    return x.dtype
+
+
+def _same(x: TensorType, group: Extent) -> Rule:
+    """Every dim as it was."""
+    check_group(group)
+    names = letters(x.ndim)
+    return rule(f"{names}->{names}", [x.shape])
+
+
+def check_group(group: Extent) -> None:
+    if isinstance(group, int) and group < 1:
+        raise ValueError(f"a group has at least one device, got {group}")
+
+
+def _alone_the_same(group: Extent, before: Extent, after: Extent) -> None:
+    if group == 1 and before != after:
+        raise ValueError(f"in a group of one a dim stays what it was, {before}, and does not become {after}")
+
+
+def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
+    """One dim of another extent."""
+    check_group(group)
+    _alone_the_same(group, x.shape[checked_axis(dim, x.ndim)], extent)
+    term = along(x.ndim, checked_axis(dim, x.ndim), "y!")
+    other = along(x.ndim, dim, "y!").replace("y!", "Z!")
+    return rule(f"{term}->{other}", [x.shape], {"Z": extent})
+
+
+def _shared(x: TensorType, group: Extent) -> Extent:
+    """2(g-1)/g of the array: the others' terms of one piece of g, then the other pieces, combined.
+
+    Where the pieces are not equal, what the first of the group receives, whose piece is one of the largest.
+    """
+    return x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize
+
+
+def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:
+    return TensorType(x.dtype, (*x.shape[:dim], extent, *x.shape[dim + 1:]))
+
+
+def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule:
+    check_op(op)
+    return _same(x, group)
+
+
+def _reduce_scatter_rule(x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str) -> Rule:
+    check_op(op)
+    return changed(x, dim, extent, group)
+
+
+def _only_sums(name: str, op: str) -> None:
+    if op != "sum":
+        raise ValueError(f"{name} by {op} has no derivative")
+
+
+def _all_reduce_derivative(g: Any, y: Any, x: Any, axes: Any, group: Any, op: str) -> list[Any]:
+    """The gradient on a device is that of the sum over devices of what each makes of y."""
+    _only_sums("all_reduce", op)
+    return [apply("all_reduce", g, axes=axes, group=group, op="sum")]
+
+
+def _reduce_scatter_derivative(
+    g: Any, y: Any, x: Any, axes: Any, group: Any, dim: int, extent: Any, op: str
+) -> list[Any]:
+    _only_sums("reduce_scatter", op)
+    return [apply("all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim])]
+
+
+def _all_to_all_rule(
+    x: TensorType, axes: Any, group: Extent, split_dim: int, split_extent: Extent, concat_dim: int,
+    concat_extent: Extent,
+) -> Rule:
+    """``split_extent`` is what is left of the one dim, ``concat_extent`` what becomes of the other."""
+    check_group(group)
+    checked_axis(split_dim, x.ndim), checked_axis(concat_dim, x.ndim)
+    if split_dim == concat_dim:
+        raise ValueError(f"split_dim and concat_dim are two dims, both are {split_dim}")
+    _alone_the_same(group, x.shape[split_dim], split_extent)
+    _alone_the_same(group, x.shape[concat_dim], concat_extent)
+    names = letters(x.ndim)
+    before = "".join(f"{n}!" if d in (split_dim, concat_dim) else n for d, n in enumerate(names))
+    after = "".join(
+        "Y!" if d == split_dim else "Z!" if d == concat_dim else n for d, n in enumerate(names)
+    )
+    return rule(f"{before}->{after}", [x.shape], {"Y": split_extent, "Z": concat_extent})
+
+
+register(Operator(
+    "all_reduce", _reduced, _dtype, alone("all_reduce"), _all_reduce_derivative,
+    attributes={**_GROUP, "op": "a string"}, received=lambda x, axes, group, op: _shared(x, group),
+))
+register(Operator(
+    "all_gather", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), _dtype, alone("all_gather"),
+    lambda g, y, x, axes, group, dim, extent: [
+        apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum")
+    ],
+    attributes={**_GROUP, "dim": "an integer", "extent": "an extent"},
+    received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
+))
+register(Operator(
+    "reduce_scatter", _reduce_scatter_rule, _dtype,
+    alone("reduce_scatter"), _reduce_scatter_derivative,
+    attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
+    received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
+))
+register(Operator(
+    "all_to_all", _all_to_all_rule, _dtype, alone("all_to_all"),
+    lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent: [apply(
+        "all_to_all", g, axes=axes, group=group, split_dim=concat_dim, split_extent=x.shape[concat_dim],
+        concat_dim=split_dim, concat_extent=x.shape[split_dim],
+    )],
+    attributes={**_GROUP, "split_dim": "an integer", "split_extent": "an extent", "concat_dim": "an integer",
+                "concat_extent": "an extent"},
+    received=lambda x, axes, group, split_dim, split_extent, concat_dim, concat_extent:
+        _with(_with(x, split_dim, split_extent), concat_dim, concat_extent).nbytes
+        - _with(x, split_dim, split_extent).nbytes,
+))
+
+
+def _pairs_rule(x: TensorType, axes: Any, group: Extent, pairs: Sequence[Sequence[int]]) -> Rule:
+    for side in zip(*pairs, strict=True):
+        if len(set(side)) != len(side):
+            raise ValueError(f"pairs name each source and each target once, got {list(map(list, pairs))}")
+    return _same(x, group)
+
+
+register(Operator(
+    "permute", _pairs_rule, _dtype, alone("permute"),
+    lambda g, y, x, axes, group, pairs: [
+        apply("permute", g, axes=axes, group=group, pairs=tuple((target, source) for source, target in pairs))
+    ],
+    attributes={**_GROUP, "pairs": "a list of pairs"},
+    received=lambda x, axes, group, pairs: x.nbytes if any(a != b for a, b in pairs) else 0,
+))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _no_peer(name: str) -> Callable[..., Any]:
+    def kernel(*_: Any, **__: Any) -> Any:
+        raise ValueError(f"{name} takes another device; one process has none")
+
+    return kernel
+
+
+def _send_rule(x: TensorType, destination: int, tag: int) -> Rule:
+    """It makes no value."""
+    names = letters(x.ndim)
+    return Rule((tuple((name,) for name in names),), (), dict(zip(names, x.shape, strict=True)), frozenset())
+
+
+register(Operator(
+    "send", _send_rule, lambda x, **_: (), _no_peer("send"),
+    attributes={"destination": "an integer", "tag": "an integer"},
+))
+register(Operator(
+    "recv", lambda source, tag, shape, dtype: made(shape), lambda source, tag, shape, dtype: dtype, _no_peer("recv"),
+    attributes={"source": "an integer", "tag": "an integer", "shape": "a shape", "dtype": "a dtype"},
+    received=lambda source, tag, shape, dtype: TensorType(dtype, shape).nbytes,
+))

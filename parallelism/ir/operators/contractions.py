@@ -1,0 +1,104 @@
+"""Products that are summed over: ``einsum``, and ``matmul`` as the most frequent of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Extent, Operator, Rule, TensorType
+from parallelism.ir.core.rules import broadcast, letters, rule
+from parallelism.ir.core.table import register
+from parallelism.ir.tracing.tracing import apply
+
+_EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
+
+
+def _flops(rule: Rule) -> Extent:
+    """For each point a multiplication by every operand but the first, and an addition if a dim is summed over."""
+    each = len(rule.inputs) - 1 + bool(rule.reduced)
+    return each * rule.points if each else 0
+
+
+def _dtype(*types: TensorType, **_: Any) -> np.dtype[Any]:
+    return np.result_type(*(type.dtype for type in types))
+
+
+# -- einsum ------------------------------------------------------------------------------------------------------------
+
+
+def _einsum_rule(*types: TensorType, equation: str) -> Rule:
+    if not _EQUATION.fullmatch(equation):
+        raise ValueError(f"an equation is written with letters, as ij,jk->ik, got {equation[:80]!r}")
+    left, right = equation.split("->")
+    for term in (*left.split(","), right):
+        if len(set(term)) != len(term):
+            raise ValueError(f"{equation}: a letter stands twice in {term}; a diagonal is not taken")
+    if not set(right) <= set(left):
+        raise ValueError(f"{equation}: the result has letters that no input has")
+    return rule(equation, [type.shape for type in types])
+
+
+def _einsum(*arrays: Any, equation: str) -> Any:
+    return np.einsum(equation, *arrays, optimize=len(arrays) > 1)
+
+
+def _einsum_derivative(g: Any, y: Any, *x: Any, equation: str) -> list[Any]:
+    left, out = equation.split("->")
+    return contraction_gradients(g, x, left.split(","), out)
+
+
+def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str) -> list[Any]:
+    """Of each operand: the product of the gradient with the other operands, spread over dims that stand in it alone."""
+    found = []
+    for i, (array, term) in enumerate(zip(x, terms, strict=True)):
+        others = [other for j, other in enumerate(terms) if j != i]
+        there = "".join(letter for letter in term if letter in out or any(letter in other for other in others))
+        operands = [g, *(other for j, other in enumerate(x) if j != i)]
+        grad = apply("einsum", *operands, equation=f"{','.join([out, *others])}->{there}")
+        if there != term:
+            grad = grad.reshape([n if letter in there else 1 for letter, n in zip(term, array.shape, strict=True)])
+            grad = apply("broadcast_to", grad, shape=array.shape)
+        found.append(grad)
+    return found
+
+
+register(Operator("einsum", _einsum_rule, _dtype, _einsum, _einsum_derivative, _flops, {"equation": "a string"}))
+
+
+# -- matmul ------------------------------------------------------------------------------------------------------------
+
+
+def _terms(a: TensorType, b: TensorType) -> tuple[str, str, str]:
+    """``...mk, ...kn -> ...mn``, batch dims broadcast: 1 where one serves all."""
+    if a.ndim < 2 or b.ndim < 2:
+        raise ValueError(f"both of its inputs are matrices, or stacks of them, not {a} and {b}")
+    batch = broadcast([a.shape[:-2], b.shape[:-2]])
+    names = letters(len(batch), "mkn")
+    terms = []
+    for type in (a, b):
+        first = len(batch) - (type.ndim - 2)
+        terms.append("".join(
+            "1" if type.shape[d - first] == 1 and batch[d] != 1 else names[d] for d in range(first, len(batch))
+        ))
+    return f"{terms[0]}mk", f"{terms[1]}kn", f"{names}mn"
+
+
+def _matmul_rule(a: TensorType, b: TensorType) -> Rule:
+    left, right, out = _terms(a, b)
+    return rule(f"{left},{right}->{out}", [a.shape, b.shape])
+
+
+def _matmul_derivative(g: Any, y: Any, a: Any, b: Any) -> list[Any]:
+    left, right, out = _terms(a.type, b.type)
+    operands = [_without_ones(x, term) for x, term in ((a, left), (b, right))]
+    grads = contraction_gradients(g, tuple(operands), [left.replace("1", ""), right.replace("1", "")], out)
+    return [grad.reshape(x.shape) for grad, x in zip(grads, (a, b), strict=True)]
+
+
+def _without_ones(x: Any, term: str) -> Any:
+    return x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
+
+
+register(Operator("matmul", _matmul_rule, _dtype, np.matmul, _matmul_derivative, _flops))

@@ -1,0 +1,125 @@
+"""Operators that pick elements by number, and that put them in order; gradients add up what came from one element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Extent, Operator, Rule, TensorType, checked_axis
+from parallelism.ir.core.rules import along, letters, rule
+from parallelism.ir.core.table import register
+from parallelism.ir.tracing.tracing import apply
+from parallelism.kernels import lookup_backward
+
+
+def _first(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
+    return x.dtype
+
+
+def _check_indices(indices: TensorType) -> None:
+    if indices.dtype.kind not in "iu":
+        raise TypeError(f"indices are integers, not {indices.dtype}")
+
+
+def _take_terms(ndim: int, axis: int, indices: int) -> tuple[str, str, str]:
+    """``avd``, ``ij`` and ``aijd``."""
+    rest, own = letters(ndim - 1, "z"), letters(ndim - 1 + indices, "z")[ndim - 1:]
+    return f"{rest[:axis]}z!{rest[axis:]}", own, f"{rest[:axis]}{own}{rest[axis:]}"
+
+
+def _take_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
+    _check_indices(indices)
+    table, own, out = _take_terms(x.ndim, checked_axis(axis, x.ndim), indices.ndim)
+    return rule(f"{table},{own}->{out}", [x.shape, indices.shape])
+
+
+def _take_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent) -> Rule:
+    _check_indices(indices)
+    ndim = grad.ndim - indices.ndim + 1
+    table, own, out = _take_terms(ndim, checked_axis(axis, ndim), indices.ndim)
+    return rule(f"{out},{own}->{table}", [grad.shape, indices.shape], {"z": extent})
+
+
+def _take_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
+    places = np.where(indices < 0, indices + extent, indices)
+    rest = grad.shape[:axis] + grad.shape[axis + indices.ndim:]
+    moved = np.moveaxis(grad.reshape(*grad.shape[:axis], -1, *grad.shape[axis + indices.ndim:]), axis, 0) \
+        if grad.size else np.zeros((places.size, *rest), grad.dtype)
+    if grad.ndim == indices.ndim:
+        return lookup_backward(moved.reshape(-1, 1), places.reshape(-1), extent).reshape(-1)
+    found = lookup_backward(moved.reshape(places.size, int(np.prod(rest))), places.reshape(-1), extent)
+    return np.moveaxis(found.reshape(extent, *rest), 0, axis)
+
+
+def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
+    rest = letters(ndim - 1, "zk")
+    return f"{rest[:axis]}z!{rest[axis:]}", f"{rest[:axis]}k{rest[axis:]}"
+
+
+def _take_along_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
+    _check_indices(indices)
+    table, picked = _along_terms(x.ndim, checked_axis(axis, x.ndim))
+    return rule(f"{table},{picked}->{picked}", [x.shape, indices.shape])
+
+
+def _take_along_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent) -> Rule:
+    _check_indices(indices)
+    table, picked = _along_terms(grad.ndim, checked_axis(axis, grad.ndim))
+    return rule(f"{picked},{picked}->{table}", [grad.shape, indices.shape], {"z": extent})
+
+
+def _take_along_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
+    found = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1:]), grad.dtype)
+    places = list(np.indices(indices.shape, sparse=True))
+    places[axis] = indices
+    np.add.at(found, tuple(places), grad)
+    return found
+
+
+def _one_hot_rule(indices: TensorType, extent: Extent, dtype: np.dtype[Any]) -> Rule:
+    _check_indices(indices)
+    names = letters(indices.ndim, "z")
+    return rule(f"{names}->{names}z!", [indices.shape], {"z": extent})
+
+
+_AXIS = {"axis": "an integer"}
+_AXIS_OF = {"axis": "an integer", "extent": "an extent"}
+
+register(Operator("take", _take_rule, _first, lambda x, indices, axis: np.take(x, indices, axis=axis),
+                  lambda g, y, x, indices, axis: [
+                      apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
+                  ], attributes=_AXIS))
+register(Operator("take_gradient", _take_gradient_rule, _first, _take_gradient,
+                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], 1, _AXIS_OF))
+register(Operator("take_along", _take_along_rule, _first,
+                  lambda x, indices, axis: np.take_along_axis(x, indices, axis),
+                  lambda g, y, x, indices, axis: [
+                      apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
+                  ], attributes=_AXIS))
+register(Operator("take_along_gradient", _take_along_gradient_rule, _first, _take_along_gradient,
+                  lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None], 1,
+                  _AXIS_OF))
+register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype,
+                  lambda indices, extent, dtype: (indices[..., None] == np.arange(extent)).astype(dtype),
+                  attributes={"extent": "an extent", "dtype": "a dtype"}))
+
+
+# -- in order ----------------------------------------------------------------------------------------------------------
+
+
+def _along_rule(x: TensorType, axis: int) -> Rule:
+    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
+    return rule(f"{term}->{term}", [x.shape])
+
+
+register(Operator(
+    "sort", _along_rule, lambda x, axis: x.dtype, lambda x, axis: np.sort(x, axis=axis),
+    lambda g, y, x, axis: [
+        apply("take_along_gradient", g, apply("argsort", x, axis=axis), axis=axis, extent=x.shape[axis])
+    ], 1, _AXIS,
+))
+register(Operator(
+    "argsort", _along_rule, lambda x, axis: np.dtype(np.int64), lambda x, axis: np.argsort(x, axis=axis, kind="stable"),
+    None, 1, _AXIS,
+))

@@ -1,0 +1,60 @@
+"""What a model is trained for: losses, divided by the rows of the whole batch, so that those of its parts add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Extent, Operator, Rule, TensorType
+from parallelism.ir.core.rules import rule
+from parallelism.ir.core.table import register
+from parallelism.ir.tracing.tracing import apply
+from parallelism.kernels import LOSSES
+
+
+def _dtype(predictions: TensorType, targets: TensorType, rows: Extent) -> np.dtype[Any]:
+    if predictions.dtype.kind != "f":
+        raise TypeError(f"predictions are floating-point numbers, not {predictions.dtype}")
+    return predictions.dtype
+
+
+def _rows(rows: Extent) -> None:
+    if isinstance(rows, int) and rows < 1:
+        raise ValueError(f"the whole batch has at least one row, got rows={rows}")
+
+
+def _loss(name: str) -> Any:
+    def kernel(predictions: Any, targets: Any, rows: int) -> Any:
+        return np.asarray(LOSSES[name](predictions, targets, rows)[0], predictions.dtype)
+
+    return kernel
+
+
+def _squared_rule(predictions: TensorType, targets: TensorType, rows: Extent) -> Rule:
+    _rows(rows)
+    # every element counts by the width of the whole prediction, so that is not split
+    return rule("nz!,nz!->", [predictions.shape, targets.shape])
+
+
+def _squared_derivative(g: Any, y: Any, predictions: Any, targets: Any, rows: Extent) -> list[Any]:
+    grad = g * (predictions - targets) * 2 / (rows * predictions.shape[1])
+    return [grad, -grad]
+
+
+def _entropy_rule(logits: TensorType, classes: TensorType, rows: Extent) -> Rule:
+    if classes.dtype.kind not in "iu":
+        raise TypeError(f"classes are integers, not {classes.dtype}")
+    _rows(rows)
+    return rule("nz!,n->", [logits.shape, classes.shape])
+
+
+def _entropy_derivative(g: Any, y: Any, logits: Any, classes: Any, rows: Extent) -> list[Any]:
+    chosen = apply("one_hot", classes, extent=logits.shape[1], dtype=logits.dtype)
+    return [g / rows * (apply("softmax", logits, axis=1) - chosen), None]
+
+
+register(Operator("mean_squared_error", _squared_rule, _dtype, _loss("mean_squared_error"), _squared_derivative, 3,
+                  {"rows": "an extent"}))
+register(Operator("softmax_cross_entropy", _entropy_rule, _dtype, _loss("softmax_cross_entropy"), _entropy_derivative,
+                  5, {"rows": "an extent"}))

@@ -1,0 +1,82 @@
+"""Operators that see a whole dim at once: softmax, and the normalisations of the last dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Operator, Rule, TensorType, checked_axis
+from parallelism.ir.core.rules import along, letters, rule
+from parallelism.ir.core.table import register
+from parallelism.kernels import layer_norm, rms_norm
+
+
+def _dtype(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
+    for type in (x, *others):
+        if type.dtype.kind != "f" or type.dtype != x.dtype:
+            raise TypeError(f"it takes floating-point numbers of one dtype, not {x.dtype} and {type.dtype}")
+    return x.dtype
+
+
+def _along(x: TensorType, axis: int) -> Rule:
+    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
+    return rule(f"{term}->{term}", [x.shape])
+
+
+def softmax(x: Any, axis: int) -> Any:
+    """``exp(x)`` divided by its sum along ``axis``."""
+    powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def log_softmax(x: Any, axis: int) -> Any:
+    """The logarithm of it."""
+    shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+
+
+def _softmax_derivative(g: Any, y: Any, x: Any, axis: int) -> list[Any]:
+    return [y * (g - np.sum(g * y, axis=axis, keepdims=True))]
+
+
+def _log_softmax_derivative(g: Any, y: Any, x: Any, axis: int) -> list[Any]:
+    return [g - np.exp(y) * np.sum(g, axis=axis, keepdims=True)]
+
+
+def _normalization(*types: TensorType, epsilon: float) -> Rule:
+    if not types[0].ndim:
+        raise ValueError("it takes an array with at least one dim")
+    names = letters(types[0].ndim - 1, "z")
+    return rule(f"{names}z!{',z!' * (len(types) - 1)}->{names}z!", [type.shape for type in types])
+
+
+def _row_sums(x: Any) -> Any:
+    return np.sum(x, axis=-1, keepdims=True)
+
+
+def _layer_norm_derivative(g: Any, y: Any, x: Any, weight: Any, bias: Any, epsilon: float) -> list[Any]:
+    features = x.shape[-1]
+    centred = x - _row_sums(x) / features
+    scale = 1 / np.sqrt(_row_sums(centred * centred) / features + epsilon)
+    hat, scaled = centred * scale, g * weight
+    return [scale * (scaled - _row_sums(scaled) / features - hat * (_row_sums(scaled * hat) / features)), g * hat, g]
+
+
+def _rms_norm_derivative(g: Any, y: Any, x: Any, weight: Any, epsilon: float) -> list[Any]:
+    features = x.shape[-1]
+    scale = 1 / np.sqrt(_row_sums(x * x) / features + epsilon)
+    hat, scaled = x * scale, g * weight
+    return [scale * (scaled - hat * (_row_sums(scaled * hat) / features)), g * hat]
+
+
+register(Operator("softmax", _along, _dtype, softmax, _softmax_derivative, 4, {"axis": "an integer"}))
+register(Operator("log_softmax", _along, _dtype, log_softmax, _log_softmax_derivative, 4, {"axis": "an integer"}))
+register(Operator(
+    "layer_norm", lambda x, weight, bias, epsilon: _normalization(x, weight, bias, epsilon=epsilon), _dtype,
+    layer_norm, _layer_norm_derivative, 8, {"epsilon": "a number"},
+))
+register(Operator(
+    "rms_norm", lambda x, weight, epsilon: _normalization(x, weight, epsilon=epsilon), _dtype, rms_norm,
+    _rms_norm_derivative, 5, {"epsilon": "a number"},
+))

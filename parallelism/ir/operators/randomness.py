@@ -1,0 +1,72 @@
+"""Random numbers by counter: what an element is depends on a seed, a step and its place in the whole tensor only.
+
+So a part of a tensor, on whatever device, has the numbers that it has in the whole.  ``whole`` is the shape of the
+tensor, ``starts`` where the part begins, ``shape`` how large it is; the step is an input, a single integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Operator, Rule, Shape, TensorType
+from parallelism.ir.core.rules import told
+from parallelism.ir.core.table import register
+from parallelism.ir.operators.shapes import made
+from parallelism.kernels import dropout_mask, splitmix64
+
+
+def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape, rate: float = 0) -> Rule:
+    if not 0 <= seed < 2**64 or not 0 <= rate < 1:
+        raise ValueError(f"a seed is at least 0 and below 2**64, a rate at least 0 and below 1, got seed={seed} and "
+                         f"rate={rate}")
+    if step.shape or step.dtype.kind not in "iu":
+        raise TypeError(f"the step is a single integer, not {step}")
+    found = made(shape, starts)
+    for part, start, extent in zip(shape, starts, whole, strict=True):
+        spare = extent - start - part
+        if (isinstance(spare, int) and spare < 0) or (isinstance(start, int) and start < 0):
+            raise ValueError(f"a part of shape {told(shape)} from {told(starts)} on is not inside {told(whole)}")
+    return Rule(((),), found.outputs, found.extents, found.whole)
+
+
+def _block(starts: Sequence[int], shape: Sequence[int]) -> list[slice]:
+    return [slice(start, start + n) for start, n in zip(starts, shape, strict=True)]
+
+
+def _dropout_mask(
+    step: Any, rate: float, seed: int, whole: Sequence[int], starts: Sequence[int], shape: Sequence[int]
+) -> Any:
+    return dropout_mask(rate, seed, int(step), whole, _block(starts, shape))
+
+
+def _uniform(
+    step: Any, seed: int, whole: Sequence[int], starts: Sequence[int], shape: Sequence[int], dtype: np.dtype[Any]
+) -> Any:
+    """In [0, 1): the upper bits of SplitMix64, as many as the dtype has."""
+    key = int(splitmix64(seed, [int(step)])[0])
+    places = np.ravel_multi_index(
+        np.meshgrid(*(np.arange(s.start, s.stop) for s in _block(starts, shape)), indexing="ij"), whole
+    ) if shape and 0 not in shape else np.zeros(shape, np.int64)
+    bits = np.finfo(dtype).nmant + 1
+    return ((splitmix64(key, places) >> np.uint64(64 - bits)) * 0.5**bits).astype(dtype)
+
+
+def _uniform_dtype(step: TensorType, dtype: np.dtype[Any], **_: Any) -> np.dtype[Any]:
+    if dtype.kind != "f":
+        raise TypeError(f"uniform numbers are floating-point, not {dtype}")
+    return dtype
+
+
+_PART = {"seed": "an integer", "whole": "a shape", "starts": "a shape", "shape": "a shape"}
+
+register(Operator(
+    "dropout_mask", lambda step, rate, seed, whole, starts, shape: _rule(step, seed, whole, starts, shape, rate),
+    lambda step, **_: np.dtype(bool), _dropout_mask, flops=10, attributes={"rate": "a number", **_PART},
+))
+register(Operator(
+    "uniform", lambda step, seed, whole, starts, shape, dtype: _rule(step, seed, whole, starts, shape),
+    _uniform_dtype, _uniform, flops=10, attributes={"dtype": "a dtype", **_PART},
+))

@@ -1,0 +1,100 @@
+"""Operators that make one number of many, along some dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Operator, Rule, TensorType, checked_axis
+from parallelism.ir.core.rules import along, letters, rule
+from parallelism.ir.core.table import register
+from parallelism.ir.tracing.tracing import apply
+
+
+def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule:
+    if list(axes) != sorted(set(axes)):
+        raise ValueError(f"axes are listed once each, in order, got {list(axes)}")
+    for axis in axes:
+        checked_axis(axis, x.ndim)
+    if op in ("max", "min") and x.dtype != bool:
+        _check_some(x, axes)
+    names = letters(x.ndim)
+    kept = "".join("1" if d in axes else name for d, name in enumerate(names) if keepdims or d not in axes)
+    return rule(f"{names}->{kept}", [x.shape], op=op)
+
+
+def _check_some(x: TensorType, axes: Sequence[int]) -> None:
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise ValueError(f"of nothing none is the largest or the smallest: {x} along {list(axes)}")
+
+
+@lru_cache(maxsize=256)
+def _reduced_dtype(kernel: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.asarray(kernel(np.ones(1, dtype))).dtype
+
+
+def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None) -> None:
+    register(Operator(
+        name, lambda x, axes, keepdims: _rule(x, axes, keepdims, op),
+        lambda x, axes, keepdims: _reduced_dtype(kernel, x.dtype),
+        lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims), derivative, 1,
+        {"axes": "a list of integers", "keepdims": "a bool"},
+    ))
+
+
+def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """``y`` with the dims that were reduced, of extent 1."""
+    return y.reshape([1 if d in axes else n for d, n in enumerate(x.shape)])
+
+
+def _sum_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
+    return [apply("broadcast_to", _kept(g, x, axes), shape=x.shape)]
+
+
+def _extreme_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
+    """To the elements that are the extreme one, in equal parts."""
+    chosen = (x == _kept(y, x, axes)).astype(x.dtype)
+    return [_kept(g, x, axes) * chosen / np.sum(chosen, axis=axes, keepdims=True)]
+
+
+def _prod_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
+    """The product of all others, which is not zero where x is the only zero."""
+    one, none = np.ones((), x.dtype), np.zeros((), x.dtype)
+    zero = x == none
+    zeros = np.sum(zero.astype(x.dtype), axis=axes, keepdims=True)
+    divisor = np.where(zero, one, x)
+    product = np.prod(divisor, axis=axes, keepdims=True)
+    of_zero, of_others = np.where(zeros == one, product, none), np.where(zeros == none, product / divisor, none)
+    return [_kept(g, x, axes) * np.where(zero, of_zero, of_others)]
+
+
+_reduction("sum", np.sum, "sum", _sum_derivative)
+_reduction("prod", np.prod, "prod", _prod_derivative)
+_reduction("max", np.max, "max", _extreme_derivative)
+_reduction("min", np.min, "min", _extreme_derivative)
+_reduction("any", np.any, "max", None)
+_reduction("all", np.all, "min", None)
+
+
+def _argument_rule(x: TensorType, axis: int) -> Rule:
+    _check_some(x, [checked_axis(axis, x.ndim)])
+    return rule(f"{along(x.ndim, axis, 'z!')}->{along(x.ndim, axis, '')}", [x.shape])
+
+
+for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):
+    register(Operator(
+        _name, lambda x, axis: _argument_rule(x, axis),
+        lambda x, axis: np.dtype(np.int64), lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1,
+        {"axis": "an integer"},
+    ))
+
+register(Operator(
+    "cumsum", lambda x, axis: rule(f"{along(x.ndim, checked_axis(axis, x.ndim), 'z!')}->"
+                                   f"{along(x.ndim, axis, 'z!')}", [x.shape]),
+    lambda x, axis: _reduced_dtype(np.sum, x.dtype), lambda x, axis: np.cumsum(x, axis=axis),
+    lambda g, y, x, axis: [apply("flip", apply("cumsum", apply("flip", g, axis=axis), axis=axis), axis=axis)], 1,
+    {"axis": "an integer"},
+))

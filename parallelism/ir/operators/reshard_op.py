@@ -1,0 +1,90 @@
+"""How a value changes its layout: as a wish in the program of the whole, and as what no collective of one dim does.
+
+``reshard`` stands in the program of the whole: from there on the value lies as ``layout`` says; to one process it is
+nothing.  ``all_slice`` and ``relayout`` stand in the program of one device (`parallelism.layouts.localize`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Dim, Extent, Operator, Rule, TensorType
+from parallelism.ir.core.rules import letters, rule, told
+from parallelism.ir.core.table import register
+from parallelism.ir.operators.collectives import alone, changed, check_group
+from parallelism.ir.tracing.tracing import apply
+from parallelism.sharding import TensorSharding
+
+
+@lru_cache(maxsize=4096)
+def written(layout: TensorSharding) -> str:
+    """A layout as these ops have it, which `TensorSharding.parse` reads back: in brackets, if axes have usual names."""
+    short = layout.short()
+    try:
+        again = TensorSharding.parse(short)
+    except ValueError:
+        return repr(layout)
+    return short if again == layout else repr(layout)
+
+
+STEPS = ("slice", "all_gather", "permute", "reduce_scatter", "exchange")
+
+
+def _dtype(x: TensorType, **_: Any) -> np.dtype[Any]:
+    return x.dtype
+
+
+def _reshard_rule(x: TensorType, layout: str) -> Rule:
+    TensorSharding.parse(layout).over(x.ndim)
+    names = letters(x.ndim)
+    return rule(f"{names}->{names}", [x.shape])
+
+
+def _reshard_derivative(g: Any, y: Any, x: Any, layout: str) -> list[Any]:
+    """The gradient lies as what it is of; it is not pending where that was."""
+    dims = TensorSharding.parse(layout).over(x.ndim).dims
+    return [apply("reshard", g, layout=written(TensorSharding(*dims)))]
+
+
+def _relayout_rule(
+    x: TensorType, step: str, axes: Any, group: Extent, before: str, after: str, whole: Sequence[Extent],
+    shape: Sequence[Extent], received: Extent,
+) -> Rule:
+    """A dim that is split as before keeps its letter."""
+    check_group(group)
+    if step not in STEPS:
+        raise ValueError(f"a step is one of {', '.join(STEPS)}, got {step!r}")
+    if not len(whole) == len(shape) == x.ndim:
+        raise ValueError(f"whole {told(whole)}, shape {told(shape)} and {x} have as many dims")
+    old, new = (TensorSharding.parse(text).over(x.ndim).dims for text in (before, after))
+    names = letters(2 * x.ndim)
+    sides: tuple[list[Dim], list[Dim]] = [], []
+    extents: dict[str, Extent] = {}
+    for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)):
+        kept = old[d] == new[d] and n == m
+        pair = names[d], names[d] if kept else names[d + x.ndim]
+        extents |= dict(zip(pair, (n, m), strict=True))
+        sides[0].append((pair[0],))
+        sides[1].append((pair[1],))
+    moving = frozenset(letter for left, right in zip(*sides, strict=True) if left != right for letter in left + right)
+    return Rule((tuple(sides[0]),), (tuple(sides[1]),), extents, moving)
+
+
+register(Operator("reshard", _reshard_rule, _dtype, lambda x, layout: x, _reshard_derivative,
+                  attributes={"layout": "a string"}, view=True))
+register(Operator(
+    "all_slice", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), _dtype, alone("all_slice"),
+    attributes={"axes": "a list of strings", "group": "an extent", "dim": "an integer", "extent": "an extent"},
+))
+register(Operator(
+    "relayout", _relayout_rule, _dtype, alone("relayout"),
+    attributes={
+        "step": "a string", "axes": "a list of strings", "group": "an extent", "before": "a string",
+        "after": "a string", "whole": "a shape", "shape": "a shape", "received": "an extent",
+    },
+    received=lambda x, received, **_: received,
+))

@@ -1,0 +1,281 @@
+"""Operators that move elements and compute nothing; those that make arrays of a shape out of nothing.
+
+``slice`` takes a part of one dim and `place` puts a part into zeros, each the other's gradient; so are ``windows`` and
+``windows_sum``, which convolutions are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType, checked_axis
+from parallelism.ir.core.extents import largest, quotient
+from parallelism.ir.core.rules import along, broadcast, letters, reshape, rule, told
+from parallelism.ir.core.table import register
+from parallelism.ir.tracing.tracing import apply
+
+
+def _same(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
+    return x.dtype
+
+
+# -- the same elements in another shape --------------------------------------------------------------------------------
+
+
+def _reshape_rule(x: TensorType, shape: Shape) -> Rule:
+    if x.size != TensorType(x.dtype, shape).size:
+        raise ValueError(f"shape {told(x.shape)} has {x.size} elements, {told(shape)} has "
+                         f"{TensorType(x.dtype, shape).size}")
+    return reshape(x.shape, shape)
+
+
+def _transpose_rule(x: TensorType, permutation: tuple[int, ...]) -> Rule:
+    if sorted(permutation) != list(range(x.ndim)):
+        raise ValueError(f"a permutation of {x.ndim} dims is wanted, got {list(permutation)}")
+    names = letters(x.ndim)
+    return rule(f"{names}->{''.join(names[d] for d in permutation)}", [x.shape])
+
+
+def _broadcast_rule(x: TensorType, shape: Shape) -> Rule:
+    if len(shape) < x.ndim or broadcast([x.shape, shape]) != tuple(shape):
+        raise ValueError(f"shape {told(x.shape)} cannot be spread to {told(shape)}")
+    names = letters(len(shape))
+    first = len(shape) - x.ndim
+    given = "".join("1" if n == 1 and shape[first + d] != 1 else names[first + d] for d, n in enumerate(x.shape))
+    return rule(f"{given}->{names}", [x.shape], dict(zip(names, shape, strict=True)))
+
+
+register(Operator("reshape", _reshape_rule, _same, lambda x, shape: np.reshape(x, shape),
+                  lambda g, y, x, shape: [g.reshape(x.shape)], attributes={"shape": "a shape"}, view=True))
+register(Operator("transpose", _transpose_rule, _same, lambda x, permutation: np.transpose(x, permutation),
+                  lambda g, y, x, permutation: [g.transpose(sorted(range(x.ndim), key=permutation.__getitem__))],
+                  attributes={"permutation": "a list of integers"}))
+register(Operator("broadcast_to", _broadcast_rule, _same, lambda x, shape: np.broadcast_to(x, shape),
+                  lambda g, y, x, shape: [g], attributes={"shape": "a shape"}))
+register(Operator(
+    "flip", lambda x, axis: rule(f"{along(x.ndim, checked_axis(axis, x.ndim), 'z!')}->"
+                                 f"{along(x.ndim, axis, 'z!')}", [x.shape]),
+    _same, lambda x, axis: np.flip(x, axis), lambda g, y, x, axis: [apply("flip", g, axis=axis)],
+    attributes={"axis": "an integer"},
+))
+
+
+# -- several arrays and one --------------------------------------------------------------------------------------------
+
+
+def _concatenate_rule(*types: TensorType, axis: int) -> Rule:
+    if not types:
+        raise ValueError("it takes at least one input")
+    ndim = types[0].ndim
+    checked_axis(axis, ndim)
+    own = letters(len(types) + 1)
+    rest = letters(ndim - 1, own)
+    if len(rest) < ndim - 1:
+        raise ValueError(f"it joins fewer arrays of {ndim} dims than {len(types)}")
+    terms = [f"{rest[:axis]}{letter}!{rest[axis:]}" for letter in own]
+    for type in types:
+        if type.ndim != ndim:
+            raise ValueError(f"it joins arrays with as many dims, not {types[0]} and {type}")
+    total = sum((type.shape[axis] for type in types), 0)
+    return rule(f"{','.join(terms[:-1])}->{terms[-1]}", [type.shape for type in types], {own[-1]: total})
+
+
+def _concatenate_derivative(g: Any, y: Any, *x: Any, axis: int) -> list[Any]:
+    return list(_as_tuple(apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x))))
+
+
+def _split_rule(x: TensorType, axis: int, sizes: Shape) -> Rule:
+    checked_axis(axis, x.ndim)
+    if not sizes or sum(sizes) != x.shape[axis]:
+        raise ValueError(f"dim {axis} of {x} is not made of pieces of {told(sizes)}")
+    own = letters(len(sizes) + 1)
+    rest = letters(x.ndim - 1, own)
+    if len(rest) < x.ndim - 1:
+        raise ValueError(f"it makes fewer pieces of {x.ndim} dims than {len(sizes)}")
+    terms = [f"{rest[:axis]}{letter}!{rest[axis:]}" for letter in own]
+    return rule(f"{terms[-1]}->{','.join(terms[:-1])}", [x.shape], dict(zip(own, sizes, strict=False)))
+
+
+def _split(x: Any, axis: int, sizes: Sequence[int]) -> Any:
+    pieces = tuple(np.split(x, np.cumsum(sizes)[:-1], axis=axis))
+    return pieces if len(pieces) > 1 else pieces[0]
+
+
+def _split_derivative(g: Any, y: Any, x: Any, axis: int, sizes: Shape) -> list[Any]:
+    return [apply("concatenate", *_as_tuple(g), axis=axis)]
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+register(Operator("concatenate", _concatenate_rule, lambda *types, axis: np.result_type(*(t.dtype for t in types)),
+                  lambda *arrays, axis: np.concatenate(arrays, axis), _concatenate_derivative,
+                  attributes={"axis": "an integer"}))
+register(Operator("split", _split_rule, _same, _split, _split_derivative,
+                  attributes={"axis": "an integer", "sizes": "a shape"}))
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def count(begin: Extent, end: Extent, step: int) -> Extent:
+    """How many elements ``begin:end:step`` has."""
+    if step < 1:
+        raise ValueError(f"a step is at least 1, got {step}")
+    if step == 1:
+        return largest(end - begin, 0) if isinstance(end - begin, int) else end - begin
+    if isinstance(begin, int) and isinstance(end, int):
+        return len(range(begin, end, step))
+    whole = quotient((end - begin,), (step,))
+    if whole is None:
+        raise ValueError(f"a slice with step {step} takes known extents, not {begin}:{end}")
+    return whole
+
+
+def _slice_rule(x: TensorType, axis: int, begin: Extent, end: Extent, step: int) -> Rule:
+    extent = x.shape[checked_axis(axis, x.ndim)]
+    for place in (begin, end):
+        inside = extent - place
+        if (isinstance(place, int) and place < 0) or (isinstance(inside, int) and inside < 0):
+            raise ValueError(f"{begin}:{end} is not inside a dim of {extent}")
+    return rule(_sliced(x.ndim, axis), [x.shape], {"z": count(begin, end, step)})
+
+
+def _sliced(ndim: int, axis: int, before: str = "y!", after: str = "z!") -> str:
+    rest = letters(ndim - 1, "yzwv")
+    return f"{rest[:axis]}{before}{rest[axis:]}->{rest[:axis]}{after}{rest[axis:]}"
+
+
+def _part(ndim: int, axis: int, begin: int, end: int, step: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(begin, end, step), *[slice(None)] * (ndim - 1 - axis))
+
+
+def _place_rule(x: TensorType, axis: int, begin: Extent, step: int, extent: Extent) -> Rule:
+    n = x.shape[checked_axis(axis, x.ndim)]
+    last = begin + (n - 1) * step
+    spare = extent - 1 - last
+    if step < 1 or (isinstance(begin, int) and begin < 0) or (n != 0 and isinstance(spare, int) and spare < 0):
+        raise ValueError(f"{n} elements from {begin} on, step {step}, do not lie inside a dim of {extent}")
+    return rule(_sliced(x.ndim, axis), [x.shape], {"z": extent})
+
+
+def _place(x: Any, axis: int, begin: int, step: int, extent: int) -> Any:
+    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1:]), x.dtype)
+    whole[_part(x.ndim, axis, begin, begin + x.shape[axis] * step, step)] = x
+    return whole
+
+
+register(Operator(
+    "slice", _slice_rule, _same, lambda x, axis, begin, end, step: x[_part(x.ndim, axis, begin, end, step)],
+    lambda g, y, x, axis, begin, end, step: [
+        apply("place", g, axis=axis, begin=begin, step=step, extent=x.shape[axis])
+    ], attributes={"axis": "an integer", "begin": "an extent", "end": "an extent", "step": "an integer"},
+))
+register(Operator(
+    "place", _place_rule, _same, _place,
+    lambda g, y, x, axis, begin, step, extent: [
+        apply("slice", g, axis=axis, begin=begin, end=begin + (x.shape[axis] - 1) * step + 1, step=step)
+    ], attributes={"axis": "an integer", "begin": "an extent", "step": "an integer", "extent": "an extent"},
+))
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
+    """``a h c -> a p c k``: windows of k elements, one every ``step``, as a new last dim."""
+    extent = x.shape[checked_axis(axis, x.ndim)]
+    if size < 1 or step < 1 or (isinstance(extent, int) and extent < size):
+        raise ValueError(f"windows of {size}, one every {step}, do not fit into a dim of {extent}")
+    return rule(_sliced(x.ndim, axis) + "w!", [x.shape], {"z": _windows_in(extent, size, step), "w": size})
+
+
+def _windows_in(extent: Extent, size: int, step: int) -> Extent:
+    """How many windows there are; what is left over at the end is in none."""
+    return (extent - size) // step + 1 if isinstance(extent, int) else count(0, extent - size + step, step)
+
+
+def _windows(x: Any, axis: int, size: int, step: int) -> Any:
+    windows = np.lib.stride_tricks.sliding_window_view(x, size, axis)
+    return windows[_part(windows.ndim, axis, 0, windows.shape[axis], step)]
+
+
+def _windows_sum_rule(x: TensorType, axis: int, step: int, extent: Extent) -> Rule:
+    """The inverse: each window added to where it was taken from."""
+    if x.ndim < 2:
+        raise ValueError(f"windows are the last dim of at least two, not {x}")
+    checked_axis(axis, x.ndim - 1)
+    size = x.shape[-1]
+    if not isinstance(size, int) or step < 1 or size < 1 or _windows_in(extent, size, step) != x.shape[axis]:
+        raise ValueError(f"{x.shape[axis]} windows of {size}, one every {step}, are not those of a dim of {extent}")
+    before, after = _sliced(x.ndim - 1, axis).split("->")
+    return rule(f"{before}w!->{after}", [x.shape], {"z": extent})
+
+
+def _windows_sum(x: Any, axis: int, step: int, extent: int) -> Any:
+    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1:-1]), x.dtype)
+    for k in range(x.shape[-1]):
+        whole[_part(whole.ndim, axis, k, k + x.shape[axis] * step, step)] += x[..., k]
+    return whole
+
+
+register(Operator(
+    "windows", _windows_rule, _same, _windows,
+    lambda g, y, x, axis, size, step: [apply("windows_sum", g, axis=axis, step=step, extent=x.shape[axis])],
+    attributes={"axis": "an integer", "size": "an integer", "step": "an integer"},
+))
+register(Operator(
+    "windows_sum", _windows_sum_rule, _same, _windows_sum,
+    lambda g, y, x, axis, step, extent: [apply("windows", g, axis=axis, size=x.shape[-1], step=step)], 1,
+    attributes={"axis": "an integer", "step": "an integer", "extent": "an extent"},
+))
+
+
+# -- out of nothing ----------------------------------------------------------------------------------------------------
+
+
+def made(shape: Shape, starts: Shape | None = None) -> Rule:
+    """Of what is made of a shape; ``starts`` says where in a larger tensor it begins."""
+    if starts is not None and len(starts) != len(shape):
+        raise ValueError(f"starts are one for each dim of shape {told(shape)}, got {told(starts)}")
+    names = letters(len(shape))
+    return rule(f"->{names}", [], dict(zip(names, shape, strict=True)))
+
+
+def _constant_rule(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Rule:
+    found = made(shape)
+    if isinstance(value, tuple):
+        if len(value) != TensorType(dtype, shape).size:
+            raise ValueError(f"shape {told(shape)} takes {TensorType(dtype, shape).size} values, got {len(value)}")
+        return Rule((), found.outputs, found.extents, frozenset(found.letters))
+    if isinstance(value, float) and dtype.kind != "f":
+        raise TypeError(f"{value} is no {dtype}")
+    return found
+
+
+def _constant(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    return np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(shape, value, dtype)
+
+
+def _iota_rule(dim: int, shape: Shape, starts: Shape) -> Rule:
+    checked_axis(dim, len(shape))
+    return made(shape, starts)
+
+
+def _iota(dim: int, shape: Sequence[int], starts: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    places = np.arange(starts[dim], starts[dim] + shape[dim]).astype(dtype)
+    return np.broadcast_to(places.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
+
+
+register(Operator("constant", _constant_rule, lambda value, shape, dtype: dtype, _constant, attributes={
+    "value": "a number or a list of them", "shape": "a shape", "dtype": "a dtype",
+}))
+register(Operator(
+    "iota", lambda dim, shape, starts, dtype: _iota_rule(dim, shape, starts),
+    lambda dim, shape, starts, dtype: dtype, _iota,
+    attributes={"dim": "an integer", "shape": "a shape", "starts": "a shape", "dtype": "a dtype"},
+))

@@ -1,0 +1,1 @@
+"""NumPy functions recorded as programs, and the parts of NumPy that this supports."""

@@ -1,0 +1,242 @@
+"""What NumPy's functions that compute become when they are recorded: mostly one operator each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Expression, checked_dtype, checked_shape
+from parallelism.ir.core.extents import product
+from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
+from parallelism.ir.tracing import CALLS, Traced
+from parallelism.ir.tracing.refusing import refuse
+from parallelism.ir.tracing.tracing import apply, lift
+
+
+def _alike(*operands: Any) -> list[Traced]:
+    """Operands of one dtype: that of the arrays, scalars of Python following them."""
+    weak = [isinstance(x, int | float | Expression) for x in operands]
+    dtype = np.result_type(*(
+        (1 if isinstance(x, Expression) else x) if w else x.dtype if isinstance(x, Traced) else np.asarray(x)
+        for x, w in zip(operands, weak, strict=True)
+    ))
+    return [lift(x, dtype=dtype if w else None).astype(dtype) for x, w in zip(operands, weak, strict=True)]
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+
+_BEGIN = {"sum": 0, "prod": 1, "any": False, "all": True}
+"""What is reduced where nothing is, and in the place of what does not count."""
+_WITH: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+}
+
+
+def _reduction(kind: str) -> Callable[..., Any]:
+    def call(
+        x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False, initial: Any = None,
+        where: Any = None,
+    ) -> Any:
+        if out is not None:
+            refuse(f"numpy.{kind} into an array that is there already (out=)", "name it: out=")
+        x = lift(x) if dtype is None else lift(x).astype(dtype)
+        if where is not None:
+            x = np.where(lift(where), x, lift(_BEGIN.get(kind, initial), dtype=x.dtype))
+        found = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
+        return found if initial is None else _WITH[kind](found, initial)
+
+    return call
+
+
+for _kind, _functions in {
+    "sum": (np.sum,), "prod": (np.prod,), "max": (np.max, np.amax), "min": (np.min, np.amin), "any": (np.any,),
+    "all": (np.all,),
+}.items():
+    stands_for(*_functions)(_reduction(_kind))
+for _function in (np.max, np.amax, np.min, np.amin, np.any, np.all):
+    # these have no dtype, so what comes third is out
+    CALLS[_function] = lambda x, axis=None, out=None, keepdims=False, call=CALLS[_function], **options: call(
+        x, axis, None, out, keepdims, **options)
+
+
+@stands_for(np.mean)
+def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False) -> Any:
+    if x.dtype.kind in "biu" and dtype is None:
+        dtype = np.float64
+    axes = axes_of(axis, x.ndim)
+    total = CALLS[np.sum](x, axes, dtype, out, keepdims)
+    return total / product(x.shape[d] for d in axes)
+
+
+@stands_for(np.var)
+def _var(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> Any:
+    axes = axes_of(axis, x.ndim)
+    centred = x - _mean(x, axes, keepdims=True)
+    return CALLS[np.sum](centred * centred, axes, None, None, keepdims) / (product(x.shape[d] for d in axes) - ddof)
+
+
+@stands_for(np.std)
+def _std(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> Any:
+    return np.sqrt(_var(x, axis, ddof=ddof, keepdims=keepdims))
+
+
+@stands_for(np.average)
+def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = False) -> Any:
+    if weights is None:
+        return _mean(x, axis, keepdims=keepdims)
+    weights = lift(weights)
+    if weights.shape != x.shape:
+        refuse("numpy.average with weights of another shape")
+    return np.sum(x * weights, axis=axis, keepdims=keepdims) / np.sum(weights, axis=axis, keepdims=keepdims)
+
+
+@stands_for(np.ptp)
+def _ptp(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    return np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)
+
+
+@stands_for(np.count_nonzero)
+def _count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    return np.sum(x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims)
+
+
+def _extreme(kind: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+        found = apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
+        if not keepdims:
+            return found
+        return found.reshape([1 if axis is None or d == axis_of(axis, x.ndim) else n for d, n in enumerate(x.shape)])
+
+    return call
+
+
+stands_for(np.argmax)(_extreme("argmax"))
+stands_for(np.argmin)(_extreme("argmin"))
+
+
+@stands_for(np.cumsum)
+def _cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Any:
+    x = x if dtype is None else x.astype(dtype)
+    return apply("cumsum", x.reshape(-1), axis=0) if axis is None else apply("cumsum", x, axis=axis_of(axis, x.ndim))
+
+
+@stands_for(np.sort)
+def _sort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
+    return apply("sort", x.reshape(-1), axis=0) if axis is None else apply("sort", x, axis=axis_of(axis, x.ndim))
+
+
+@stands_for(np.argsort)
+def _argsort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
+    """Equal ones in the order of their places, as NumPy promises for ``kind="stable"`` only."""
+    return apply("argsort", x.reshape(-1), axis=0) if axis is None else apply("argsort", x, axis=axis_of(axis, x.ndim))
+
+
+@stands_for(np.diff)
+def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
+    axis = axis_of(axis, x.ndim)
+    for _ in range(n):
+        later, earlier = part(x, axis, 1, x.shape[axis]), part(x, axis, 0, x.shape[axis] - 1)
+        x = later ^ earlier if x.dtype == bool else later - earlier
+    return x
+
+
+# -- elements ----------------------------------------------------------------------------------------------------------
+
+
+@stands_for(np.where)
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    if x is None or y is None:
+        refuse("numpy.where with a condition only", "the shape of its result depends on the numbers")
+    a, b = _alike(x, y)
+    return apply("where", lift(condition), a, b)
+
+
+@stands_for(np.clip)
+def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    a_min, a_max = min if a_min is None else a_min, max if a_max is None else a_max
+    x = x if a_min is None else np.maximum(x, a_min)
+    return x if a_max is None else np.minimum(x, a_max)
+
+
+@stands_for(np.positive)
+def _positive(x: Any) -> Any:
+    return x
+
+
+@stands_for(np.round, np.around)
+def _round(x: Any, decimals: int = 0) -> Any:
+    if decimals == 0 or x.dtype.kind in "iu":
+        if decimals < 0:
+            refuse("numpy.round of integers to tens and more")
+        return np.rint(x) if x.dtype.kind == "f" else x
+    scale = 10.0 ** abs(decimals)
+    return np.rint(x * scale) / scale if decimals > 0 else np.rint(x / scale) * scale
+
+
+@stands_for(np.divmod)
+def _divmod(a: Any, b: Any) -> Any:
+    return a // b, a % b
+
+
+@stands_for(np.fabs)
+def _fabs(x: Any) -> Any:
+    return np.absolute(x if x.dtype.kind == "f" else x.astype(np.float64))
+
+
+@stands_for(np.nan_to_num)
+def _nan_to_num(x: Any) -> Any:
+    if x.dtype.kind != "f":
+        return x
+    limits = np.finfo(x.dtype)
+    return np.clip(np.where(np.isnan(x), 0, x), limits.min, limits.max)
+
+
+@stands_for(np.copy)
+def _copy(x: Any) -> Any:
+    return x.copy()
+
+
+@stands_for(np.astype)
+def _astype(x: Any, dtype: Any, *, copy: bool = True) -> Any:
+    return x.astype(dtype)
+
+
+@stands_for(np.full_like)
+def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None) -> Any:
+    dtype = checked_dtype(x.dtype if dtype is None else dtype)
+    if isinstance(fill_value, Traced):
+        return np.broadcast_to(fill_value.astype(dtype), x.shape if shape is None else shape).copy()
+    return apply("constant", value=np.asarray(fill_value, dtype).item(), dtype=dtype,
+                 shape=x.shape if shape is None else checked_shape(shape))
+
+
+def _like(value: int) -> Callable[..., Any]:
+    return lambda x, dtype=None, *, shape=None: _full_like(x, value, dtype, shape=shape)
+
+
+stands_for(np.zeros_like, np.empty_like)(_like(0))
+stands_for(np.ones_like)(_like(1))
+stands_for(np.result_type)(lambda *given: np.result_type(*(x.dtype if isinstance(x, Traced) else x for x in given)))
+stands_for(np.iscomplexobj)(lambda x: False)
+stands_for(np.isrealobj)(lambda x: True)
+stands_for(np.shape)(lambda x: x.shape)
+stands_for(np.ndim)(lambda x: x.ndim)
+stands_for(np.size)(lambda x: x.size)
+
+
+@stands_for(np.tril)
+def _tril(x: Any, k: int = 0) -> Any:
+    return np.where(_places(x, -2) + k >= _places(x, -1), x, 0)
+
+
+@stands_for(np.triu)
+def _triu(x: Any, k: int = 0) -> Any:
+    return np.where(_places(x, -2) + k <= _places(x, -1), x, 0)
+
+
+def _places(x: Any, axis: int) -> Any:
+    shape = x.shape[-2:]
+    return apply("iota", dim=axis + 2, shape=shape, starts=(0, 0), dtype=np.dtype(np.int64))

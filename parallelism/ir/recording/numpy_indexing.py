@@ -1,0 +1,250 @@
+"""What ``x[...]``, read and written, and NumPy's functions that pick elements become when they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Expression, Extent
+from parallelism.ir.core.extents import product
+from parallelism.ir.core.rules import broadcast as common_shape
+from parallelism.ir.operators.shapes import count
+from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
+from parallelism.ir.tracing import Traced
+from parallelism.ir.tracing.refusing import refuse
+from parallelism.ir.tracing.tracing import apply, lift
+
+Span = tuple[Extent, Extent, int]
+"""``begin:end:step`` of a dim, the step negative if it goes backwards from end - 1."""
+
+
+def _keys(x: Any, key: Any) -> list[Any]:
+    """A key for each dim, or for several if it is of bools, None for each that is new, ``...`` where it means none."""
+    keys: list[Any] = []
+    for k in key if isinstance(key, tuple) else (key,):
+        keys.append((np.asarray(k) if np.size(k) else np.asarray(k, np.int64)) if isinstance(k, list) else k)
+    used = sum(k.ndim if _is_mask(k) else 1 for k in keys if k is not None and k is not Ellipsis)
+    if used > x.ndim:
+        raise IndexError(f"{used} indices for an array of {x.ndim} dims")
+    dots = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    if used < x.ndim:
+        keys[dots:dots + 1] = [slice(None)] * (x.ndim - used)
+    axis = 0
+    for k in keys:
+        if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis:axis + k.ndim]):
+            refuse(f"indexing an array of shape {x.shape} by bools of shape {k.shape} from dim {axis} on")
+        axis += 0 if k is None or k is Ellipsis else k.ndim if _is_mask(k) else 1
+    return keys
+
+
+def _is_mask(key: Any) -> bool:
+    return isinstance(key, Traced | np.ndarray) and key.dtype == bool
+
+
+def _places(key: Any) -> Sequence[Any]:
+    """Bools as the places that are true."""
+    if not _is_mask(key):
+        return (key,)
+    if isinstance(key, Traced):
+        refuse("indexing by bools", "the shape of the result depends on the numbers; say it with where")
+    return np.nonzero(key)
+
+
+def _span(extent: Extent, key: Any) -> Span:
+    """Of a slice or a number."""
+    if not isinstance(key, slice):
+        if isinstance(key, bool) or not isinstance(key, int | np.integer | Expression):
+            refuse(f"indexing by {key!r}")
+        place = key if isinstance(key, Expression) else int(key) if key >= 0 else extent + int(key)
+        if isinstance(place, int) and isinstance(extent, int) and not 0 <= place < extent:
+            # what ends a `for` over an array must be Python's own error
+            raise IndexError(f"index {key} is out of bounds for a dim of {extent}")
+        return place, place + 1, 1
+    step = 1 if key.step is None else key.step
+    if step == -1 and key.start is None and key.stop is None:
+        return 0, extent, -1
+    known = isinstance(extent, int) and not isinstance(key.start, Expression) and not isinstance(key.stop, Expression)
+    if not isinstance(step, int) or (step < 1 and not known):
+        refuse(f"a slice with step {step}")
+    if isinstance(extent, int) and known:
+        places = range(extent)[key]
+        if not places:
+            return 0, 0, 1
+        return min(places[0], places[-1]), max(places[0], places[-1]) + 1, step
+    begin, end = (
+        at_all if k is None else extent + k if isinstance(k, int) and k < 0 else k
+        for k, at_all in ((key.start, 0), (key.stop, extent))
+    )
+    return begin, end, step
+
+
+def _cut(x: Any, axis: int, span: Span) -> Any:
+    begin, end, step = span
+    x = part(x, axis, begin, end, abs(step))
+    return apply("flip", x, axis=axis) if step < 0 else x
+
+
+# -- read --------------------------------------------------------------------------------------------------------------
+
+
+@stands_for("getitem")
+def _getitem(x: Any, key: Any) -> Any:
+    keys = [each for k in _keys(x, key) for each in _places(k)]
+    taken: dict[int, Any] = {}
+    shape: list[Extent] = []
+    first = axis = 0
+    for k in keys:
+        if k is None:
+            shape.append(1)
+        if k is None or k is Ellipsis:
+            continue
+        if isinstance(k, Traced | np.ndarray):
+            first = first if taken else len(shape)
+            taken[axis] = k
+        else:
+            x = _cut(x, axis, _span(x.shape[axis], k))
+            if isinstance(k, slice):
+                shape.append(x.shape[axis])
+        axis += 1
+    if not taken:
+        return reshaped(x, shape)
+    x, ndim = _taken(x, taken)
+    axis = min(taken)
+    picked = x.shape[axis:axis + ndim]
+    x = reshaped(x, (*shape[:first], *picked, *shape[first:]))
+    # numbers and arrays with something between them: the dims of the arrays come first
+    places = [i for i, k in enumerate(keys) if k is not None and k is not Ellipsis and not isinstance(k, slice)]
+    if places != list(range(places[0], places[-1] + 1)):
+        rest = [d for d in range(x.ndim) if not first <= d < first + ndim]
+        x = transposed(x, [*range(first, first + ndim), *rest])
+    return x
+
+
+def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
+    """Indexed by an array, or several that go together, along these dims; and how many dims take their place."""
+    for axis, k in taken.items():
+        if k.dtype.kind not in "iu":
+            refuse(f"indexing by an array of {k.dtype}")
+        if isinstance(k, np.ndarray) and isinstance(x.shape[axis], int) and k.size and not (
+            -x.shape[axis] <= k.min() and k.max() < x.shape[axis]
+        ):
+            raise IndexError(f"indices from {k.min()} to {k.max()} are out of bounds for a dim of {x.shape[axis]}")
+    if len(taken) == 1:
+        (axis, indices), = taken.items()
+        return apply("take", x, indices, axis=axis), indices.ndim
+    axes, arrays = list(taken), list(taken.values())
+    if x.ndim == 2 and _counts(arrays[0], x.shape[0]) and arrays[1].shape == arrays[0].shape:
+        picked = apply("take_along", x, lift(arrays[1]).reshape(-1, 1), axis=1)
+        return reshaped(picked, picked.shape[:1]), 1
+    at = axes[0]
+    order = [*range(at), *axes, *(d for d in range(at, x.ndim) if d not in taken)]
+    extents = [x.shape[axis] for axis in axes]
+    places: Any = 0
+    for k, extent in zip(arrays, extents, strict=True):
+        places = places * extent + np.where(k < 0, k + extent, k)
+    x = transposed(x, order)
+    flat = reshaped(x, (*x.shape[:at], product(extents), *x.shape[at + len(axes):]))
+    return apply("take", flat, places, axis=at), len(common_shape([k.shape for k in arrays]))
+
+
+def _counts(k: Any, extent: Extent) -> bool:
+    """Whether an index goes through a dim from its begin to its end."""
+    return isinstance(k, np.ndarray) and k.shape == (extent,) and bool((k == np.arange(len(k))).all())
+
+
+# -- written -----------------------------------------------------------------------------------------------------------
+
+
+@stands_for("setitem")
+def _setitem(x: Any, key: Any, value: Any) -> Any:
+    value = lift(value, builder=x.builder, dtype=None if hasattr(value, "dtype") else x.dtype).astype(x.dtype)
+    keys = [k for k in _keys(x, key) if k is not Ellipsis]
+    arrays = [k for k in keys if isinstance(k, Traced | np.ndarray)]
+    if arrays:
+        one = arrays[0]
+        axis = next(axis for axis, k in enumerate(keys) if k is one)
+        alone = all(k is one or (isinstance(k, slice) and k == slice(None)) for k in keys)
+        if alone and _is_mask(one):
+            rest = x.ndim - axis - one.ndim
+            if value.ndim > rest:
+                refuse(f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
+                       "say it with where")
+            return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
+        if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
+            refuse("writing where an array says", "say it with where, or one_hot and a product")
+        return _replaced(x, axis, one, value)
+    spans = [_span(extent, k) for extent, k in zip(x.shape, (k for k in keys if k is not None), strict=True)]
+    counts = [count(begin, end, abs(step)) for begin, end, step in spans]
+    extents = iter(counts)
+    shape = []
+    for k in keys:
+        extent = 1 if k is None else next(extents)
+        if k is None or isinstance(k, slice):
+            shape.append(extent)
+    while value.ndim > len(shape) and value.shape[0] == 1:
+        value = reshaped(value, value.shape[1:])
+    value = reshaped(broadcast(value, shape), counts)
+    there: Any = None
+    for axis, (begin, end, step) in enumerate(spans):
+        if step < 0:
+            value = apply("flip", value, axis=axis)
+        if (begin, end, abs(step)) != (0, x.shape[axis], 1):
+            here = [counts[axis] if d == axis else 1 if there is None else there.shape[d] for d in range(x.ndim)]
+            there = apply("constant", value=True, shape=tuple(here), dtype=np.dtype(bool)) if there is None else \
+                broadcast(there, here)
+            value, there = (apply("place", array, axis=axis, begin=begin, step=abs(step), extent=x.shape[axis])
+                            for array in (value, there))
+    return value if there is None else np.where(there, value, x)
+
+
+def _replaced(x: Any, axis: int, indices: Any, value: Any) -> Any:
+    """With the places ``indices`` along ``axis`` taken from ``value``, of equal places the last one."""
+    extent = x.shape[axis]
+    value = broadcast(value, (*x.shape[:axis], len(indices), *x.shape[axis + 1:]))
+    sources = np.arange(extent)
+    sources[indices] = extent + np.arange(len(indices))
+    return apply("take", np.concatenate([x, value], axis=axis), sources, axis=axis)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+@stands_for(np.take)
+def _take(x: Any, indices: Any, axis: Any = None) -> Any:
+    x = lift(x)
+    return apply("take", x.reshape(-1), indices, axis=0) if axis is None else apply(
+        "take", x, indices, axis=axis_of(axis, x.ndim))
+
+
+@stands_for(np.take_along_axis)
+def _take_along_axis(x: Any, indices: Any, axis: int = -1) -> Any:
+    x = lift(x)
+    return apply("take_along", x, indices, axis=axis_of(axis, x.ndim))
+
+
+@stands_for(np.diagonal)
+def _diagonal(x: Any) -> Any:
+    if x.ndim != 2 or not all(isinstance(n, int) for n in x.shape):
+        refuse(f"numpy.diagonal of an array of shape {x.shape}", "it takes two dims of known extents")
+    n = min(x.shape)
+    return part(reshaped(part(part(x, 0, 0, n), 1, 0, n), -1), 0, 0, n * n, n + 1)
+
+
+@stands_for(np.trace)
+def _trace(x: Any) -> Any:
+    return np.sum(_diagonal(x))
+
+
+@stands_for(np.diag)
+def _diag(x: Any) -> Any:
+    return x[:, None] * np.eye(x.shape[0], dtype=x.dtype) if x.ndim == 1 else _diagonal(x)
+
+
+@stands_for(np.select)
+def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+    found = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        found = np.where(lift(condition), choice, found)
+    return found

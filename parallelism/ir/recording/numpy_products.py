@@ -1,0 +1,116 @@
+"""What NumPy's products become when they are recorded: ``matmul`` and ``einsum``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core.rules import letters
+from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for
+from parallelism.ir.tracing.refusing import refuse
+from parallelism.ir.tracing.tracing import apply, lift
+
+
+@stands_for(np.matmul)
+def _matmul(a: Any, b: Any) -> Any:
+    a, b = lift(a), lift(b)
+    if a.ndim >= 2 and b.ndim >= 2:
+        return apply("matmul", a, b)
+    if not a.ndim or not b.ndim:
+        refuse("numpy.matmul of a scalar")
+    if b.ndim == 1:
+        found = apply("matmul", a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1))
+        return found.reshape(a.shape[:-1])
+    return apply("matmul", a.reshape(1, -1), b).reshape((*b.shape[:-2], b.shape[-1]))
+
+
+@stands_for(np.dot)
+def _dot(a: Any, b: Any) -> Any:
+    a, b = lift(a), lift(b)
+    if not a.ndim or not b.ndim:
+        return a * b
+    if b.ndim > 2:
+        refuse("numpy.dot with more than two dims on the right", "say it with einsum")
+    return _matmul(a, b)
+
+
+@stands_for(np.outer)
+def _outer(a: Any, b: Any) -> Any:
+    return apply("einsum", lift(a).reshape(-1), lift(b).reshape(-1), equation="i,j->ij")
+
+
+@stands_for(np.einsum)
+def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
+    if not isinstance(equation, str):
+        refuse("numpy.einsum without an equation in letters")
+    arrays = [lift(x) for x in operands]
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(arrays):
+        raise ValueError(f"{equation} takes {len(terms)} operands, got {len(arrays)}")
+    spare = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in equation)
+    hidden = [array.ndim - len(term.replace("...", "")) for term, array in zip(terms, arrays, strict=True)]
+    dots = [next(spare) for _ in range(max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0))]
+    terms = [term.replace("...", "".join(dots[len(dots) - n:])) for n, term in zip(hidden, terms, strict=True)]
+    if arrow:
+        right = right.replace("...", "".join(dots))
+    else:
+        joined = "".join(terms)
+        right = "".join(dots) + "".join(sorted({c for c in joined if joined.count(c) == 1} - set(dots)))
+    return apply("einsum", *arrays, equation=f"{','.join(terms)}->{right}")
+
+
+
+
+@stands_for(np.tensordot)
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    a, b = lift(a), lift(b)
+    if isinstance(axes, int):
+        left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+    else:
+        left, right = ([side] if isinstance(side, int) else list(side) for side in axes)
+    names = letters(a.ndim + b.ndim)
+    first, second = list(names[:a.ndim]), list(names[a.ndim:])
+    for i, j in zip(left, right, strict=True):
+        second[axis_of(j, b.ndim)] = first[axis_of(i, a.ndim)]
+    out = "".join(letter for letter in (*first, *second) if (letter in first) != (letter in second))
+    return apply("einsum", a, b, equation=f"{''.join(first)},{''.join(second)}->{out}")
+
+
+@stands_for(np.inner)
+def _inner(a: Any, b: Any) -> Any:
+    a, b = lift(a), lift(b)
+    return a * b if not a.ndim or not b.ndim else _tensordot(a, b, (-1, -1))
+
+
+@stands_for(np.vdot)
+def _vdot(a: Any, b: Any) -> Any:
+    return _matmul(lift(a).reshape(-1), lift(b).reshape(-1))
+
+
+@stands_for(np.vecdot)
+def _vecdot(a: Any, b: Any) -> Any:
+    return _einsum("...i,...i->...", a, b)
+
+
+@stands_for(np.linalg.matmul)
+def _matmul_of_linalg(a: Any, b: Any) -> Any:
+    return _matmul(a, b)
+
+
+@stands_for(np.linalg.multi_dot)
+def _multi_dot(arrays: Any) -> Any:
+    """From the left; NumPy looks for the cheapest order."""
+    found = lift(arrays[0])
+    for array in arrays[1:]:
+        found = _dot(found, array)
+    return found
+
+
+@stands_for(np.linalg.norm)
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    if ord not in (None, 2, "fro") or (ord == 2 and axis is None and x.ndim > 1):
+        refuse(f"numpy.linalg.norm of order {ord!r}", "it is by the sum of squares")
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    return np.sqrt(np.sum(x * x, axis=axes_of(axis, x.ndim), keepdims=keepdims))

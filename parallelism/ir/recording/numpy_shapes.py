@@ -1,0 +1,169 @@
+"""What NumPy's functions that give the same elements another shape become when they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.core import Extent, rules
+from parallelism.ir.core.extents import quotient
+from parallelism.ir.tracing import CALLS, VIEWS
+from parallelism.ir.tracing.tracing import apply, lift
+
+
+def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What is defined below stands for these functions of NumPy, whose result may be a ``view``."""
+    def keep(call: Callable[..., Any]) -> Callable[..., Any]:
+        CALLS.update(dict.fromkeys(functions, call))
+        if view:
+            VIEWS.update(functions)
+        return call
+
+    return keep
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis!r} is none of {ndim} dims")
+    return int(axis) % ndim
+
+
+def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(sorted(axis_of(a, ndim) for a in (axis if isinstance(axis, tuple | list) else (axis,))))
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+@stands_for(np.reshape, view=True)
+def reshaped(x: Any, shape: Any) -> Any:
+    extents = list(shape) if isinstance(shape, tuple | list) else [shape]
+    unknown = [d for d, extent in enumerate(extents) if isinstance(extent, int) and extent == -1]
+    if len(unknown) > 1:
+        raise ValueError("one extent at most can be left open, as -1")
+    for d in unknown:
+        rest = quotient(x.shape, extents[:d] + extents[d + 1:])
+        if rest is None:
+            raise ValueError(f"an array of shape {x.shape} cannot be made {tuple(extents)}")
+        extents[d] = rest
+    return x if tuple(extents) == x.shape else apply("reshape", x, shape=tuple(extents))
+
+
+@stands_for(np.ravel, view=True)
+def _ravel(x: Any) -> Any:
+    return reshaped(x, -1)
+
+
+@stands_for(np.transpose, np.permute_dims, view=True)
+def transposed(x: Any, axes: Any = None) -> Any:
+    order = tuple(reversed(range(x.ndim))) if axes is None else tuple(axis_of(a, x.ndim) for a in axes)
+    return x if order == tuple(range(x.ndim)) else apply("transpose", x, permutation=order)
+
+
+@stands_for(np.matrix_transpose, view=True)
+def _matrix_transposed(x: Any) -> Any:
+    return _swapaxes(x, -1, -2)
+
+
+@stands_for(np.swapaxes, view=True)
+def _swapaxes(x: Any, axis1: int, axis2: int) -> Any:
+    order = list(range(x.ndim))
+    a, b = axis_of(axis1, x.ndim), axis_of(axis2, x.ndim)
+    order[a], order[b] = b, a
+    return transposed(x, order)
+
+
+@stands_for(np.moveaxis, view=True)
+def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
+    return transposed(x, _moved(x.ndim, source, destination))
+
+
+@stands_for(np.rollaxis, view=True)
+def _rollaxis(x: Any, axis: int, start: int = 0) -> Any:
+    axis, start = axis_of(axis, x.ndim), start + x.ndim if start < 0 else start
+    return _moveaxis(x, axis, start - (axis < start))
+
+
+def _moved(ndim: int, source: Any, destination: Any) -> list[int]:
+    sources, destinations = ([a] if isinstance(a, int) else list(a) for a in (source, destination))
+    pairs = sorted(zip((axis_of(d, ndim) for d in destinations), (axis_of(s, ndim) for s in sources), strict=True))
+    order = [d for d in range(ndim) if d not in {s for _, s in pairs}]
+    for to, axis in pairs:
+        order.insert(to, axis)
+    return order
+
+
+@stands_for(np.expand_dims, view=True)
+def expanded(x: Any, axis: Any) -> Any:
+    axes = axes_of(axis, x.ndim + (len(axis) if isinstance(axis, tuple | list) else 1))
+    shape = list(x.shape)
+    for a in axes:
+        shape.insert(a, 1)
+    return reshaped(x, shape)
+
+
+@stands_for(np.squeeze, view=True)
+def _squeeze(x: Any, axis: Any = None) -> Any:
+    axes = [d for d, n in enumerate(x.shape) if n == 1] if axis is None else axes_of(axis, x.ndim)
+    if any(x.shape[d] != 1 for d in axes):
+        raise ValueError(f"a dim to leave out has extent 1, in {x.shape}")
+    return reshaped(x, [n for d, n in enumerate(x.shape) if d not in axes])
+
+
+@stands_for(np.broadcast_to, view=True)
+def broadcast(x: Any, shape: Any) -> Any:
+    shape = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    return x if shape == x.shape else apply("broadcast_to", x, shape=shape)
+
+
+@stands_for(np.flip, view=True)
+def _flip(x: Any, axis: Any = None) -> Any:
+    for a in axes_of(axis, x.ndim):
+        x = apply("flip", x, axis=a)
+    return x
+
+
+stands_for(np.flipud, view=True)(lambda m: _flip(m, 0))
+stands_for(np.fliplr, view=True)(lambda m: _flip(m, 1))
+
+
+@stands_for(np.rot90, view=True)
+def _rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
+    for _ in range(k % 4):
+        m = _flip(_swapaxes(m, *axes), axes[0])
+    return m
+
+
+def _at_least(ndim: int) -> Callable[..., Any]:
+    return lambda x: reshaped(x, (*[1] * (ndim - x.ndim), *x.shape))
+
+
+stands_for(np.atleast_1d, view=True)(_at_least(1))
+stands_for(np.atleast_2d, view=True)(_at_least(2))
+
+
+@stands_for(np.broadcast_arrays)
+def _broadcast_arrays(*arrays: Any) -> Any:
+    parts = [lift(x) for x in arrays]
+    shape = rules.broadcast([x.shape for x in parts])
+    return tuple(broadcast(x, shape) for x in parts)
+
+
+@stands_for(np.lib.stride_tricks.sliding_window_view, view=True)
+def _windows(x: Any, window_shape: Any, axis: Any = None) -> Any:
+    sizes = list(window_shape) if isinstance(window_shape, tuple | list) else [window_shape]
+    axes = list(range(x.ndim)) if axis is None else list(axis) if isinstance(axis, tuple | list) else [axis]
+    for size, a in zip(sizes, [axis_of(a, x.ndim) for a in axes], strict=True):
+        x = apply("windows", x, axis=a, size=size, step=1)
+    return x
+
+
+def part(x: Any, axis: int, begin: Extent, end: Extent, step: int = 1) -> Any:
+    """``begin:end:step`` of one dim."""
+    if (begin, end, step) == (0, x.shape[axis], 1):
+        return x
+    return apply("slice", x, axis=axis, begin=begin, end=end, step=step)

@@ -1,0 +1,70 @@
+"""A plain NumPy function, run once on arrays that are not there, as a program."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from parallelism.ir.core import Builder, Function, RecordError, TensorType
+from parallelism.ir.tracing import Traced
+from parallelism.ir.tracing.current import recording
+from parallelism.ir.tracing.tracing import lift
+
+
+def record(function: Callable[..., Any], *types: Any, name: str | None = None) -> Function:
+    """The program of ``function`` for arguments of these types.
+
+    An argument may be a `TensorType`, or a dict, list or tuple of them: each is an input, named after the parameter and
+    the keys that lead to it (``params.w1``).  Anything else reaches the function as it is and belongs to the program.
+    What it returns, an array or a dict, list or tuple of them, are the outputs, in order.
+
+    The function is run, once: Python's own ``for`` and ``if`` are gone from the program, NumPy's work is in it.
+    `RecordError`, naming the call and the line, for what cannot be recorded: what needs numbers (``if x > 0``,
+    ``float(x)``), writes into an array, or has no operator.
+    """
+    builder = Builder()
+    names = _parameters(function, len(types))
+    with recording(builder):
+        arguments = [_traced(builder, parameter, type) for parameter, type in zip(names, types, strict=True)]
+        returned = function(*arguments)
+        outputs = [lift(leaf, builder=builder).value for leaf in _leaves(returned)]
+    title = name or re.sub(r"[^A-Za-z0-9_.]+", "_", getattr(function, "__name__", "recorded")).strip("_") or "recorded"
+    return builder.function(title, outputs)
+
+
+def _parameters(function: Callable[..., Any], count: int) -> list[str]:
+    """The names of so many positional parameters."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "x")
+    return names + [f"{rest}.{i}" for i in range(count - len(names))]
+
+
+def _traced(builder: Builder, name: str, type: Any) -> Any:
+    if isinstance(type, TensorType):
+        return Traced(builder, builder.input(re.sub(r"[^A-Za-z0-9_.]", "_", name), type))
+    if isinstance(type, dict):
+        return {key: _traced(builder, f"{name}.{key}", part) for key, part in type.items()}
+    if isinstance(type, list):
+        return [_traced(builder, f"{name}.{i}", part) for i, part in enumerate(type)]
+    if isinstance(type, tuple):
+        parts = [_traced(builder, f"{name}.{i}", part) for i, part in enumerate(type)]
+        return type.__class__(*parts) if hasattr(type, "_fields") else tuple(parts)
+    return type
+
+
+def _leaves(returned: Any) -> Iterator[Any]:
+    if isinstance(returned, dict):
+        returned = tuple(returned.values())
+    if isinstance(returned, list | tuple):
+        for part in returned:
+            yield from _leaves(part)
+    elif returned is None:
+        raise RecordError("a recorded function returns arrays, or dicts, lists and tuples of them, not None")
+    else:
+        yield returned

@@ -1,0 +1,208 @@
+"""The text of a program, piece by piece; what does not fit is a `ParseError` with its place."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, NoReturn
+
+from parallelism.ir.core import DTYPES, MOST_DIMS, RESERVED, Extent, ParseError, TensorType, rounded_up
+from parallelism.ir.core.extents import divided, largest, symbol
+
+_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*", re.ASCII)
+_TOKEN = re.compile(
+    r"""(?P<value>%[A-Za-z0-9_.]+)|(?P<function>@[A-Za-z0-9_.]+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+      |(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)|(?P<integer>[0-9]+)
+      |(?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*")|(?P<mark>->|\.\.\.|[][(){},:=+*/<>-])""",
+    re.VERBOSE | re.ASCII,
+)
+_TYPE = re.compile(r"tensor<[^<>\n]{0,2000}>")
+_EXTENT = re.compile(r"([0-9]+)x|([A-Z][A-Z0-9_]*)x")
+_DTYPE = re.compile(r"([a-z]+[0-9]+)>")
+MOST_DEPTH, MOST_DIGITS, MOST_FACTORS = 32, 20, 2000
+
+
+class Token(NamedTuple):
+    kind: str
+    """value, function, name, float, integer, string, mark, or end."""
+    text: str
+    place: int
+
+
+class Reader:
+    """Reads token by token, one ahead; extents and types as a whole."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._types: dict[str, TensorType] = {}
+        self.depth = 0
+        self._factors = 0
+        self.next = self._token(0)
+
+    def _token(self, place: int) -> Token:
+        space = _SPACE.match(self.text, place)
+        place = space.end() if space else place
+        match = _TOKEN.match(self.text, place)
+        if match is None:
+            return Token("end" if place == len(self.text) else "unknown", self.text[place:place + 1], place)
+        return Token(match.lastgroup or "", match[0], place)
+
+    def take(self) -> Token:
+        """The next token, and go on."""
+        token = self.next
+        self.next = self._token(token.place + len(token.text))
+        return token
+
+    def has(self, text: str) -> bool:
+        """Whether the next token is this mark or name; it is taken."""
+        if self.next.text != text or self.next.kind == "string":
+            return False
+        self.take()
+        return True
+
+    def expect(self, text: str) -> Token:
+        """Just this, and go on."""
+        if self.next.text != text or self.next.kind == "string":
+            self.wrong(repr(text))
+        return self.take()
+
+    def expect_kind(self, kind: str, wanted: str) -> Token:
+        """A token of this kind, and go on."""
+        if self.next.kind != kind:
+            self.wrong(wanted)
+        return self.take()
+
+    def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
+        """Here, or at ``token``, should be something else."""
+        token = token or self.next
+        found = "the end" if token.kind == "end" else repr(token.text if len(token.text) < 60 else token.text[:60])
+        self.fail(f"expected {wanted}, got {found}", token.place)
+
+    def fail(self, message: str, place: int) -> NoReturn:
+        """`ParseError` at this place of the text."""
+        line = self.text.count("\n", 0, place) + 1
+        column = place - self.text.rfind("\n", 0, place)
+        raise ParseError(message if len(message) < 1000 else message[:1000] + " ...", line, column) from None
+
+    def deeper(self) -> None:
+        """One bracket more; to be taken back by ``self.depth -= 1``."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            self.fail(f"brackets in brackets, deeper than {MOST_DEPTH}", self.next.place)
+
+    def integer(self, wanted: str = "an integer") -> int:
+        """Digits, up to what a uint64 needs."""
+        token = self.expect_kind("integer", wanted)
+        if len(token.text) > MOST_DIGITS:
+            self.fail(f"a number has at most {MOST_DIGITS} digits, this one {len(token.text)}", token.place)
+        return int(token.text)
+
+    # -- extents -------------------------------------------------------------------------------------------------------
+
+    def extent(self) -> Extent:
+        """``2*B*D+1``."""
+        place = self.next.place
+        try:
+            found = -self._product() if self.has("-") else self._product()
+            while self.next.text in ("+", "-") and self.next.kind == "mark":
+                minus = self.take().text == "-"
+                term = self._product()
+                found = found - term if minus else found + term
+        except ParseError:
+            raise
+        except (ValueError, ZeroDivisionError) as error:
+            self.fail(str(error), place)
+        return found
+
+    def whole_extent(self) -> Extent:
+        """One that is not a mere fraction."""
+        place = self.next.place
+        self._factors = 0
+        found = self.extent()
+        if not isinstance(found, int) and not found.symbols:
+            self.fail(f"an extent is whole, got {found}", place)
+        return found
+
+    def _product(self) -> Extent:
+        found = self._factor()
+        while self.next.text in ("*", "/") and self.next.kind == "mark":
+            found = found * self._factor() if self.take().text == "*" else divided(found, self._factor())
+        return found
+
+    def _factor(self) -> Extent:
+        token = self.next
+        self._factors += 1
+        if self._factors > MOST_FACTORS:
+            self.fail(f"an expression of more than {MOST_FACTORS} numbers and names", token.place)
+        if token.kind == "integer":
+            return self.integer()
+        if token.text in ("max", "ceil") and token.kind == "name":
+            self.take()
+            self.expect("(")
+            self.deeper()
+            parts = [self.extent()]
+            while token.text == "max" and self.has(","):
+                parts.append(self.extent())
+            self.expect(")")
+            self.depth -= 1
+            return largest(*parts) if token.text == "max" else rounded_up(parts[0])
+        if token.kind == "name":
+            if RESERVED.fullmatch(token.text):
+                self.wrong("a number or the name of an extent")
+            self.take()
+            return symbol(token.text)
+        if token.text == "(":
+            self.take()
+            self.deeper()
+            found = self.extent()
+            self.expect(")")
+            self.depth -= 1
+            return found
+        return self.wrong("a number or the name of an extent")
+
+    # -- types ---------------------------------------------------------------------------------------------------------
+
+    def type(self) -> TensorType:
+        """``tensor<8xBx(2*D)xf32>``."""
+        start = self.next
+        match = _TYPE.match(self.text, start.place) if start.text == "tensor" else None
+        if match and match[0] in self._types:
+            self.next = self._token(match.end())
+            return self._types[match[0]]
+        self.expect("tensor")
+        bracket = self.expect("<")
+        place = bracket.place + 1
+        shape: list[Extent] = []
+        while True:
+            if len(shape) > MOST_DIMS:
+                self.fail(f"a tensor has at most {MOST_DIMS} dims", place)
+            if self.text.startswith("(", place):
+                self.next = self._token(place + 1)
+                self.deeper()
+                shape.append(self.whole_extent())
+                self.depth -= 1
+                place = self.next.place + 1
+                if self.next.text != ")":
+                    self.wrong("')'")
+                if not self.text.startswith("x", place):
+                    self.fail(f"expected 'x' after an extent, got {self.text[place:place + 1]!r}", place)
+                place += 1
+                continue
+            extent = _EXTENT.match(self.text, place)
+            if extent is None:
+                break
+            if len(extent[0]) > MOST_DIGITS + 1 and extent[1]:
+                self.fail(f"a number has at most {MOST_DIGITS} digits, this one {len(extent[1])}", place)
+            shape.append(int(extent[1]) if extent[1] else symbol(extent[2]))
+            place = extent.end()
+        dtype = _DTYPE.match(self.text, place)
+        if dtype is None or dtype[1] not in DTYPES:
+            got = self.text[place:place + 12].partition("\n")[0]
+            self.fail(f"expected an extent and 'x', or a dtype ({', '.join(DTYPES)}) and '>', got {got!r}", place)
+        try:
+            found = TensorType(DTYPES[dtype[1]], tuple(shape))
+        except ValueError as error:
+            self.fail(str(error), start.place)
+        self.next = self._token(dtype.end())
+        if match and match.end() == dtype.end():
+            self._types[match[0]] = found
+        return found

@@ -1,0 +1,241 @@
+"""A program from its text: ``parse(str(function)) == function``.
+
+    function   = "func" @name "(" [%value ":" laid, ...] ")" "->" "(" [laid, ...] ")"
+                 "{" op... "return" [%value, ...] "}"
+    op         = [%value, ... "="] "kind" "(" [%value, ...] ")" ["{" [name "=" attribute, ...] "}"]
+                 ":" "(" [type, ...] ")" "->" laid | "(" [laid, ...] ")" ["region" "=" string]
+    attribute  = string | number | extent | "true" | "false" | dtype | "[" [attribute, ...] "]"
+    type       = "tensor<" { extent "x" } dtype ">"          an extent in parentheses, or digits, or capitals
+    laid       = type [layout]
+    layout     = "[" [axes | "...", ...] "]" ["partial" "=" axes] ["," "op" "=" name]
+    axes       = "None" | axis | "(" [axis, ...] ")"         an axis is a name, or a string
+
+``//`` begins a comment.  Nothing is evaluated; what cannot be read is a `ParseError` with line and column, and so is
+what can be read but is no program: a value that is not there or made twice, an operator that is not in the table, types
+that are not those that it makes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from parallelism.ir.core import DTYPES, Function, IRError, Op, TensorType, Value, check_path, print_type
+from parallelism.ir.core.table import meaning, operator
+from parallelism.ir.text.lexing import Reader, Token
+from parallelism.sharding import OPS, TensorSharding
+
+T = TypeVar("T")
+
+
+def parse(text: str) -> Function:
+    """The function that ``text`` writes; `ParseError`, with its place, if it writes none."""
+    if not isinstance(text, str):
+        raise TypeError(f"a program is read from text, got {type(text).__name__}")
+    return _Parser(text).function()
+
+
+class _Parser(Reader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.known: dict[str, Value] = {}
+
+    def function(self) -> Function:
+        self.expect("func")
+        name = self.expect_kind("function", "the name of the function, as @main").text[1:]
+        self.expect("(")
+        inputs = self.listed(self.input, ")")
+        self.expect("->")
+        self.expect("(")
+        types = self.listed(self.laid_type, ")")
+        self.expect("{")
+        ops = []
+        while self.next.text != "return":
+            if self.next.kind not in ("value", "string"):
+                self.wrong("an op, or return")
+            ops.append(self.op())
+        place = self.take().place
+        outputs = [] if self.next.text == "}" else self.listed(self.used, "}", keep=True)
+        self.expect("}")
+        if self.next.kind != "end":
+            self.wrong("the end")
+        promised = [Value("returned", type, layout) for type, layout in types]
+        returned = [v for v, _ in outputs]
+        if len(returned) != len(promised) or any(
+            v.type != p.type or p.layout not in (None, v.layout) for v, p in zip(returned, promised, strict=True)
+        ):
+            told = [", ".join(map(print_type, found)) or "nothing" for found in (promised, returned)]
+            self.fail(f"the function is to return {told[0]}, and this returns {told[1]}", place)
+        try:
+            return Function(name, tuple(inputs), tuple(ops), tuple(v for v, _ in outputs))
+        except IRError as error:
+            self.fail(str(error), place)
+
+    def input(self) -> Value:
+        token = self.expect_kind("value", "an input, as %x: tensor<8xf32>")
+        self.expect(":")
+        return self.define(token, *self.laid_type())
+
+    def op(self) -> Op:
+        results: list[Token] = []
+        if self.next.kind == "value":
+            results = self.listed(lambda: self.expect_kind("value", "a value, as %0"), "=")
+        start = self.expect_kind("string", "an operator, as \"matmul\"")
+        kind = self.string(start)
+        try:
+            operator(kind)
+        except ValueError as error:
+            self.fail(str(error), start.place)
+        self.expect("(")
+        inputs = self.listed(self.used, ")")
+        attributes: dict[str, Any] = {}
+        if self.has("{"):
+            self.listed(lambda: self.attribute(attributes), "}")
+        self.expect(":")
+        place = self.expect("(").place
+        types = self.listed(self.placed_type, ")")
+        if len(types) != len(inputs):
+            self.fail(f"{len(inputs)} inputs and {len(types)} types of inputs", place)
+        for (value, _), (type, at) in zip(inputs, types, strict=True):
+            if value.type != type:
+                self.fail(f"%{value.name} is a {value.type}, not a {type}", at)
+        self.expect("->")
+        place = self.next.place
+        made = self.listed(self.laid_type, ")") if self.has("(") else [self.laid_type()]
+        region = self.region() if self.has("region") else None
+        frozen = tuple(sorted(attributes.items()))
+        try:
+            found = meaning(kind, tuple(value.type for value, _ in inputs), frozen).outputs
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), start.place)
+        if tuple(type for type, _ in made) != found:
+            self.fail(f"{kind} makes {', '.join(map(str, found)) or 'nothing'} of this", place)
+        if len(results) != len(found):
+            self.fail(f"{kind} makes {len(found)} values, and {len(results)} are named", start.place)
+        outputs = [self.define(token, *laid) for token, laid in zip(results, made, strict=True)]
+        return Op(kind, tuple(value for value, _ in inputs), frozen, tuple(outputs), region)
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def listed(self, item: Callable[[], T], end: str, *, keep: bool = False) -> list[T]:
+        """Items between commas up to ``end``, which is taken unless it is to be kept."""
+        found: list[T] = []
+        if self.next.text == end and self.next.kind != "string":
+            self.take()
+            return found
+        while True:
+            found.append(item())
+            if not self.has(","):
+                break
+        if self.next.text != end:
+            self.wrong(f"',' or {end!r}")
+        if not keep:
+            self.take()
+        return found
+
+    def placed_type(self) -> tuple[TensorType, int]:
+        place = self.next.place
+        return self.type(), place
+
+    def used(self) -> tuple[Value, int]:
+        token = self.expect_kind("value", "a value, as %0")
+        value = self.known.get(token.text[1:])
+        if value is None:
+            self.fail(f"{token.text[:60]} is not there", token.place)
+        return value, token.place
+
+    def define(self, token: Token, type: TensorType, layout: TensorSharding | None) -> Value:
+        name = token.text[1:]
+        if name in self.known:
+            self.fail(f"{token.text[:60]} is there already, and every value is made once", token.place)
+        self.known[name] = Value(name, type, layout)
+        return self.known[name]
+
+    def string(self, token: Token) -> str:
+        try:
+            found: str = json.loads(token.text)
+        except ValueError as error:
+            self.fail(f"this string cannot be read: {error}", token.place)
+        return found
+
+    def region(self) -> str:
+        self.expect("=")
+        token = self.expect_kind("string", "the path of a region, as \"block.0\"")
+        path = self.string(token)
+        try:
+            return check_path(path)
+        except ValueError as error:
+            self.fail(str(error), token.place)
+
+    # -- layouts -------------------------------------------------------------------------------------------------------
+
+    def laid_type(self) -> tuple[TensorType, TensorSharding | None]:
+        type = self.type()
+        return type, self.layout(type.ndim) if self.next.text == "[" else None
+
+    def layout(self, ndim: int) -> TensorSharding:
+        place = self.expect("[").place
+        dims = self.listed(lambda: ... if self.has("...") else self.axes(), "]")
+        partial: tuple[str, ...] = ()
+        op = Token("name", "sum", place)
+        if self.has("partial"):
+            self.expect("=")
+            partial = self.axes()
+            after = self._token(self.next.place + 1) if self.next.text == "," else self.next
+            if after.text == "op" and after.kind == "name":
+                self.has(",")
+                self.take()
+                self.expect("=")
+                op = self.expect_kind("name", "sum, prod, max or min")
+        try:
+            return TensorSharding(*dims, partial=partial, op=op.text).over(ndim)
+        except ValueError as error:
+            self.fail(str(error), op.place if op.text not in OPS else place)
+
+    def axes(self) -> tuple[str, ...]:
+        if self.has("("):
+            return tuple(self.listed(self.axis, ")"))
+        return () if self.has("None") else (self.axis(),)
+
+    def axis(self) -> str:
+        if self.next.kind == "string":
+            return self.string(self.take())
+        return self.expect_kind("name", "an axis, several in parentheses, or None").text
+
+    # -- attributes ----------------------------------------------------------------------------------------------------
+
+    def attribute(self, attributes: dict[str, Any]) -> None:
+        token = self.expect_kind("name", "the name of an attribute")
+        if token.text in attributes:
+            self.fail(f"attribute {token.text[:60]} is there already", token.place)
+        self.expect("=")
+        attributes[token.text] = self.attribute_value()
+
+    def attribute_value(self) -> Any:
+        token = self.next
+        if token.kind == "string":
+            return self.string(self.take())
+        if token.text in ("true", "false"):
+            return self.take().text == "true"
+        if token.text in DTYPES:
+            return DTYPES[self.take().text]
+        if token.text == "[":
+            self.take()
+            self.deeper()
+            found = tuple(self.listed(self.attribute_value, "]"))
+            self.depth -= 1
+            return found
+        if token.text == "-":
+            ahead = self._token(token.place + 1)
+            if ahead.kind == "float" or ahead.text == "inf":
+                self.take()
+                return -self.float()
+        if token.kind == "float" or token.text == "inf":
+            return self.float()
+        if token.kind in ("integer", "name") or token.text in ("-", "("):
+            return self.whole_extent()
+        return self.wrong("the value of an attribute")
+
+    def float(self) -> Any:
+        return float(self.take().text)

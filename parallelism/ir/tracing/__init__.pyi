@@ -1,0 +1,1 @@
+from .tracing import CALLS as CALLS, VIEWS as VIEWS, Traced as Traced

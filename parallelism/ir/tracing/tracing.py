@@ -1,0 +1,361 @@
+"""Arrays that are not there yet: what is done to them in NumPy's words becomes ops.
+
+A `Traced` array has the shape and dtype that the array will have.  NumPy hands over what is called with one, by
+``__array_ufunc__`` and ``__array_function__`` (NEP 13 and 18); the functions that are not ufuncs are in
+`numpy_calls` and `numpy_shapes`.  Derivatives in the table of operators are written with these arrays, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from parallelism.ir.core import (
+    DTYPE_NAMES,
+    OPERATORS,
+    Builder,
+    Expression,
+    Extent,
+    IRError,
+    RecordError,
+    TensorType,
+    Value,
+    checked_dtype,
+    frozen_attributes,
+)
+from parallelism.ir.core.table import operator
+from parallelism.ir.core.types import resolved
+from parallelism.ir.tracing.current import current
+from parallelism.ir.tracing.in_place import Writable
+from parallelism.ir.tracing.refusing import REASONS, refuse
+
+MOST_CONSTANT = 4096
+"""Elements of an array that may stand in a program."""
+
+CALLS: dict[Any, Callable[..., Any]] = {}
+"""What NumPy's functions, ufuncs aside, become."""
+VIEWS: set[Any] = set()
+"""Those of them whose results lie in the memory of their first argument."""
+
+
+class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of a program that is being written."""
+
+    __slots__ = ("builder",)
+    __hash__ = object.__hash__
+
+    def __init__(self, builder: Builder, value: Value) -> None:
+        super().__init__(value)
+        self.builder = builder
+
+    # -- what an array knows of itself ---------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> TensorType:
+        return self._value.type         # which no change changes
+
+    @property
+    def shape(self) -> tuple[Extent, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    @property
+    def size(self) -> Extent:
+        return self.type.size
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> Extent:
+        return self.type.nbytes
+
+    @property
+    def mT(self) -> Any:  # noqa: N802
+        return np.matrix_transpose(self)
+
+    @property
+    def T(self) -> Any:  # noqa: N802  (as NumPy calls it)
+        return self.transpose()
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("len() of an array without dims")
+        extent = self.shape[0]
+        return extent if isinstance(extent, int) else refuse(f"len() of an array of shape {self.shape}")
+
+    def __repr__(self) -> str:
+        return f"<recorded %{self.value.name}: {self.type}>"
+
+    # -- what NumPy hands over -----------------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        name = f"numpy.{ufunc.__name__}"
+        if "out" in options:
+            out, = _targets(name, options.pop("out"))
+            return out.become(self.__array_ufunc__(ufunc, method, *inputs, **options))
+        if method == "outer" and len(inputs) == 2 and not options:
+            a, b = map(lift, inputs)
+            return ufunc(a.reshape((*a.shape, *[1] * b.ndim)), b)
+        if method == "accumulate" and ufunc is np.add:
+            return np.cumsum(inputs[0], **{"axis": 0, **options})
+        if method == "reduce" and ufunc in _REDUCTIONS:
+            options = {key: value for key, value in options.items() if value is not None or key == "axis"}
+            options.setdefault("axis", 0)
+            return _REDUCTIONS[ufunc](inputs[0], **options)
+        if method != "__call__":
+            refuse(f"{name}.{method}")
+        if ufunc is np.matmul and not options:
+            return CALLS[np.matmul](*inputs)
+        options = {key: value for key, value in options.items() if value is not None}
+        if "dtype" in options and len(options) == 1 and ufunc.nout == 1:
+            dtype = options.pop("dtype")
+            inputs = tuple(lift(x, dtype=dtype).astype(dtype) for x in inputs)
+        if options:
+            refuse(f"{name} with {', '.join(options)}=")
+        if ufunc in CALLS:
+            return _own(CALLS[ufunc](*inputs), inputs)
+        kind = _kinds().get(ufunc)
+        if kind is None:
+            refuse(name)
+        return apply(kind, *_promoted(ufunc, inputs))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        name = f"{function.__module__}.{function.__name__}"
+        if function not in CALLS:
+            refuse(name, REASONS.get(function, ""))
+        out = options.pop("out", None)
+        try:
+            found = CALLS[function](*args, **options)
+        except IRError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            refuse(name, str(error))
+        if out is not None:
+            return _targets(name, (out,))[0].become(found)
+        if function not in VIEWS:
+            return _own(found, args)
+
+        rest = args[1:]
+
+        def again(base: Any, *at: int) -> Any:
+            whole = CALLS[function](base, *rest, **options)
+            return whole[at[0]] if at else whole
+
+        if isinstance(found, list | tuple):
+            return type(found)(x.lies_in(args[0], lambda base, i=i: again(base, i)) for i, x in enumerate(found))
+        return found.lies_in(args[0], again) if args and isinstance(args[0], Traced) else found
+
+    def __pow__(self, exponent: Any) -> Any:
+        """As NumPy's arrays do it, which is not by ``numpy.power`` for some numbers."""
+        if type(exponent) in (int, float) and self.dtype.kind == "f":
+            function = {2: np.square, 1: np.positive, 0.5: np.sqrt, -1: np.reciprocal}.get(exponent)
+            if function is not None:
+                return function(self)
+        return np.power(self, exponent)
+
+    # -- methods, by the function of the same name ---------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        found = CALLS["getitem"](self, key)
+        if _picks(key) or (not found.ndim and not (isinstance(key, tuple) and any(k is ... for k in key))):
+            return _own(found, [self])          # a single element is a number, no view
+        return found.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        # what stands in `x[0] += 1` has changed x when Python comes here
+        if _picks(key) or not isinstance(value, Traced) or not value.is_part(self, key):
+            self.become(self.written(key, value))
+
+    def written(self, key: Any, value: Any) -> Any:
+        """This array with ``value`` in the place of ``x[key]``."""
+        return CALLS["setitem"](self, key, value)
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> Traced:
+        dtype = checked_dtype(dtype)
+        if dtype != self.dtype:
+            return apply("convert", self, dtype=dtype)  # type: ignore[no-any-return]
+        return Traced(self.builder, self.value) if copy else self
+
+    def copy(self) -> Traced:
+        return Traced(self.builder, self.value)
+
+    def flatten(self) -> Any:
+        return np.ravel(self).copy()
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def sort(self, axis: int = -1, **options: Any) -> None:
+        self.become(np.sort(self, axis, **options))
+
+    def reshape(self, *shape: Any) -> Any:
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
+
+    # -- what needs the numbers ----------------------------------------------------------------------------------------
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        refuse("making an array of a recorded one (numpy.array, numpy.asarray, writing into an array of numbers, or a "
+               "function that does so)", "join arrays with numpy.stack, change a dtype with astype, write into "
+               "numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)")
+
+    def __bool__(self) -> bool:
+        refuse("a decision by the numbers of an array (if, while, and, or, not)")
+
+    def __iter__(self) -> Any:
+        return iter([self[i] for i in range(len(self))])
+
+    def __format__(self, form: str) -> str:
+        return repr(self) if not form else refuse(f"the numbers of an array as text ({form})")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"a recorded array has no attribute {name!r}")
+        function = getattr(np, name, None)
+        if function is None or function not in CALLS:
+            refuse(f"the array's {name}")
+        return lambda *args, **options: function(self, *args, **options)
+
+    __array_priority__ = 1000
+
+
+def _refused(what: str, why: str = "") -> Callable[..., NoReturn]:
+    return lambda self, *_: refuse(what, why)
+
+
+for _name, _what in {
+    "__index__": ("an array as an index or a count",), "__int__": ("int() of an array",),
+    "__float__": ("float() of an array",), "__complex__": ("complex() of an array",),
+    "__round__": ("round() of an array", "numpy.round can be"), "item": ("item() of an array",),
+}.items():
+    setattr(Traced, _name, _refused(*_what))
+
+
+def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], Any]:
+    def change(self: Traced, other: Any) -> Any:
+        made = function(self, other)
+        # a number, which NumPy's sums and single elements are, is not changed: another takes its name
+        return self.become(made) if self.ndim or self.is_view else made
+
+    return change
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    setattr(Traced, f"__i{_name}__", _in_place(getattr(Traced, f"__{_name}__")))
+
+
+def _targets(name: str, out: tuple[Any, ...]) -> list[Traced]:
+    """The arrays to write into."""
+    for array in out:
+        if not isinstance(array, Traced):
+            refuse(f"{name} into an array of numbers (out=, or an operator as +=)", "write x = x + y")
+    return list(out)
+
+
+def _picks(key: Any) -> bool:
+    """Whether an index picks elements by arrays, into an array of its own."""
+    return any(isinstance(k, Traced | np.ndarray | list) for k in (key if isinstance(key, tuple) else (key,)))
+
+
+def _own(found: Any, given: Any) -> Any:
+    """``found``, as a copy if it is what was given."""
+    return found.copy() if isinstance(found, Traced) and any(found is x for x in given) else found
+
+
+def apply(kind: str, *operands: Any, **attributes: Any) -> Any:
+    """An operator of the table: recorded if an operand is, computed at once by its kernel if not.
+
+    Returns an array, or a tuple if the operator has several outputs; scalars become constants.  What takes no operands
+    (``constant``, ``iota``) is recorded while anything is.
+    """
+    builder = next((x.builder for x in operands if isinstance(x, Traced)), None if operands else current())
+    if builder is None:
+        return operator(kind).kernel(*map(np.asarray, operands), **dict(frozen_attributes(attributes)))
+    return emit(builder, kind, *operands, **attributes)
+
+
+def emit(builder: Builder, kind: str, *operands: Any, **attributes: Any) -> Any:
+    """Write an op; `RecordError` for what it does not take."""
+    try:
+        traced = [lift(x, builder=builder) for x in operands]
+        outputs = builder.emit(kind, [x.value for x in traced], attributes)
+    except IRError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        refuse(f"the operator {kind}", str(error))
+    found = tuple(Traced(builder, value) for value in outputs)
+    return found[0] if len(found) == 1 else found
+
+
+def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced:
+    """A recorded array as it is; a scalar or an array as a constant of the program."""
+    if isinstance(x, Traced):
+        if builder is not None and x.builder is not builder:
+            refuse("an array of another recording")
+        return x
+    builder = builder or current()
+    if builder is None:
+        raise RecordError(f"nothing is being recorded, so {x!r} belongs to no program")
+    if isinstance(x, Expression):
+        return _constant(builder, x, (), checked_dtype(dtype or np.int64))
+    array = np.asarray(x, dtype)
+    if array.dtype.newbyteorder("=") not in DTYPE_NAMES:
+        refuse(f"an array of {array.dtype} as a constant")
+    if array.size > MOST_CONSTANT and array.size and (array != array.flat[0]).any():
+        refuse(f"an array of shape {array.shape} as a constant of the program", "hand it over as an input; a program "
+               f"holds arrays of up to {MOST_CONSTANT} elements")
+    same = array.size > 0 and bool((array == array.flat[0]).all()) and not np.signbit(array[array == 0]).any()
+    value: Any = array.flat[0].item() if same else tuple(array.ravel().tolist())
+    return _constant(builder, value, array.shape, array.dtype)
+
+
+def _constant(builder: Builder, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Traced:
+    made: Traced = emit(builder, "constant", value=value, shape=shape, dtype=dtype)
+    return made
+
+
+# -- dtypes ------------------------------------------------------------------------------------------------------------
+
+
+def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
+    """The operands of a ufunc: scalars of Python take the dtype that NumPy gives them."""
+    weak = [bool if type(x) is bool else int if isinstance(x, int | Expression) else float
+            if type(x) is float else None for x in inputs]
+    try:
+        given = tuple(
+            x.dtype if isinstance(x, Traced) else np.dtype(bool) if w is bool else w or np.asarray(x).dtype
+            for x, w in zip(inputs, weak, strict=True)
+        )
+        used = resolved(ufunc, *given)
+    except (TypeError, ValueError) as error:
+        refuse(f"numpy.{ufunc.__name__}", str(error))
+    try:
+        return [lift(x, dtype=used[i] if w else None) for i, (x, w) in enumerate(zip(inputs, weak, strict=True))]
+    except OverflowError as error:
+        refuse(f"numpy.{ufunc.__name__}", str(error))
+
+
+_REDUCTIONS: dict[Any, Callable[..., Any]] = {
+    np.add: lambda x, **options: np.sum(x, **options), np.multiply: lambda x, **options: np.prod(x, **options),
+    np.maximum: lambda x, **options: np.max(x, **options), np.minimum: lambda x, **options: np.min(x, **options),
+}
+
+
+@cache
+def _kinds() -> dict[Any, str]:
+    """The operators that are ufuncs."""
+    return {entry.kernel: name for name, entry in OPERATORS.items() if isinstance(entry.kernel, np.ufunc)}

@@ -1,0 +1,127 @@
+"""What a change of layout comes to on a device: the steps of its plan as ops of the program of one device.
+
+A step that moves one dim is the collective of that name, or a local ``all_slice``; one that moves several dims, or
+permutes blocks, is a ``relayout``, which says both layouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from parallelism.ir.core import Expression, Extent, Op, TensorType
+from parallelism.ir.operators.reshard_op import written
+from parallelism.layouts.propagation import Axes, Devices
+from parallelism.mesh import Mesh
+from parallelism.resharding import ReshardingStep, plan_resharding
+from parallelism.sharding import TensorSharding
+
+
+@dataclass(frozen=True)
+class Move:
+    """One op of the program of a device, as far as it is the same for all devices."""
+
+    kind: str
+    axes: Axes
+    after: TensorSharding
+    """How the value lies when it is done."""
+    dim: int
+    """The dim that moves, or that one moves to."""
+    other: int
+    """Of an all_to_all, the dim that is put together."""
+    step: ReshardingStep
+    """What it is a part of, on a mesh of the axes of both layouts only."""
+
+    def attributes(
+        self, whole: TensorType, devices: Devices, shape: tuple[Extent, ...], received: Extent
+    ) -> dict[str, Any]:
+        """Those of the op, of a device that holds an array of this shape when it is done."""
+        common: dict[str, Any] = {"axes": self.axes, "group": devices.along(self.axes)}
+        match self.kind:
+            case "all_slice" | "all_gather":
+                return {**common, "dim": self.dim, "extent": shape[self.dim]}
+            case "reduce_scatter":
+                return {**common, "dim": self.dim, "extent": shape[self.dim], "op": self.step.before.op}
+            case "all_reduce":
+                return {**common, "op": self.step.before.op}
+            case "all_to_all":
+                return {
+                    **common, "split_dim": self.dim, "split_extent": shape[self.dim], "concat_dim": self.other,
+                    "concat_extent": shape[self.other],
+                }
+        return {
+            **common, "step": self.step.kind, "before": written(self.step.before), "after": written(self.step.after),
+            "whole": whole.shape, "shape": shape, "received": received,
+        }
+
+
+@lru_cache(maxsize=4096)
+def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devices: Devices) -> tuple[Move, ...]:
+    """The ops that bring a value from one layout to another; none if every device has what it needs.
+
+    They are the steps of `plan_resharding` on the axes of both layouts.  Where extents or numbers of devices are
+    symbols, the plan is made for a few devices and extents that divide; ``ValueError`` if that takes a step that cannot
+    be told with symbols.
+    """
+    axes = {*source.axes, *source.partial, *target.axes, *target.partial}
+    mesh = Mesh(**{axis: n for axis, n in devices.stand_in.shape.items() if axis in axes} or {"": 1})
+    shape = tuple(
+        4 * mesh.size if isinstance(extent, Expression) or _symbolic(before.axes + after.axes, devices) else extent
+        for extent, before, after in zip(type.shape, source.dims, target.dims, strict=True)
+    )
+    plan = plan_resharding(source, target, shape, type.dtype, mesh)
+    found = [move for step in plan.steps for move in _of_step(step)]
+    if shape != type.shape or _symbolic(tuple(axes), devices):
+        for move in found:
+            if move.kind == "relayout":
+                raise ValueError(f"{source.short()} -> {target.short()} of {type} on {devices}: the step "
+                                 f"{move.step.kind} ({move.step.moved}) takes numbers in place of symbols")
+    return tuple(found)
+
+
+def step_of(op: Op, mesh: Mesh) -> ReshardingStep:
+    """The step that a ``relayout`` runs, on the mesh of a device."""
+    before, after = (TensorSharding.parse(op[name]).over(len(op["whole"])) for name in ("before", "after"))
+    itemsize = op.inputs[0].type.dtype.itemsize
+    return ReshardingStep(op["step"], tuple(op["axes"]), before, after, tuple(op["whole"]), itemsize, mesh)
+
+
+def _symbolic(axes: Axes, devices: Devices) -> bool:
+    return any(isinstance(devices.shape[axis], Expression) for axis in axes)
+
+
+def _of_step(step: ReshardingStep) -> list[Move]:
+    grown, shrunk = step.grown, step.shrunk
+    match step.kind:
+        case "all_reduce":
+            return [Move("all_reduce", step.axes, step.after, 0, 0, step)]
+        case "all_gather" if len(shrunk) == 1:
+            return [Move("all_gather", step.axes, step.after, shrunk[0], 0, step)]
+        case "reduce_scatter" if len(grown) == 1:
+            return [Move("reduce_scatter", step.axes, step.after, grown[0], 0, step)]
+        case "all_to_all":
+            return [Move("all_to_all", step.axes, step.after, grown[0], shrunk[0], step)]
+        case "slice":
+            return _slices(step)
+    return [Move("relayout", step.axes, step.after, 0, 0, step)]
+
+
+def _slices(step: ReshardingStep) -> list[Move]:
+    """One for each dim that is cut; none if every device has its part already."""
+    before, after = step.before, step.after
+    pairs = list(zip(before.dims, after.dims, strict=True))
+    kept = before.partial == after.partial and all(new.axes[:len(old.axes)] == old.axes for old, new in pairs)
+    if not kept:
+        same = before.partial == after.partial and all(
+            before.slices(step.shape, step.mesh, rank) == after.slices(step.shape, step.mesh, rank)
+            for rank in range(step.mesh.size)
+        )
+        return [] if same else [Move("relayout", step.axes, after, 0, 0, step)]
+    found, dims = [], list(before.dims)
+    for d, (old, new) in enumerate(pairs):
+        if new != old:
+            dims[d] = new
+            layout = TensorSharding(*dims, partial=before.partial, op=before.op)
+            found.append(Move("all_slice", new.axes[len(old.axes):], layout, d, 0, step))
+    return found

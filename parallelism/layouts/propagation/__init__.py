@@ -1,0 +1,5 @@
+"""Layouts of all values of a program, from a few annotations."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,98 @@
+"""The devices that a program is laid out on: a mesh, or one whose extents along some axes are symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from parallelism.ir.core import Expression, Extent
+from parallelism.ir.core.extents import product
+from parallelism.mesh import Mesh, split_sizes
+from parallelism.mesh.uneven import starts
+from parallelism.sharding import TensorSharding
+
+Axes = tuple[str, ...]
+STAND_IN = 2
+"""Of how many devices along an axis that is a symbol plans are made."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """How many devices there are along each axis, outermost first.
+
+    Where an extent or a count is a symbol, extents are taken to divide.
+    """
+
+    extents: tuple[tuple[str, Extent], ...]
+
+    @classmethod
+    def of(cls, mesh: Mesh | Mapping[str, Extent] | Devices) -> Devices:
+        """Of a mesh, or of ``{"dp": ir.symbol("dp"), "tp": 2}``."""
+        if isinstance(mesh, Devices):
+            return mesh
+        if isinstance(mesh, Mesh):
+            return cls(tuple(mesh.shape.items()))
+        if not isinstance(mesh, Mapping):
+            raise TypeError(f"a program is laid out on a Mesh, or on axes and their extents, got {mesh!r}")
+        known = Mesh(**{axis: 1 if isinstance(n, Expression) else n for axis, n in mesh.items()})
+        return cls(tuple((axis, n if isinstance(n, Expression) else known.shape[axis]) for axis, n in mesh.items()))
+
+    @cached_property
+    def shape(self) -> Mapping[str, Extent]:
+        return dict(self.extents)
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether a number of devices is a symbol."""
+        return any(isinstance(n, Expression) for _, n in self.extents)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """``ValueError`` if a number of devices is a symbol."""
+        for axis, n in self.extents:
+            if isinstance(n, Expression):
+                raise ValueError(f"there are {n} devices along axis {axis!r}: that is no mesh before it is a number")
+        return self.stand_in
+
+    @cached_property
+    def stand_in(self) -> Mesh:
+        """The mesh, with a few devices where a symbol is."""
+        return Mesh(**{axis: STAND_IN if isinstance(n, Expression) else n for axis, n in self.extents})
+
+    def along(self, axes: Axes) -> Extent:
+        """How many devices differ along these axes."""
+        return product(self.shape[axis] for axis in axes)
+
+    def cut(self, extent: Extent, axes: Axes) -> tuple[int, ...] | None:
+        """The extents of the pieces of a dim; None where they are all the same, or taken to be."""
+        factors = tuple(self.shape[axis] for axis in axes)
+        numbers = tuple(n for n in factors if isinstance(n, int))
+        if isinstance(extent, Expression) or len(numbers) < len(factors):
+            return None
+        sizes = split_sizes(extent, numbers)
+        return None if sizes[0] == sizes[-1] else sizes
+
+    def part(self, extent: Extent, axes: Axes, place: Mapping[str, int]) -> tuple[Extent, Extent]:
+        """Where the piece of the device at ``place`` begins, and how large it is."""
+        if not axes:
+            return 0, extent
+        piece = 0
+        for axis in axes:
+            count = self.shape[axis]
+            piece = piece * (count if isinstance(count, int) else 1) + place[axis]
+        sizes = self.cut(extent, axes)
+        if sizes is None:
+            size = extent // self.along(axes)
+            return size * piece, size
+        return starts(sizes)[piece], sizes[piece]
+
+    def check(self, layout: TensorSharding, subject: str) -> None:
+        """``ValueError`` for an axis that is not there."""
+        for axis in (*layout.axes, *layout.partial):
+            if axis not in self.shape:
+                raise ValueError(f"{subject}: {layout!r} names axis {axis!r}, but the axes of {self} are "
+                                 f"{', '.join(map(repr, self.shape))}")
+
+    def __str__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={n}' for axis, n in self.extents)})"

@@ -1,0 +1,92 @@
+"""By which letter of an operator's rule each dim may be split, and over how many devices.
+
+A dim made of several letters, ``(ab)``, is split by its outermost letter of an extent above 1, and only so that every
+dim with this letter is cut in the same places: of 3 x 2 rows split over 2 devices the first has 3, of 3 the first has
+2, that is 4 of the 6, so that this is no way to split them; 4 x 2 over 2 is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from parallelism.ir.core import Attributes, Dim, Expression, Extent, TensorType
+from parallelism.ir.core.extents import product
+from parallelism.ir.core.table import meaning
+from parallelism.layouts.propagation.devices import Axes, Devices
+from parallelism.mesh import split_sizes
+
+Letters = tuple[str | None, ...]
+
+
+class Relation(NamedTuple):
+    """Of one op: for each dim of its inputs and outputs the letter that it may be split by."""
+
+    inputs: tuple[Letters, ...]
+    outputs: tuple[Letters, ...]
+    extents: Mapping[str, Extent]
+    inside: Mapping[str, tuple[Extent, ...]]
+    """For each letter the extents of what lies inside of it in the dims that it shares."""
+    above: tuple[tuple[int, ...], ...]
+    """For each of inputs and outputs, counted through, the others that have all of its letters."""
+    reduced: frozenset[str]
+    """The letters that leave the outputs partial."""
+    op: str
+
+    def exact(self, letter: str, axes: Axes, devices: Devices) -> Axes:
+        """As many of these axes, from the first on, as the letter may be split over."""
+        while axes and not self._splits(letter, tuple(devices.shape[axis] for axis in axes)):
+            axes = axes[:-1]
+        return axes
+
+    def _splits(self, letter: str, factors: tuple[Extent, ...]) -> bool:
+        extent, numbers = self.extents[letter], tuple(n for n in factors if isinstance(n, int))
+        if isinstance(extent, Expression) or len(numbers) < len(factors) or extent % prod(numbers) == 0:
+            return True
+        sizes = split_sizes(extent, numbers)
+        if self.op in ("max", "min") and letter in self.reduced and 0 in sizes:
+            return False                        # of nothing none is the largest
+        return all(
+            isinstance(n, int) and split_sizes(extent * n, numbers) == tuple(n * size for size in sizes)
+            for n in self.inside[letter]
+        )
+
+
+@lru_cache(maxsize=8192)
+def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Relation:
+    """The relation of an op; made once for all that are alike."""
+    rule = meaning(kind, types, attributes).rule
+    blocked = set(rule.whole)
+    inside: dict[str, list[Extent]] = {}
+    for dim in (dim for tensor in (*rule.inputs, *rule.outputs) for dim in tensor if dim != ("1",)):
+        at = _outermost(dim, rule.extents)
+        blocked.update(dim[:at], dim[at + 1:])
+        rest = product(rule.extents[letter] for letter in dim[at + 1:])
+        inside.setdefault(dim[at], []).extend([rest] if rest != 1 else [])
+    for letter in rule.letters:
+        if 0 < sum(letter in dims for dims in map(_letters, rule.outputs)) < len(rule.outputs):
+            blocked.add(letter)
+
+    def splitting(dims: tuple[Dim, ...]) -> Letters:
+        found = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
+        return tuple(None if letter == "1" or letter in blocked else letter for letter in found)
+
+    inputs, outputs = (tuple(map(splitting, side)) for side in (rule.inputs, rule.outputs))
+    sets = [{letter for letter in letters if letter} for letters in (*inputs, *outputs)]
+    above = tuple(
+        tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)
+    )
+    return Relation(
+        inputs, outputs, rule.extents, {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, above,
+        frozenset(rule.reduced), rule.op,
+    )
+
+
+def _outermost(dim: Dim, extents: Mapping[str, Extent]) -> int:
+    return next((i for i, letter in enumerate(dim) if extents[letter] != 1), 0)
+
+
+def _letters(dims: tuple[Dim, ...]) -> set[str]:
+    return {letter for dim in dims for letter in dim}

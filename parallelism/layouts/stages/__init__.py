@@ -1,0 +1,5 @@
+"""A program and its gradient, cut into the stages of a pipeline."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,80 @@
+"""The backward of a stage: apart from its forward, with what must be kept between them, and in its two halves.
+
+A gradient is one program, in which the forward stands first.  It is cut by asking what is left to do for some of its
+values when others are there: then what is left and what it reads are known, and nothing is computed twice but what
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from parallelism.ir import Function, Op, Value, gradient
+from parallelism.layouts.stages.stages import StageFunctions
+
+
+def with_backward(
+    forward: Function, received: Sequence[Value], data: Sequence[Value], weights: Sequence[Value],
+    trained: Sequence[Value], learning: Collection[Value], *, recompute: bool,
+) -> StageFunctions:
+    """The functions of a stage, from its forward alone, which returns what it sends.
+
+    ``learning`` are the values that have a gradient; ``recompute``: keep its inputs only.
+    """
+    returned = [value for value in received if value in learning]
+    answered = [value for value in forward.outputs if value in learning]
+    joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
+    backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
+    needed = [value for value in forward.values if value in backward.inputs and value not in weights]
+    made = [value for value in needed if value not in forward.inputs]
+    again = left_over(f"{forward.name}.recompute", forward, forward.inputs, made) if recompute and made else None
+    if again is not None:
+        read = {*needed, *again.inputs}
+        needed = [value for value in forward.inputs if value in read and value not in weights]
+        made = []
+    returns = backward.outputs[:len(returned)]
+    first = left_over(f"{backward.name}_input", backward, backward.inputs, returns)
+    second = left_over(
+        f"{backward.name}_weights", backward, [*backward.inputs, *(v for op in first.ops for v in op.outputs)],
+        backward.outputs[len(returned):])
+    between = [value for value in second.inputs if value not in weights]
+    handed_on = [value for value in between if value not in backward.inputs and value not in returns]
+    return StageFunctions(
+        forward=replace(
+            forward, name=f"{forward.name}.forward",
+            outputs=(*forward.outputs, *(value for value in made if value not in forward.outputs))),
+        backward=backward,
+        backward_input=replace(first, outputs=(*returns, *handed_on)),
+        backward_weights=second,
+        recompute=again,
+        weights=_names(weights), trained=_names(trained), data=_names(data),
+        received=_names(received), sent=_names(forward.outputs),
+        returned=_names(returned), answered=_names(answered),
+        saved=_names(needed), between=_names(between),
+    )
+
+
+def left_over(name: str, function: Function, there: Collection[Value], wanted: Sequence[Value]) -> Function:
+    """What is left to do for ``wanted`` when some values of a function are ``there``: what it reads of them is taken.
+
+    Constants, counted places and views cost nothing and are made again, rather than taken; not so a change of layout,
+    for which devices may have to talk.
+    """
+    taken, needed = set(there), set(wanted)
+    ops: list[Op] = []
+    for op in reversed(function.ops):
+        if not needed.isdisjoint(op.outputs) and (taken.isdisjoint(op.outputs) or _costs_nothing(op)):
+            needed.update(op.inputs)
+            ops.append(op)
+    made = {value for op in ops for value in op.outputs}
+    inputs = [value for value in function.values if value in needed and value not in made]
+    return Function(name, tuple(inputs), tuple(ops[::-1]), tuple(wanted))
+
+
+def _costs_nothing(op: Op) -> bool:
+    return (op.operator.view and op.kind != "reshard") or (not op.inputs and op.operator.received is None)
+
+
+def _names(values: Sequence[Value]) -> tuple[str, ...]:
+    return tuple(value.name for value in values)

@@ -1,0 +1,82 @@
+"""The stages of a program, laid out on the devices of a stage: forward, backward and its halves so that they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from parallelism.ir import Function, Op, Value
+from parallelism.ir.core import Extent
+from parallelism.ir.operators.reshard_op import written
+from parallelism.layouts.propagation import laid_out
+from parallelism.layouts.propagation.propagation import propagate
+from parallelism.layouts.stages.stages import GRADIENT, StageFunctions, Stages
+from parallelism.mesh import Mesh
+from parallelism.sharding import TensorSharding
+
+Layouts = dict[str, TensorSharding]
+
+
+def laid_out_stages(stages: Stages, mesh: Mesh | Mapping[str, Extent]) -> Stages:
+    """With a layout on every value of every function, on a ``mesh`` of the axes inside a stage.
+
+    Layouts are found for the program as a whole, so that a value lies on both sides of a boundary alike; then for each
+    backward.  A gradient that passes a boundary, and that of a weight, lies as the value does; what is kept lies as it
+    was made.  ``ValueError`` as from `propagate`.
+    """
+    whole = propagate(stages.function, mesh)
+    layouts = _of(whole)
+    return replace(
+        stages, function=whole, functions=tuple(_stage(stage, layouts, mesh) for stage in stages.functions))
+
+
+def _stage(stage: StageFunctions, layouts: Layouts, mesh: Mesh | Mapping[str, Extent]) -> StageFunctions:
+    own = {value.name: layouts[value.name] for value in stage.forward.values}
+    grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
+    given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
+    wanted = [grads[name] for name in (*stage.returned, *stage.trained)]
+    names = {value.name for value in stage.backward.values}
+    hints = dict(zip((value.name for value in stage.backward.outputs[::-1]), wanted[::-1], strict=True))
+    known = {name: layout for name, layout in (hints | given).items() if name in names}
+    backward = propagate(laid_out(stage.backward, known), mesh)
+    layouts = _of(backward) | given
+    back = len(stage.returned)
+    return replace(
+        stage, forward=_with(stage.forward, layouts), recompute=stage.recompute and _with(stage.recompute, layouts),
+        backward=_ending(backward, wanted),
+        backward_input=_ending(_with(stage.backward_input, layouts), wanted[:back], stage.between),
+        backward_weights=_ending(_with(stage.backward_weights, layouts), wanted[back:]))
+
+
+def gradient_layout(layout: TensorSharding) -> TensorSharding:
+    """How the gradient of a value lies: as the value, and never partial."""
+    return TensorSharding(*layout.dims)
+
+
+def _of(function: Function) -> Layouts:
+    return {value.name: value.layout for value in function.values if value.layout is not None}
+
+
+def _with(function: Function, layouts: Layouts) -> Function:
+    return laid_out(function, {v.name: layouts[v.name] for v in function.values})
+
+
+def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence[str] = ()) -> Function:
+    """The function with its first outputs laid out so, where they lie otherwise: one value may be two gradients.
+
+    Those whose names are ``kept`` are returned as they were, too.
+    """
+    ops, outputs = list(function.ops), list(function.outputs)
+    names = {value.name for value in function.values}
+    for place, layout in enumerate(wanted):
+        value = outputs[place]
+        if value.layout != layout:
+            name = f"{value.name}.{place}"
+            while name in names:
+                name += ".1"
+            names.add(name)
+            outputs[place] = Value(name, value.type, layout)
+            ops.append(Op("reshard", (value,), (("layout", written(layout)),), (outputs[place],)))
+            if value.name in kept and value not in outputs:
+                outputs.append(value)
+    return replace(function, ops=tuple(ops), outputs=tuple(outputs))

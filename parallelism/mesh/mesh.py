@@ -1,0 +1,214 @@
+"""How the devices of a cluster are arranged: a grid with named axes.
+
+A mesh is a value.  It starts nothing and knows nothing of processes; it answers one kind of question:
+which rank sits where, and which ranks differ only along some axes.
+
+    Mesh(dp=2, tp=4)        tp=0  tp=1  tp=2  tp=3
+                     dp=0     0     1     2     3       ranks are row-major:
+                     dp=1     4     5     6     7       the last axis is the fastest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import product
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parallelism.sharding import Drawing
+
+Axes = str | tuple[str, ...] | None
+"""Names of mesh axes: one, several (the first is the slowest), or None for all of them."""
+
+
+class MeshIndex(Mapping[str, int]):
+    """The place of one rank: a coordinate for each axis, in the order of the mesh.
+
+    >>> index = MeshIndex(dp=1, tp=3)
+    >>> index["tp"], dict(index)
+    (3, {'dp': 1, 'tp': 3})
+    """
+
+    __slots__ = ("_coordinates",)
+
+    def __init__(self, **coordinates: int) -> None:
+        self._coordinates = coordinates
+
+    def __getitem__(self, axis: str) -> int:
+        try:
+            return self._coordinates[axis]
+        except KeyError:
+            raise ValueError(f"no axis {axis!r} in {self!r}; the axes are {_names(self._coordinates)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._coordinates)
+
+    def __len__(self) -> int:
+        return len(self._coordinates)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._coordinates.items()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MeshIndex):
+            return NotImplemented
+        return tuple(self._coordinates.items()) == tuple(other._coordinates.items())
+
+    def __repr__(self) -> str:
+        return f"MeshIndex({', '.join(f'{axis}={i}' for axis, i in self._coordinates.items())})"
+
+
+class Mesh:
+    """A grid of devices with named axes, outermost first; ranks are row-major.
+
+    >>> mesh = Mesh(dp=2, tp=4)
+    >>> mesh.size, mesh.axes, mesh.index(5), mesh.rank(dp=1, tp=1)
+    (8, ('dp', 'tp'), MeshIndex(dp=1, tp=1), 5)
+    >>> mesh.groups("tp")
+    ((0, 1, 2, 3), (4, 5, 6, 7))
+
+    Frozen, hashable and picklable; two meshes are equal when they have the same axes in the same order.
+    Raises ``ValueError`` for a size below 1 and ``TypeError`` for a size that is no integer.
+    """
+
+    __slots__ = ("__dict__", "_extents")
+
+    def __init__(self, **extents: int) -> None:
+        if not extents:
+            raise ValueError("a mesh needs at least one axis, as in Mesh(dp=2, tp=4)")
+        checked: dict[str, int] = {}
+        for axis, extent in extents.items():
+            if isinstance(extent, bool) or not hasattr(extent, "__index__"):
+                raise TypeError(f"the size of axis {axis!r} must be an integer, got {extent!r}")
+            extent = extent.__index__()
+            if extent < 1:
+                raise ValueError(f"the size of axis {axis!r} must be at least 1, got {extent}")
+            checked[axis] = extent
+        self._extents = checked
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes, outermost first."""
+        return tuple(self._extents)
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis, in order; read-only."""
+        return MappingProxyType(self._extents)
+
+    @cached_property
+    def size(self) -> int:
+        """The number of devices."""
+        return prod(self._extents.values())
+
+    def rank(self, index: MeshIndex | None = None, /, **coordinates: int) -> int:
+        """The rank at a place, given as a `MeshIndex` or with one coordinate for every axis."""
+        if index is not None:
+            coordinates = {**index, **coordinates}
+        for axis in coordinates:
+            self._check_axis(axis)
+        rank = 0
+        for axis, extent in self._extents.items():
+            if axis not in coordinates:
+                given = _names(coordinates) or "none"
+                raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got {given}")
+            i = coordinates[axis]
+            if not 0 <= i < extent:
+                raise ValueError(f"axis {axis!r} of {self!r} has coordinates 0 to {extent - 1}, got {i}")
+            rank = rank * extent + i
+        return rank
+
+    def index(self, rank: int) -> MeshIndex:
+        """The place of a rank."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{self!r} has ranks 0 to {self.size - 1}, got {rank}")
+        coordinates = {}
+        for axis, extent in reversed(self._extents.items()):
+            rank, coordinates[axis] = divmod(rank, extent)
+        return MeshIndex(**dict(reversed(coordinates.items())))
+
+    def group(self, rank: int, axes: Axes = None) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` only along ``axes``; the first listed axis is the slowest."""
+        key = (rank, axes)
+        found = self._groups_by_rank.get(key)
+        if found is None:
+            here = dict(self.index(rank))
+            names = self.axes_of(axes)
+            found = self._groups_by_rank[key] = tuple(
+                self.rank(**{**here, **dict(zip(names, place, strict=True))})
+                for place in product(*(range(self._extents[axis]) for axis in names))
+            )
+        return found
+
+    def groups(self, axes: Axes = None) -> tuple[tuple[int, ...], ...]:
+        """Every group along ``axes``, ordered by its first rank."""
+        return tuple(dict.fromkeys(self.group(rank, axes) for rank in range(self.size)))
+
+    def axes_of(self, axes: Axes) -> tuple[str, ...]:
+        """``axes`` as a checked tuple of names: None means all of them."""
+        if axes is None:
+            return self.axes
+        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        for axis in names:
+            self._check_axis(axis)
+        if len(set(names)) < len(names):
+            raise ValueError(f"an axis is named twice in {names!r}")
+        return names
+
+    def _check_axis(self, axis: object) -> None:
+        if not isinstance(axis, str):
+            raise TypeError(f"an axis of {self!r} is one of the names {_names(self._extents)}, got {axis!r}")
+        if axis not in self._extents:
+            raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._extents)}")
+
+    @cached_property
+    def _groups_by_rank(self) -> dict[tuple[int, Axes], tuple[int, ...]]:
+        return {}
+
+    def __iter__(self) -> Iterator[MeshIndex]:
+        return (self.index(rank) for rank in range(self.size))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return tuple(self._extents.items()) == tuple(other._extents.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._extents.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mesh, (dict(self._extents),)
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={extent}' for axis, extent in self._extents.items())})"
+
+    def draw(self) -> Drawing:
+        """A picture of which rank is where, within 80 columns; ``print`` it, or show it in a notebook.
+
+        >>> print(Mesh(dp=2, tp=3).draw())
+        Mesh(dp=2, tp=3): 6 devices
+        <BLANKLINE>
+              tp=0  tp=1  tp=2
+        dp=0     0     1     2
+        dp=1     3     4     5
+        """
+        from parallelism.mesh import picture as mesh_picture
+
+        return mesh_picture.picture(self)
+
+    def _repr_html_(self) -> str:
+        return self.draw().html
+
+
+def _mesh(extents: dict[str, int]) -> Mesh:
+    return Mesh(**extents)
+
+
+def _names(axes: Mapping[str, int]) -> str:
+    return ", ".join(map(repr, axes))

@@ -1,0 +1,67 @@
+"""A mesh as a picture: its ranks in a grid, the last axis across, the others down.
+
+    Mesh(dp=2, tp=4): 8 devices
+
+          tp=0  tp=1  tp=2  tp=3
+    dp=0     0     1     2     3
+    dp=1     4     5     6     7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import product
+from typing import TYPE_CHECKING
+
+from parallelism.sharding import MOST_HTML, MOST_ROWS, WIDTH, Drawing
+from parallelism.sharding.picture import folded, kept
+
+if TYPE_CHECKING:
+    from parallelism.mesh.mesh import Mesh
+
+_LABEL = 40
+"""The widest label of a row that has names."""
+_NAME = 12
+"""The longest name that is told in full beside its ranks."""
+
+
+def picture(mesh: Mesh) -> Drawing:
+    """The picture of a mesh; of a large one the first rows and columns, and the last."""
+    *outer, across = mesh.axes
+    places = list(product(*(range(mesh.shape[axis]) for axis in outer)))
+    rows = [" ".join(f"{_short(axis)}={i}" for axis, i in zip(outer, place, strict=True)) for place in places]
+    if len(rows[-1]) > _LABEL:
+        rows = [",".join(map(str, place)) for place in places]
+    columns = [f"{_short(across)}={i}" for i in range(mesh.shape[across])]
+    caption = f"{mesh!r}: {mesh.size} device{'s' * (mesh.size != 1)}"
+    return Drawing(_text(caption, rows, columns), _html(caption, rows, columns))
+
+
+def _text(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
+    margin = max(map(len, rows))
+    widest = max(len(columns[-1]), len(str(len(rows) * len(columns) - 1)))
+    cells = _cells(["", *rows], columns, MOST_ROWS, (WIDTH - margin) // (widest + 2))
+    lines = [f"{row[0]:<{margin}}{''.join(f'  {cell:>{widest}}' for cell in row[1:])}" for row in cells]
+    return "\n".join([*folded(caption), "", *(line.rstrip()[:WIDTH] for line in lines)])
+
+
+def _html(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
+    head, *body = _cells(["", *rows], columns, MOST_HTML, MOST_HTML)
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += [f"<th>{escape(row[0])}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) for row in body]
+    told = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{escape(caption)}</caption>{told}</table>"
+
+
+def _cells(labels: Sequence[str], columns: Sequence[str], most_rows: int, most: int) -> Iterator[list[str]]:
+    """The head, then a row for each label but the first; the first cell is the label."""
+    across = kept(len(columns), most)
+    yield [labels[0], *("…" if j is None else columns[j] for j in across)]
+    for i in kept(len(labels) - 1, most_rows):
+        ranks = ("…" if i is None or j is None else str(i * len(columns) + j) for j in across)
+        yield ["…" if i is None else labels[i + 1], *ranks]
+
+
+def _short(axis: str) -> str:
+    return axis if len(axis) <= _NAME else f"{axis[: _NAME - 1]}…"

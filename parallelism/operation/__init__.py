@@ -1,0 +1,5 @@
+"""The `Device` protocol and the operations that are written against it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

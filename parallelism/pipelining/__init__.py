@@ -1,0 +1,5 @@
+"""Orders of pipelined work as values, and running one on a device."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

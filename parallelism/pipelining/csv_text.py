@@ -1,0 +1,34 @@
+"""A schedule as csv, a line for each rank: the format of ``torch.distributed.pipelining``."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING
+
+from parallelism.pipelining.actions import Step, is_about_parameters, parse_step
+
+if TYPE_CHECKING:
+    from parallelism.pipelining.schedule import Schedule
+
+
+def write(schedule: Schedule) -> str:
+    """The actions of each rank with commas between."""
+    return "".join(",".join(map(str, row)) + "\n" for row in schedule.actions)
+
+
+def read(text: str, name: str) -> list[list[Step]]:
+    """The steps of each rank; an empty cell is an idle slot and is passed over.
+
+    So is what torch lists of a stage's parameters, as in ``0UNSHARD``.  ``ValueError`` names line and cell.
+    """
+    rows: list[list[Step]] = []
+    for line, cells in enumerate(csv.reader(text.rstrip().splitlines()), start=1):
+        try:
+            rows.append([parse_step(cell) for cell in cells if cell.strip() and not is_about_parameters(cell)])
+        except ValueError as error:
+            raise ValueError(f"line {line} of schedule {name!r}: {error}") from None
+        if not rows[-1]:
+            raise ValueError(f"line {line} of schedule {name!r} has no action; it is the order of rank {line - 1}")
+    if not rows:
+        raise ValueError(f"schedule {name!r} is blank; a line of actions for each rank was expected")
+    return rows

@@ -1,0 +1,107 @@
+"""Schedules whose stages lie in a V: rank ``r`` of ``P`` has stages ``r`` and ``2 P - 1 - r``.
+
+A microbatch goes down the ranks and up again.  So the loss is on rank 0, the last rank hands over to itself, and the
+activations that early ranks keep long are made up for by those that they keep shortly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from parallelism.pipelining.generators.step import Step, Work, only_first
+
+
+class _Rank:
+    """Counts the microbatches of the rank's two stages, ``a`` on the way down and ``b`` on the way up."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.stage = {"a": rank, "b": 2 * ranks - 1 - rank}
+        self.next: Counter[tuple[str, str]] = Counter()
+        self.waiting: list[Work] = []
+        """The W whose I is done, in that order."""
+
+    def work(self, side: str, kind: str) -> Work:
+        """The next microbatch of this kind on this side; I and B count together."""
+        key = side, "F" if kind == "F" else "I"
+        done = self.stage[side], kind, self.next[key]
+        self.next[key] += 1
+        if kind == "I":
+            self.waiting.append((done[0], "W", done[2]))
+        return done
+
+    def run(self, program: str) -> Iterator[Work]:
+        """Works written as in ``"Fb Ib W Fa"``; ``Wa`` is the one that waits longest on its side, ``W`` on any."""
+        for word in program.split():
+            if word[0] != "W":
+                yield self.work(word[1], word[0])
+                continue
+            oldest = next(w for w in self.waiting if word == "W" or w[0] == self.stage[word[1]])
+            self.waiting.remove(oldest)
+            yield oldest
+
+
+def zero_bubble_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Step]:
+    """ZB-V: every rank works without a gap from its first action on, in the memory of 1F1B's first rank.
+
+    >>> print(Pipeline(4, 4, "zero_bubble_v", chunks=2))
+    zero_bubble_v: 4 stages on 2 ranks, 4 microbatches; 25 cycles, 4% idle
+    cycle   0   1   2   3   4   5   6   7   8   9   10  11  12  13  14  15  16  17
+    rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3
+    rank 1  .   1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2
+    cycle   18  19  20  21  22  23  24
+    rank 0  3I3 3W3 0I2 0W2 0I3 0W3 .
+    rank 1  2W2 1I2 2I3 1I3 1W2 2W3 1W3
+
+    Where F, I and W of a stage take 1, it takes ``6 microbatches + ranks - 1`` from ``2 ranks`` microbatches on, and
+    a rank keeps at most ``2 ranks`` microbatches of its stages, which are half as large as those of 1F1B.
+    Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 6, arXiv:2401.10241.
+    """
+    count = max(2 * ranks - 1, microbatches)
+    yield from only_first(microbatches, _zero_bubble_v(_Rank(rank, ranks), rank, ranks, count))
+
+
+def _zero_bubble_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
+    yield from here.run("Fa " * (2 * (ranks - rank) - 1) + "Fb Fa " * rank + "Fb Ib W " * (ranks - rank))
+    while here.next["b", "F"] < microbatches:
+        if here.next["a", "F"] < microbatches:
+            yield here.work("a", "F")
+        yield from here.run("Ia W Fb Ib W")
+    yield from here.run("Ia Ib " * rank + "Ia Wa " * (ranks - rank) + "Wb " * rank + "Wa " * rank)
+
+
+def dual_pipe_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Step]:
+    """DualPipe folded into a V: in the steady state a forward of one side overlaps a backward of the other.
+
+    >>> print(Pipeline(4, 4, "dual_pipe_v", chunks=2))
+    dual_pipe_v: 4 stages on 2 ranks, 4 microbatches; 19 cycles, 3% idle
+    cycle   0   1   2   3   4   5   6   7   8   9   10  11  12  13  14  15  16  17
+    rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3
+    rank 1  .   1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3
+    cycle   18
+    rank 0  0W3
+    rank 1  1W3
+
+    Where F takes 1 and B 2, it takes ``6 microbatches + ranks - 1`` from ``2 ranks`` microbatches on.
+    DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, section 3.2.1, arXiv:2412.19437; the V, and the order, are those
+    of https://github.com/deepseek-ai/DualPipe, as in torch.
+    """
+    count = max(2 * ranks, microbatches)
+    yield from only_first(microbatches, _dual_pipe_v(_Rank(rank, ranks), rank, ranks, count))
+
+
+def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Step]:
+    after = ranks - 1 - rank
+    yield from here.run("Fa " * (2 * after) + "Fa Fb " * (rank + 1) + "Ib W Fb " * after)
+    for turn in range(microbatches - 2 * ranks + rank + 1):
+        if turn == 0 and after == 0:        # there is nothing yet for a message to hide behind
+            yield from here.run("Fa Bb")
+        else:
+            yield here.work("a", "F"), here.work("b", "B")
+        yield here.work("b", "F"), here.work("a", "B")
+    for _ in range(after):
+        yield here.work("b", "B")
+        yield here.work("b", "F"), here.work("a", "B")
+    for place, side in enumerate("ba" * (rank + 1)):    # the second half is split, so that its W fill the end
+        yield here.work(side, "B" if place <= rank else "I")
+    yield from here.run("W Ia " * after + "W " * (rank + 1))

@@ -1,0 +1,165 @@
+"""`Pipeline`: a schedule for so many stages and microbatches, by its name or one's own; `PipelineStage`: one of them.
+
+The actions are in `parallelism.pipelining.actions`, what may be asked of their order in `parallelism.pipelining.schedule`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from parallelism.pipelining.actions import Action, Overlapped, Step, Written
+from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED, WEIGHTS, spelt
+from parallelism.pipelining.schedule import Schedule, counts
+from parallelism.pipelining.timing import SLOTS
+
+__all__ = ["Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"]
+
+Given = str | Schedule | Callable[..., Iterable[Written]] | Iterable[Iterable[Written]]
+"""A schedule as `Pipeline` takes it."""
+
+
+class Status(Enum):
+    """What a stage does in a cycle; the backwards for input and for weights are both BACKWARD."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, init=False)
+class Pipeline:
+    """A model in ``stages`` stages, a batch in ``microbatches``, and the order of the work on mesh axis ``axis``.
+
+    >>> pipeline = Pipeline(stages=2, microbatches=3, schedule="gpipe")
+    >>> " ".join(map(str, pipeline.actions(1)))
+    '1F0 1F1 1F2 1B0 1B1 1B2'
+
+    ``schedule`` is a name (case, ``_`` and ``-`` do not matter; torch's class names are known), or one's own: a
+    `Schedule`, its csv, a list of actions for each rank, or a function ``(rank, ranks, microbatches)`` (and ``chunks``,
+    if there are several) that yields a rank's actions.  One's own is validated.  ``chunks`` stages lie on each rank;
+    left out, as many as the schedule asks for.  ``ValueError`` where the numbers do not fit.
+    """
+
+    stages: int
+    microbatches: int
+    schedule: Schedule
+    chunks: int
+    axis: str
+
+    def __init__(
+        self, stages: int, microbatches: int, schedule: Given = "1f1b", chunks: int | None = None, axis: str = "pp"
+    ) -> None:
+        sizes = counts(stages=stages, microbatches=microbatches, **({} if chunks is None else {"chunks": chunks}))
+        if chunks is not None and stages % chunks:
+            below, above = stages // chunks * chunks, -(-stages // chunks) * chunks
+            would = f"{below} or {above} can" if below else f"{above} can"
+            raise ValueError(f"{stages} stages cannot be dealt to ranks in chunks of {chunks}; {would}")
+        made = _made(schedule, sizes["stages"], sizes["microbatches"], sizes.get("chunks"))
+        for name, size in sizes.items():
+            if getattr(made, name) != size:
+                own = getattr(made, name)
+                raise ValueError(f"schedule {made.name!r} has {name}={own}, the pipeline {name}={size}")
+        if not (isinstance(schedule, str) and made.name in SCHEDULES):
+            made.validate()
+        for key, value in {**sizes, "schedule": made, "chunks": made.chunks, "axis": axis}.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the pipeline takes on its axis: ``stages / chunks``."""
+        return self.schedule.ranks
+
+    def actions(self, rank: int) -> tuple[Step, ...]:
+        """What the rank at this position of the axis does, in order."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"the pipeline has ranks 0 to {self.ranks - 1}, got {rank}")
+        return self.schedule.actions[rank]
+
+    def __str__(self) -> str:
+        return str(self.schedule)
+
+    def __repr__(self) -> str:
+        return (
+            f"Pipeline(stages={self.stages}, microbatches={self.microbatches}, schedule={self.schedule.name!r}, "
+            f"chunks={self.chunks}, axis={self.axis!r})"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.schedule._repr_html_()
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """One stage of a pipeline, and what it does in which cycle."""
+
+    pipeline: Pipeline
+    stage: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stage < self.pipeline.stages:
+            raise ValueError(f"the pipeline has stages 0 to {self.pipeline.stages - 1}, got {self.stage}")
+
+    @property
+    def rank(self) -> int:
+        """The rank on which the stage lies."""
+        return self.pipeline.schedule.placement[self.stage]
+
+    def status(self, cycle: int) -> tuple[Status, int | None]:
+        """What the stage does in a cycle, and for which microbatch; every action takes one cycle, messages none."""
+        kind, microbatch = self._work.get(cycle, (None, None))
+        if kind is None:
+            return Status.IDLE, None
+        return (Status.FORWARD if kind == "F" else Status.BACKWARD), microbatch
+
+    @cached_property
+    def _work(self) -> dict[int, tuple[str, int]]:
+        spans = self.pipeline.schedule.timeline(SLOTS).spans[self.rank]
+        return {int(start): (a.kind, a.microbatch) for a, start, _ in spans if a.stage == self.stage}
+
+
+def _made(given: Given, stages: int, microbatches: int, chunks: int | None) -> Schedule:
+    """The schedule that was named, written down, listed or described by a function, of these sizes."""
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, str) and not {",", "\n"} & set(given):
+        return _named(given, stages, microbatches, chunks)
+    if isinstance(given, str):
+        return Schedule.from_csv(given)
+    if callable(given):
+        chunks = 1 if chunks is None else chunks
+        ranks, name = stages // chunks, getattr(given, "__name__", "own")
+        more = (chunks,) if chunks > 1 else ()
+        rows = [given(rank, ranks, microbatches, *more) for rank in range(ranks)]
+        return Schedule(name, rows, stages, microbatches, chunks)
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"a schedule is a name or a Schedule, got {given!r}; csv, lists of actions and a function do too")
+    rows = list(given)
+    return Schedule("own", rows, stages, microbatches, chunks or max(1, stages // max(1, len(rows))))
+
+
+def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Schedule:
+    """The schedule of this name, however it is spelt."""
+    if spelt(given) not in ALIASES:
+        close = [ALIASES[key] for key in difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)]
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown schedule {given!r}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
+    name = ALIASES[spelt(given)]
+    if chunks is None:
+        chunks = 2 if name in V_SHAPED else 1
+    if name in V_SHAPED:
+        if chunks != 2:
+            raise ValueError(f"schedule {name!r} puts two stages on each rank, chunks=2; got chunks={chunks}")
+        if stages % 2:
+            raise ValueError(f"schedule {name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit")
+    elif name not in CHUNKED and chunks != 1:
+        raise ValueError(f"schedule {name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits")
+    more = () if chunks == 1 else (chunks,)
+    rows = [SCHEDULES[name](rank, stages // chunks, microbatches, *more) for rank in range(stages // chunks)]
+    return Schedule(
+        name, rows, stages, microbatches, chunks, training=name not in FORWARD_ONLY,
+        weights=WEIGHTS.get(name, "one"), local=name in LOCAL)

@@ -1,0 +1,48 @@
+"""`PipelinedOperation`: an operation cut into stages that lie on different devices, which run a schedule together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from parallelism.mesh import Mesh
+from parallelism.operation import Device, Operation
+from parallelism.pipelining.execution import Stage, pipeline_axes, run_actions
+from parallelism.pipelining.pipeline import Pipeline
+
+
+class PipelinedOperation(Operation):
+    """What has a stage on each rank of a pipeline, or several; subclasses make the stages and call `run_stages`.
+
+    Stages lie on ``pipeline.axis``, replicas of the pipeline on ``dp``; mesh axes that are ``inside`` belong to the
+    stages, which may use them as they like.  A `Stage` has a forward and a backward in two halves; it sees its own
+    microbatches only, and nothing of the schedule.
+    """
+
+    def __init__(self, pipeline: Pipeline, inside: Collection[str] = ()) -> None:
+        self.pipeline = pipeline
+        self.inside = tuple(inside)
+
+    def places(self, mesh: Mesh) -> list[tuple[int, int]]:
+        """By rank, its position in the pipeline and the number of its replica.  ``ValueError`` if the mesh is unfit."""
+        stages, replicas = pipeline_axes(self.pipeline, mesh, self.inside)
+        return [(i[stages] if stages else 0, i[replicas] if replicas else 0) for i in mesh]
+
+    def stages_on(self, position: int) -> list[int]:
+        """The stages that lie at a position of the pipeline."""
+        return [stage for stage, holder in enumerate(self.pipeline.schedule.placement) if holder == position]
+
+    def run_stages(
+        self, device: Device, stages: Mapping[int, Stage], done: Callable[[int, int], None] | None = None, *,
+        forward_only: bool = False,
+    ) -> None:
+        """Runs this device's actions of the schedule, in its order, on its ``stages``, given by their numbers.
+
+        ``done(stage, microbatch)`` is called when a microbatch has had the last of its backward on a stage.  With
+        ``forward_only`` the forwards are run alone.  **Communication**: as in `run_actions`.
+        """
+        axis, _ = pipeline_axes(self.pipeline, device.mesh, self.inside)
+        position, _ = self.places(device.mesh)[device.rank]
+        works = self.pipeline.schedule.works[position]
+        if forward_only:
+            works = tuple(work for work in works if work.kind in ("F", "SEND_F", "RECV_F"))
+        run_actions(device, self.pipeline, axis, stages, works, done)

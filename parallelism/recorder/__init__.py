@@ -1,0 +1,1 @@
+"""A device that moves nothing and records everything."""

@@ -1,0 +1,61 @@
+"""Runs a program without moving or multiplying anything, and counts what it would: a `Device` that only records.
+
+    recording = record(MatMul(sharding), Mesh(tp=4), a, b)
+    recording.trace.bytes_received()        # what the processes' trace says, too
+    recording.outputs[0].shape              # of zeros
+
+Every rank runs the program in a thread, in step with the others (`parallelism.recorder.rendezvous`), so a result has the right
+shape where extents do not divide, too.  Collectives, messages and `Device.matmul` give zeros; what a program computes
+in NumPy itself, it computes on those.  Bytes and messages are those of the algorithms' step lists, as on processes.
+The trace holds what is communicated, declared (`compute`, `matmul`) and held; no time that was not declared, and no
+traffic with the host; ``trace.on(hardware)`` says what it would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from parallelism.mesh import Mesh
+from parallelism.operation import Operation
+from parallelism.recorder.device import RecordingDevice
+from parallelism.recorder.rendezvous import Lockstep
+from parallelism.timeline.replay import replay
+from parallelism.trace import Trace
+
+
+class Recording(NamedTuple):
+    """What a program would do: the outputs by rank, right in shape and dtype only, and the trace."""
+
+    outputs: list[Any]
+    trace: Trace
+
+
+def record(
+    program: Callable[..., Any], mesh: Mesh, *args: Any, inputs: Sequence[Sequence[Any]] | None = None,
+    ranks: int | Collection[int] | None = None,
+) -> Recording:
+    """Runs an `Operation`, or a function of a device, on every rank of ``mesh``, and moves nothing.
+
+    ``args`` are dealt out by `Operation.inputs`; a function gets them on every rank; or ``inputs`` are each rank's own.
+    ``ranks``: the trace of one rank, or of some; by default of all.
+
+    Raises what the program raises, ``ValueError`` where members call different things, and ``RuntimeError`` that names
+    who waits in what where nobody can go on.
+    """
+    if inputs is None:
+        inputs = program.inputs(mesh, *args) if isinstance(program, Operation) else [args] * mesh.size
+    if len(inputs) != mesh.size:
+        raise ValueError(f"{mesh!r} has {mesh.size} devices, got inputs for {len(inputs)}")
+    lockstep = Lockstep(mesh.size)
+    devices = [RecordingDevice(mesh, rank, lockstep) for rank in range(mesh.size)]
+
+    def body(rank: int) -> Any:
+        result = program(devices[rank], *inputs[rank])
+        devices[rank].finish()
+        return result
+
+    outputs = lockstep.run(body)
+    events = replay([device.events() for device in devices])
+    trace = Trace(events, size=mesh.size, mesh_shape=dict(mesh.shape), priced=("modelled",))
+    return Recording(outputs, trace if ranks is None else trace.filter(rank=ranks))

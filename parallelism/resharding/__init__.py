@@ -1,0 +1,5 @@
+"""Plans from one layout to another, and running them on a device."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,195 @@
+"""Runs a resharding plan on a `Device`: each step is one collective, or local.
+
+Where a collective of one dim will not do (blocks of several dims that come together, parts of different sizes), the
+parts are laid one after the other in a flat array and travel so; each rank knows everybody's blocks, so it knows what
+comes from whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.operation import Device
+from parallelism.resharding.plan import ReshardingPlan, ReshardingStep
+from parallelism.sharding import TensorSharding, device_op
+from parallelism.sharding.partial import combine, identity
+
+Array = NDArray[Any]
+Block = tuple[slice, ...]
+
+
+def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
+    """This device's part after one step of a plan, from its part ``x`` before it; those that it joins run it, too.
+
+    **Communication**: ``step.bytes_received[device.rank]`` bytes are received.
+    """
+    return _MOVES[step.kind](device, step, x)
+
+
+class Called(NamedTuple):
+    """The collective that a step calls on a device, with a flat array: as far as that is counted."""
+
+    kind: str
+    elements: int
+    """Of the array that the device gives."""
+    pairs: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[int, ...] | None = None
+    """Elements of the piece for each member of the group."""
+
+
+def called(step: ReshardingStep, rank: int) -> Called:
+    """What `run_step` calls for a step that moves blocks of several dims, or permutes them."""
+    group = step.mesh.group(rank, step.axes)
+    mine = _block(step.before, step, rank)
+    elements = prod(_shape(mine))
+    match step.kind:
+        case "all_gather":
+            return Called("all_gather", elements)
+        case "permute":
+            donors = [step.donors[member] for member in group]
+            pairs = tuple((group.index(d), i) for i, d in enumerate(donors) if d != group[i])
+            return Called("permute", elements, pairs)
+        case "reduce_scatter":
+            sizes = tuple(prod(_shape(_block(step.after, step, member))) for member in group)
+            return Called("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", elements, sizes=sizes)
+    given = (_common(mine, _block(step.after, step, member)) for member in group)
+    return Called("all_to_all", elements, sizes=tuple(prod(_shape(part)) for part in given))
+
+
+def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:
+    """This device's shard of the target, from its shard ``x`` of the source: a new array.
+
+    Every device that a step of the plan joins to this one must run it, too.  ``spent``: nobody needs ``x`` afterwards,
+    so that what it becomes may lie in its place; its dims lie in memory in the same order on every device then.
+
+    **Communication**: ``plan.bytes_received[device.rank]`` bytes are received.  ``ValueError``, before anything is
+    sent, if the device is on another mesh or ``x`` is not the shard that the plan starts from.
+    """
+    array = np.asarray(x)
+    if device.mesh != plan.mesh:
+        raise ValueError(f"a plan for {plan.mesh!r} does not run on a device of {device.mesh!r}")
+    expected = plan.held[device.rank]
+    if array.shape != expected or array.dtype != plan.dtype:
+        raise ValueError(
+            f"of {plan.dtype}{list(plan.shape)} as {plan.source!r} rank {device.rank} holds {plan.dtype}"
+            f"{list(expected)}, got {array.dtype}{list(array.shape)}"
+        )
+    result = array
+    for step in plan.steps:
+        if spent and step.kind == "all_reduce" and result.dtype.kind == "f":
+            dims = result if result.flags.carray else result.transpose(np.argsort(result.strides)[::-1])
+            if dims.flags.carray:
+                device.all_reduce(dims, step.axes, op=device_op(step.before.op, result.dtype), out=dims)
+                continue
+        result = run_step(device, step, result)
+    return result.copy() if not spent and np.may_share_memory(result, array) else result
+
+
+def _slice(device: Device, step: ReshardingStep, x: Array) -> Array:
+    block = _block(step.after, step, device.rank)
+    forgets = [axis for axis in step.after.partial if axis in step.axes]
+    if any(device.index[axis] for axis in forgets):
+        return np.full(_shape(block), identity(step.after.op, x.dtype), x.dtype)
+    if 0 in _shape(block):
+        return np.empty(_shape(block), x.dtype)
+    return x[_inside(block, _block(step.before, step, device.rank))]
+
+
+def _all_gather(device: Device, step: ReshardingStep, x: Array) -> Array:
+    shrunk = step.shrunk
+    if len(shrunk) == 1:
+        return np.asarray(device.all_gather(x, step.axes, dim=shrunk[0]))
+    whole = _block(step.after, step, device.rank)
+    parts = [_block(step.before, step, rank) for rank in device.group(step.axes)]
+    return _unpacked(device.all_gather(x.reshape(-1), step.axes), parts, whole)
+
+
+def _all_to_all(device: Device, step: ReshardingStep, x: Array) -> Array:
+    return np.asarray(device.all_to_all(x, step.axes, split_dim=step.grown[0], concat_dim=step.shrunk[0]))
+
+
+def _permute(device: Device, step: ReshardingStep, x: Array) -> Array:
+    group = device.group(step.axes)
+    pairs = [(group.index(step.donors[rank]), i) for i, rank in enumerate(group) if step.donors[rank] != rank]
+    received = device.permute(x, pairs, step.axes)
+    if step.donors[device.rank] != device.rank:
+        return np.asarray(received)
+    shape = _shape(_block(step.after, step, device.rank))
+    return x if x.shape == shape else np.empty(shape, x.dtype)      # empty, where it is another
+
+
+def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
+    op, grown = device_op(step.before.op, x.dtype), step.grown
+    if len(grown) == 1:
+        return np.asarray(device.reduce_scatter(x, step.axes, dim=grown[0], op=op))
+    whole, mine = _block(step.before, step, device.rank), _shape(_block(step.after, step, device.rank))
+    parts = [_block(step.after, step, rank) for rank in device.group(step.axes)]
+    sizes = [prod(_shape(part)) for part in parts]
+    packed = _packed(x, parts, whole)
+    if len(set(sizes)) == 1:
+        rows = packed.reshape(len(sizes), sizes[0])
+        return np.asarray(device.reduce_scatter(rows, step.axes, dim=0, op=op)).reshape(mine)
+    terms = device.all_to_all(packed, step.axes, split_sizes=sizes).reshape(len(sizes), prod(mine))
+    return combine(step.before.op, list(terms)).reshape(mine)
+
+
+def _all_reduce(device: Device, step: ReshardingStep, x: Array) -> Array:
+    return np.asarray(device.all_reduce(x, step.axes, op=device_op(step.before.op, x.dtype)))
+
+
+def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
+    group = device.group(step.axes)
+    mine, wanted = _block(step.before, step, device.rank), _block(step.after, step, device.rank)
+    given = [_common(mine, _block(step.after, step, rank)) for rank in group]
+    taken = [_common(wanted, _block(step.before, step, rank)) for rank in group]
+    sizes = [prod(_shape(part)) for part in given]
+    return _unpacked(device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=sizes), taken, wanted)
+
+
+_MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {
+    "slice": _slice, "all_gather": _all_gather, "all_to_all": _all_to_all, "permute": _permute,
+    "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce, "exchange": _exchange,
+}
+
+
+# -- blocks and their parts --------------------------------------------------------------------------------------------
+
+
+def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
+    return layout.slices(step.shape, step.mesh, rank)
+
+
+def _shape(block: Block) -> tuple[int, ...]:
+    return tuple(piece.stop - piece.start for piece in block)
+
+
+def _common(a: Block, b: Block) -> Block:
+    """What lies in both; an empty part of ``a`` if nothing does."""
+    both = [slice(max(m.start, n.start), min(m.stop, n.stop)) for m, n in zip(a, b, strict=True)]
+    return tuple(slice(piece.start, max(piece.start, piece.stop)) for piece in both)
+
+
+def _inside(part: Block, whole: Block) -> Block:
+    """Where a part lies in the array of a whole block."""
+    return tuple(slice(p.start - w.start, p.stop - w.start) for p, w in zip(part, whole, strict=True))
+
+
+def _packed(x: Array, parts: Sequence[Block], whole: Block) -> Array:
+    """The parts of a block one after the other."""
+    return np.concatenate([x[_inside(part, whole)].reshape(-1) for part in parts])
+
+
+def _unpacked(flat: Any, parts: Sequence[Block], whole: Block) -> Array:
+    """A block from its parts."""
+    result = np.empty(_shape(whole), flat.dtype)
+    place = 0
+    for part in parts:
+        shape = _shape(part)
+        result[_inside(part, whole)] = flat[place : place + prod(shape)].reshape(shape)
+        place += prod(shape)
+    return result

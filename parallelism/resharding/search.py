@@ -1,0 +1,156 @@
+"""The cheapest way from one layout to another that never holds more than either of them.
+
+Two passes.  `parallelism.resharding.distance` finds the fewest communications.  Among the ways with so few, A* then finds the one
+with the fewest elements received by all ranks together.  Its bound is what the ranks lack of their last blocks, which
+must reach them whatever the way; what a rank lacks obeys the triangle inequality, so no layout is looked at twice.
+
+An *exchange* (everybody gets from everybody what it lacks) is tried only where no other moves lead to the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from parallelism.resharding.blocks import Blocks
+from parallelism.resharding.distance import Leg, Reach
+from parallelism.resharding.moves import State
+from parallelism.resharding.permutations import NoWay
+
+Price = Callable[[Leg], float]
+
+MOST_AXES_EXACT = 4
+"""On meshes of more axes, the way to a partial layout need not be the very cheapest of those with as few legs."""
+
+_LEGS_BITS = 10
+"""Of ways that cost the same, the one with fewer legs: they are counted in the last bits of the cost."""
+
+
+def cheapest_route(
+    blocks: Blocks, source: State, target: State, *, limit: int, price: Price | None = None
+) -> list[Leg]:
+    """The legs of the way with fewest communications, and of these with fewest elements received.
+
+    With ``price``, what a communication costs: those whose prices add up to the least, of all layouts that fit.
+    """
+    for exchange in (False, True):
+        try:
+            return _Routes(blocks, Reach(blocks, source, target, limit, exchange=exchange)).cheapest(price)
+        except NoWay:
+            continue
+    return _straight(source, target)
+
+
+def _straight(source: State, target: State) -> list[Leg]:
+    """What must be reduced is, the rest is exchanged: where there are too many layouts to look for a better way."""
+    legs = []
+    reduced = State(source.dims, tuple(axis for axis in source.partial if axis in target.partial))
+    arrived = State(target.dims, reduced.partial)
+    if reduced != source:
+        legs.append(Leg("all_reduce", source, reduced))
+    legs.append(Leg("exchange", reduced, arrived))
+    if arrived != target:
+        legs.append(Leg("slice", arrived, target))
+    return legs
+
+
+def _received(blocks: Blocks, leg: Leg, common: int) -> int:
+    """The elements that all ranks together receive, by the closed forms; ``common`` are those that stay."""
+    held = blocks.held(leg.after.dims)
+    match leg.kind:
+        case "slice":
+            return 0
+        case "all_reduce":
+            return 2 * (held - held * blocks.count(leg.after.partial) // blocks.count(leg.before.partial))
+        case "reduce_scatter":
+            return blocks.held(leg.before.dims) - held
+        case "permute" if leg.before.partial != leg.after.partial:
+            return int(blocks.moved(leg.before, leg.after).sum())
+    return held - common
+
+
+class _Routes:
+    """The ways within a `Reach`."""
+
+    def __init__(self, blocks: Blocks, reach: Reach) -> None:
+        self._blocks = blocks
+        self._reach = reach
+
+    def cheapest(self, price: Price | None) -> list[Leg]:
+        return self._fewest_elements(self._reach.remaining()) if price is None else self._least_price(price)
+
+    def _fewest_elements(self, remaining: dict[State, int]) -> list[Leg]:
+        """A* along the ways that come nearer with every communication."""
+        order = count()
+        waiting = [(0, next(order), self._reach.source)]
+        reached: dict[State, int] = {self._reach.source: 0}
+        came: dict[State, Leg] = {}
+        done: set[State] = set()
+        while waiting:
+            _, _, state = heapq.heappop(waiting)
+            if state == self._reach.goal:
+                return self._way(came)
+            if state in done:
+                continue
+            done.add(state)
+            left = remaining[state]
+            legs = [
+                leg for leg in self._reach.legs(state)
+                if leg.after not in done and remaining.get(leg.after) == (left if leg.kind == "slice" else left - 1)
+            ]
+            if not legs:
+                continue
+            common = self._blocks.overlap(state.dims, [leg.after.dims for leg in legs]).sum(axis=1).tolist()
+            least = self._least([leg.after for leg in legs])
+            for leg, same, more in zip(legs, common, least, strict=True):
+                spent = reached[state] + (_received(self._blocks, leg, same) << _LEGS_BITS) + 1
+                if spent < reached.get(leg.after, spent + 1):
+                    reached[leg.after] = spent
+                    came[leg.after] = leg
+                    heapq.heappush(waiting, (spent + (more << _LEGS_BITS), next(order), leg.after))
+        raise NoWay
+
+    def _least(self, states: list[State]) -> Iterable[int]:
+        """What is yet to be received after each, at least; of what is to be reduced, everything.
+
+        For a partial goal that is a guess: who forgets its value need not have had it.  On small meshes nothing is
+        guessed.
+        """
+        goal = self._reach.goal
+        if goal.partial and len(self._blocks.extents) <= MOST_AXES_EXACT:
+            return [0] * len(states)
+        held = self._blocks.held(goal.dims)
+        common = self._blocks.overlap(goal.dims, [state.dims for state in states]).sum(axis=1).tolist()
+        return [held - (0 if state.partial else same) for state, same in zip(states, common, strict=True)]
+
+    def _least_price(self, price: Price) -> list[Leg]:
+        """Dijkstra over all layouts that fit."""
+        order = count()
+        waiting = [((0.0, 0), next(order), self._reach.source)]
+        reached: dict[State, tuple[float, int]] = {self._reach.source: (0.0, 0)}        # and its legs
+        came: dict[State, Leg] = {}
+        done: set[State] = set()
+        while waiting:
+            spent, _, state = heapq.heappop(waiting)
+            if state == self._reach.goal:
+                return self._way(came)
+            if state in done:
+                continue
+            done.add(state)
+            for leg in self._reach.legs(state):
+                if leg.after not in done:
+                    total = spent[0] + (0.0 if leg.kind == "slice" else price(leg)), spent[1] + 1
+                    if total < reached.get(leg.after, (float("inf"), 0)):
+                        reached[leg.after] = total
+                        came[leg.after] = leg
+                        heapq.heappush(waiting, (total, next(order), leg.after))
+        raise NoWay
+
+    def _way(self, came: dict[State, Leg]) -> list[Leg]:
+        legs: list[Leg] = []
+        state = self._reach.goal
+        while state != self._reach.source:
+            legs.append(came[state])
+            state = came[state].before
+        return legs[::-1]

@@ -1,0 +1,234 @@
+"""A sharded tensor as a picture: a grid of its blocks, in each the ranks that hold it.
+
+          0:3    3:5
+        ┌──────┬──────┐
+    0:4 │ 0, 2 │ 1, 3 │        replicas stand apart by commas,
+        ├──────┼──────┤        the terms of a partial block by their operation: 0 + 4
+    4:7 │ 4, 6 │ 5, 7 │
+        └──────┴──────┘
+    down: dim 0 over x; across: dim 1 over y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parallelism.mesh import Mesh
+    from parallelism.sharding.tensor_sharding import TensorSharding
+
+WIDTH = 80
+MOST_ROWS = 16
+MOST_HTML = 64
+"""Rows and columns of a picture in HTML."""
+_MOST_COLUMNS = 16
+_CELL = 22
+"""The widest cell."""
+_SIGNS = {"sum": " + ", "prod": " * ", "max": " max ", "min": " min "}
+
+Places = Sequence[tuple[slice, ...]]
+Interval = tuple[int, int]
+Cell = tuple[tuple[int, ...], ...]
+"""The ranks that hold each term of a block; one term, where nothing is pending."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture: ``print`` it, or show it in a notebook."""
+
+    text: str
+    """At most 80 columns."""
+    html: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def drawing(
+    sharding: TensorSharding, shape: tuple[int, ...], mesh: Mesh, places: Places, terms: Sequence[int],
+    dims: Sequence[int] | None,
+) -> Drawing:
+    """The picture of a tensor of ``shape``; ``places`` are its blocks by rank, ``terms`` which term a rank holds.
+
+    ``dims`` are the one or two dims to draw, rows first; by default the first that are split.
+    """
+    shown = _shown(sharding, dims)
+    names = [f"dim {d} over {', '.join(sharding.dims[d].axes)}" if sharding.dims[d].axes else f"dim {d}, whole"
+             for d in shown]
+    intervals = [sorted({(p[d].start, p[d].stop) for p in places if p[d].stop > p[d].start}) for d in shown]
+    rows, columns = [(0, 1)], [(0, 1)]
+    if len(shown) == 2:
+        rows, columns = intervals
+    elif shown:
+        columns = intervals[0]
+    cells: dict[tuple[Interval, Interval], dict[int, list[int]]] = {}
+    empty = []
+    for rank, place in enumerate(places):
+        if any(piece.start == piece.stop for piece in place):
+            empty.append(rank)
+            continue
+        spans = [(place[d].start, place[d].stop) for d in shown]
+        row, column = ([(0, 1)] * 2 + spans)[-2:]
+        cells.setdefault((row, column), {}).setdefault(terms[rank], []).append(rank)
+    grid = [
+        [tuple(tuple(ranks) for _, ranks in sorted(cells.get((row, column), {}).items())) for column in columns]
+        for row in rows
+    ]
+    row_labels = [f"{a}:{b}" for a, b in rows] if len(shown) == 2 else [""]
+    column_labels = [f"{a}:{b}" for a, b in columns] if shown else [""]
+    notes = _notes(sharding, mesh, shown, empty)
+    caption = f"{sharding.short()} of {_shape(shape)} on {mesh!r}"
+    return Drawing(
+        _text(caption, names, row_labels, column_labels, grid, sharding.op, notes),
+        _html(caption, names, row_labels, column_labels, grid, sharding.op, notes),
+    )
+
+
+def _shown(sharding: TensorSharding, dims: Sequence[int] | None) -> list[int]:
+    ndim = len(sharding.dims)
+    if dims is None:
+        split = [d for d in range(ndim) if sharding.dims[d].axes]
+        others = [d for d in range(ndim) if d not in split]
+        return sorted((split + others)[:2])
+    shown = [d.__index__() for d in dims]
+    if not 1 <= len(shown) <= 2 or len(set(shown)) < len(shown) or not all(0 <= d < ndim for d in shown):
+        raise ValueError(f"a drawing shows one or two dims of 0 to {ndim - 1}, got dims={list(dims)}")
+    return shown
+
+
+def _notes(sharding: TensorSharding, mesh: Mesh, shown: Sequence[int], empty: Sequence[int]) -> list[str]:
+    notes = [
+        f"dim {d} is split over {', '.join(dim.axes)}, too: a cell lists all who hold a part of it"
+        for d, dim in enumerate(sharding.dims) if dim.axes and d not in shown
+    ]
+    if sharding.partial:
+        notes.append(f"a {sharding.op} over {', '.join(sharding.partial)} is pending")
+    if empty:
+        notes.append(f"{'rank' if len(empty) == 1 else 'ranks'} {_ranks(empty, 50)} "
+                     f"{'holds' if len(empty) == 1 else 'hold'} nothing")
+    return notes
+
+
+# -- cells ---------------------------------------------------------------------------------------------------------
+
+
+def _ranks(ranks: Sequence[int], width: int) -> str:
+    """``0, 2, 5-9``; within ``width``, if need be with the first of them and their number."""
+    words: list[str] = []
+    first = 0
+    for i in range(1, len(ranks) + 1):
+        if i == len(ranks) or ranks[i] != ranks[i - 1] + 1:
+            run = ranks[first:i]
+            words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+            first = i
+    text = ", ".join(words)
+    if len(text) <= width:
+        return text
+    tail = f", … ({len(ranks)} ranks)"
+    kept: list[str] = []
+    while words and len(", ".join([*kept, words[0]])) + len(tail) <= width:
+        kept.append(words.pop(0))
+    return ", ".join(kept) + tail if kept else f"{len(ranks)} ranks"
+
+
+def _cell(cell: Cell, op: str, width: int) -> str:
+    text = _SIGNS[op].join(_ranks(ranks, width) for ranks in cell)
+    return text if len(text) <= width else f"{len(cell)} terms" if len(cell) > 1 else "…"
+
+
+# -- text ----------------------------------------------------------------------------------------------------------
+
+
+def _text(
+    caption: str, names: Sequence[str], row_labels: Sequence[str], column_labels: Sequence[str],
+    grid: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
+) -> str:
+    lines = folded(caption)
+    if any(map(any, grid)):
+        margin = max(map(len, row_labels))
+        rows, columns = kept(len(row_labels), MOST_ROWS), kept(len(column_labels), _MOST_COLUMNS)
+        while True:
+            widest = max(8, min(_CELL, (WIDTH - margin - 2) // len(columns) - 3))
+            cells = [["…" if i is None or j is None else _cell(grid[i][j], op, widest) for j in columns] for i in rows]
+            heads = ["…" if j is None else column_labels[j] for j in columns]
+            widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+            if margin + 2 + sum(widths) + 3 * len(widths) <= WIDTH or len(columns) <= 1:
+                break
+            columns = kept(len(column_labels), len(columns) - 1)
+        if names:
+            lines.append("")
+            lines.append(" " * (margin + 2) + " ".join(f" {head:^{n}} " for head, n in zip(heads, widths, strict=True)))
+        lines.append(_rule(margin, widths, "┌┬┐"))
+        for number, (i, cell_row) in enumerate(zip(rows, cells, strict=True)):
+            if number:
+                lines.append(_rule(margin, widths, "├┼┤"))
+            label = "…" if i is None else row_labels[i]
+            body = "│".join(f" {cell:<{n}} " for cell, n in zip(cell_row, widths, strict=True))
+            lines.append(f"{label:>{margin}} │{body}│")
+        lines.append(_rule(margin, widths, "└┴┘"))
+        if names:
+            lines.append("; ".join(
+                f"{'down' if len(names) == 2 and d == 0 else 'across'}: {name}" for d, name in enumerate(names)
+            ))
+    for note in notes:
+        lines += folded(note)
+    return "\n".join(line.rstrip()[:WIDTH] for line in lines)
+
+
+def _rule(margin: int, widths: Sequence[int], corners: str) -> str:
+    return " " * (margin + 1) + corners[0] + corners[1].join("─" * (n + 2) for n in widths) + corners[2]
+
+
+def kept(count: int, most: int) -> list[int | None]:
+    """The numbers below ``count``, or some of them with None where others are left out."""
+    if count <= most:
+        return list(range(count))
+    return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][:max(most, 1)]
+
+
+def folded(text: str) -> list[str]:
+    """A text as lines of at most `WIDTH`."""
+    lines = [""]
+    for word in text.split(" "):
+        while len(word) > WIDTH:
+            lines.append(word[:WIDTH])
+            word = word[WIDTH:]
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return [line for line in lines if line]
+
+
+# -- HTML ----------------------------------------------------------------------------------------------------------
+
+
+def _html(
+    caption: str, names: Sequence[str], row_labels: Sequence[str], column_labels: Sequence[str],
+    grid: Sequence[Sequence[Cell]], op: str, notes: Sequence[str],
+) -> str:
+    rows, columns = kept(len(row_labels), MOST_HTML), kept(len(column_labels), MOST_HTML)
+    head = "".join(f"<th>{'…' if j is None else escape(column_labels[j])}</th>" for j in columns)
+    body = ""
+    for i in rows:
+        cells = ""
+        for j in columns:
+            if i is None or j is None:
+                cells += "<td>…</td>"
+                continue
+            hue = (i * len(column_labels) + j) * 137 % 360      # neighbours far apart on the wheel
+            cells += (f'<td style="background:hsl({hue},55%,88%);color:#000;text-align:center">'
+                      f"{escape(_cell(grid[i][j], op, 60))}</td>")
+        body += f"<tr><th>{'…' if i is None else escape(row_labels[i])}</th>{cells}</tr>"
+    told = "".join(f"<br>{escape(text)}" for text in [*names, *notes])
+    return (f"<table><caption>{escape(caption)}{told}</caption><tr><th></th>{head}</tr>{body}</table>")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) if shape else "a scalar"

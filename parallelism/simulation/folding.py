@@ -1,0 +1,223 @@
+"""Devices that do the same at the same times, found before anything is timed: one of each is enough.
+
+Devices begin with equal programs, equal places in their groups as far as these have a price (`same_prices`), equal
+stragglers and messages.  Then those are told apart whose partners differ, again and again, until nothing changes (the
+coarsest equitable partition; Paige and Tarjan, *Three partition refinement algorithms*, 1987).  What is equal then
+comes to every collective with equals, at the same time, and is let go at the same time: by induction over the events.
+
+Where an array does not divide by those who reduce it, some of them move one element more; these are equal all the same.
+
+Messages share links.  So what lies on the links of those that stand for the others must be their own messages, and all
+of a kind must find the same there; where that is not so, folding is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.events.columns import combined
+from parallelism.hardware import Hardware
+from parallelism.simulation.event_classes import Templates
+
+Ints = npt.NDArray[np.int64]
+
+
+class Lanes(NamedTuple):
+    """The devices of a mesh, dealt to lanes of equals."""
+
+    lane_of: Ints
+    """By rank."""
+    first: Ints
+    """By lane: the lowest rank in it, which stands for all."""
+
+    @property
+    def sizes(self) -> Ints:
+        """By lane, how many devices it has."""
+        return np.bincount(self.lane_of)
+
+
+def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> Lanes:
+    """The lanes of equal devices, by their lowest ranks; on a hardware with broken links everybody has his own.
+
+    ``ValueError`` where messages of equal devices share links.
+    """
+    ranks = np.arange(templates.mesh.size)
+    if hardware is not None and hardware.faults:
+        return Lanes(ranks, ranks)
+    keys = [templates.class_of, *templates.differences()]
+    messages = _messages(templates, ranks)
+    if hardware is not None:
+        if hardware.stragglers:
+            keys.append(_codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
+        for slot, groups in enumerate(templates.groups):
+            if groups.shape[1] > 1:
+                keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
+        keys += [_codes(_Ways(hardware, *ends).lengths, ends[0], len(ranks)) for ends in messages]
+    colour = _codes(combined(*keys))
+    while True:
+        partners = [_of_groups(colour, groups)[templates.group_of[i]] for i, groups in enumerate(templates.groups)]
+        partners += [part for ends in messages for part in _at_both_ends(colour, *ends)]
+        finer = _codes(combined(colour, *partners))
+        if finer.max(initial=0) == colour.max(initial=0):
+            break
+        colour = finer
+    _, first, colour = np.unique(colour, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    first, colour = first[order], np.argsort(order)[colour.ravel()]
+    if hardware is not None and link_sharing and messages:
+        _check_links(hardware, colour, first, messages)
+    return Lanes(colour, first)
+
+
+def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
+    """A number for each group along the axes of a slot, the same for those in which everything costs the same."""
+    found = templates.priced_alike.get(slot)
+    if found is None:
+        groups = templates.groups[slot]
+        apart = hardware.faults or groups.shape[1] < 2
+        found = templates.priced_alike[slot] = np.arange(len(groups)) if apart else same_prices(hardware, groups)
+    return found
+
+
+def same_prices(hardware: Hardware, groups: Ints) -> Ints:
+    """A number for each group, ``[group, position]``, the same only where a collective takes the same.
+
+    Groups are alike where every two members of the one are joined as the same two of the other: over switches, and
+    where all have links of their own, it is enough that they meet at the same levels; along a ring or torus they must
+    lie at the same places of it.
+    """
+    places = _placed(hardware, groups)
+    keys = []
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level)
+        plain = link.shape in ("switch", "fully_connected") and all(
+            above.ports in (None, hardware.inside(i)) for i, above in enumerate(hardware.links) if i >= level)
+        unit = places // inside
+        if plain:
+            keys.append(_first_alike(unit))
+        else:
+            apart = (unit != unit[:, :1]).any(axis=1, keepdims=True)
+            keys.append(np.where(apart, unit % link.units, 0))
+            keys.append(np.where(apart, places % inside, 0))
+    return np.unique(np.concatenate(keys, axis=1), axis=0, return_inverse=True)[1].ravel().astype(np.int64)
+
+
+def _first_alike(values: Ints) -> Ints:
+    """In each row, for each value the first place that has the same."""
+    order = np.argsort(values, axis=1, kind="stable")
+    in_order = np.take_along_axis(values, order, axis=1)
+    begins = np.ones(values.shape, np.bool_)
+    begins[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    run = np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)
+    found = np.empty(values.shape, np.int64)
+    np.put_along_axis(found, order, np.take_along_axis(order, run, axis=1), axis=1)
+    return np.asarray(found, np.int64)
+
+
+def _of_groups(colour: Ints, groups: Ints) -> Ints:
+    """For each group a number for its colours, however they are ordered."""
+    if not colour.any():
+        return np.zeros(len(groups), np.int64)
+    rows = np.sort(colour[groups], axis=1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
+
+
+def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int = 0) -> Ints:
+    """A number from 0 for each value; of those that stand ``where`` in an array of a size, 0 for all others."""
+    found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    if where is None:
+        return found
+    out = np.zeros(size, np.int64)
+    out[where] = found + 1
+    return out
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+Ends = tuple[Ints, Ints]
+"""Messages that are alike: from whom, to whom."""
+
+
+def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
+    """All that are sent, once for each class, axis and peer, however often that is."""
+    looks = templates.looks
+    at = np.flatnonzero(looks.isin("kind", {"send"}) & looks.present("peer"))
+    of_class = np.searchsorted(templates.starts, at, "right") - 1
+    key = np.stack([of_class, templates.peer_axis[at], looks.numbers("peer")[at]])
+    found = []
+    for i in np.unique(key, axis=1, return_index=True)[1].tolist():
+        source = ranks[templates.class_of == of_class[i]]
+        found.append((source, templates.peers(np.full(len(source), at[i]), source)))
+    return found
+
+
+def _at_both_ends(colour: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    """For each rank the colour at the other end of its message, and of the one it gets."""
+    return _codes(colour[target], source, len(colour)), _codes(colour[source], target, len(colour))
+
+
+class _Ways:
+    """The ways of messages: their lengths, and which of them goes over which channel."""
+
+    def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
+        here, there = _placed(hardware, source), _placed(hardware, target)
+        self.lengths = np.zeros(len(here), np.int64)
+        """Level and hops as one number; 0 for a message to oneself."""
+        messages, channels = [], []
+        met = here == there
+        for level, link in enumerate(hardware.links):
+            inside = hardware.inside(level)
+            at = np.flatnonzero(~met & (here // (inside * link.units) == there // (inside * link.units)))
+            met[at] = True
+            uses = link.uses(inside, here[at], there[at])
+            self.lengths[at] = uses.distance * len(hardware.links) + level + 1
+            messages.append(at[uses.message])
+            channels.append(uses.channel * len(hardware.links) + level)
+        self.message, self.channel = np.concatenate(messages), np.concatenate(channels)
+
+
+def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequence[Ends]) -> None:
+    """That whoever shares a link with a message of the first of a lane is first in a lane, too; and that on the links
+    of all others it is the same, with others of their lanes."""
+    stands = np.zeros(len(colour), np.bool_)
+    stands[first] = True
+    source = np.concatenate([ends[0] for ends in messages])
+    kind = np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages])
+    like = combined(kind, colour[source])
+    ways = _Ways(hardware, source, np.concatenate([ends[1] for ends in messages]))
+    channel = _codes(ways.channel)
+    own, count = stands[source][ways.message], np.bincount(channel)
+    among = np.bincount(channel, weights=own)
+    mixed = (among > 0) & (among < count)
+    if mixed.any() or not _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel]):
+        raise ValueError(_SHARED)
+
+
+def _of_users(like: Ints, channel: Ints) -> Ints:
+    """For each channel a number for what goes over it, however it is ordered."""
+    order = np.lexsort((like, channel))
+    users = np.split(like[order], np.cumsum(np.bincount(channel))[:-1])
+    seen: dict[bytes, int] = {}
+    return np.array([seen.setdefault(each.tobytes(), len(seen)) for each in users], np.int64)
+
+
+def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
+    """Whether messages that are alike find the same on their ways."""
+    order = np.lexsort((users, message))
+    counts = np.bincount(message, minlength=len(like))
+    ways = np.split(users[order], np.cumsum(counts)[:-1])
+    seen: dict[int, bytes] = {}
+    told = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
+    return all(seen.setdefault(kind, way) == way for kind, way in told)
+
+
+def _placed(hardware: Hardware, ranks: Ints) -> Ints:
+    return np.array(hardware.placement, np.int64)[ranks] if hardware.placement else ranks
+
+
+_SHARED = ("messages of equal devices share links, so that one of them cannot stand for the others; simulate them all, "
+           "or with link_sharing=False")

@@ -1,0 +1,5 @@
+"""Start and duration of every event of a record, in virtual time."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,270 @@
+"""What each event of a record costs: on described hardware, or here.
+
+    compute="measured"      the CPU seconds of the device's thread, never wall time
+    compute="modelled"      what was declared: ``seconds=``, or flops and bytes by the roofline of the hardware; the
+                            same to the last bit whatever the load of the machine; the undeclared costs nothing
+
+Either is longer on a straggler.  Messages and collectives cost what `parallelism.cost` says, by the algorithm that was
+named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is free.  On
+the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collectives import Pairs
+from parallelism.cost import Costs
+from parallelism.events import ABSENT, Columns, Table
+from parallelism.events.columns import codes, combined
+from parallelism.hardware import ITEMSIZE, Channel, Hardware
+from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
+from parallelism.timeline.fair_sharing import Way
+from parallelism.timeline.matching import COLLECTIVE, COMPUTE, SEND, Roles
+
+HOST_NAME = "host"
+COMPUTE_KINDS = ("measured", "modelled")
+
+Floats = npt.NDArray[np.float64]
+
+_FLOATS = ("float16", "float32", "float64")
+
+
+class Seen(NamedTuple):
+    """The events of a record that are in its timeline, and the CPU seconds without a price in it."""
+
+    events: Columns
+    left_out_seconds: float = 0.0
+    """Of events that were left out."""
+    undeclared_seconds: float = 0.0
+    """Of those that were not."""
+    compute_seconds: float = 0.0
+    """Of all compute."""
+
+
+class Prices(NamedTuple):
+    """What the events of a record cost."""
+
+    seconds: Floats
+    algorithms: Table | None = None
+    """By which those of collectives were found; None: there are none, or they are free."""
+    ways: tuple[Way | None, ...] = (None,)
+    """What collectives use of the links, the different ones."""
+    way: npt.NDArray[np.int64] | None = None
+    """By event, which of these; None: the first."""
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """How the events of a record are priced.  ``ValueError`` where a rate is asked for that there is not.
+
+    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; declared flops and bytes of
+    no told dtype are taken for float64's.  ``link_sharing``: messages and collectives that overlap share their links.
+    """
+
+    hardware: Hardware | None = None
+    compute: str = "measured"
+    priced_dtype: str | None = None
+    link_sharing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compute not in COMPUTE_KINDS:
+            raise ValueError(f"compute must be {' or '.join(map(repr, COMPUTE_KINDS))}, got {self.compute!r}")
+        if self.priced_dtype is not None:
+            if self.hardware is None:
+                raise ValueError(
+                    f"priced_dtype is for described hardware; hardware='host' has None, not {self.priced_dtype!r}")
+            object.__setattr__(self, "priced_dtype", str(self.priced_dtype))
+            self.hardware.peak(self.priced_dtype)   # refuses
+
+    @classmethod
+    def of(
+        cls, hardware: Hardware | str | PathLike[str] = HOST_NAME, compute: str = "measured",
+        priced_dtype: str | None = None, link_sharing: bool = True,
+    ) -> Pricing:
+        """``hardware`` is ``"host"``, or what `Hardware.of` takes."""
+        found = None if isinstance(hardware, str) and hardware == HOST_NAME else Hardware.of(hardware)
+        return cls(found, compute, priced_dtype, link_sharing)
+
+    def for_devices(self, size: int) -> Pricing:
+        """The same; ``ValueError`` if the hardware has no place for so many."""
+        if self.hardware is not None and size > self.hardware.ranks:
+            raise ValueError(
+                f"{self.hardware.name} has places for {self.hardware.ranks} devices, not for {size}; a preset's name "
+                f"may say how many it has outermost, as 'dgx-h100:4', and Hardware.resized() does")
+        return self
+
+    @property
+    def name(self) -> str | None:
+        """The name of the hardware; None for the host."""
+        return None if self.hardware is None else self.hardware.name
+
+    @property
+    def shares_links(self) -> bool:
+        """Whether messages share links."""
+        return self.link_sharing and self.hardware is not None
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Seconds on the hardware."""
+        assert self.hardware is not None
+        return Costs(self.hardware)
+
+    @property
+    def capacity(self) -> Callable[[Channel], float]:
+        """The part of a link's bandwidth that a channel has."""
+        assert self.hardware is not None
+        return self.hardware.part
+
+    # -- what there is to price ----------------------------------------------------------------------------------------
+
+    def declared(self, events: Columns) -> npt.NDArray[np.bool_]:
+        """Which computes have a price that was declared."""
+        told = events.present("seconds")
+        if self.hardware is not None:
+            told |= (events.numbers("flops") != 0) | (events.numbers("nbytes") != 0)
+        return events.isin("kind", {"compute"}) & told
+
+    def seen(self, events: Columns) -> Seen:
+        """The events that are in the timeline.
+
+        Of a modelled one those are left out that depend on the moment: what was computed under no name, and the
+        pieces of a block but its first, which has the price.
+        """
+        if self.compute == "measured":
+            return Seen(events)
+        computes = events.isin("kind", {"compute"})
+        seconds = np.where(computes, events.numbers("cpu_seconds"), 0.0)
+        unpriced = computes & ~self.declared(events)
+        nameless = unpriced & events.isin("name", {"compute"}) & ~events.present("stage") & ~events.present("phase")
+        gone = nameless | (computes & (events.numbers("part") > 0))
+        left_out, undeclared = float(seconds[unpriced & gone].sum()), float(seconds[unpriced & ~gone].sum())
+        return Seen(_without(events, gone), left_out, undeclared, float(seconds.sum()))
+
+    # -- prices --------------------------------------------------------------------------------------------------------
+
+    def prices(self, events: Columns, found: Roles) -> Prices:
+        """What each compute, send and collective costs by itself, and the links that it uses; all others nothing."""
+        seconds = np.zeros(len(events))
+        at = np.flatnonzero(found.roles == COMPUTE)
+        seconds[at] = self._compute(events.take(at))
+        if self.hardware is not None:
+            at = np.flatnonzero(found.roles == SEND)
+            seconds[at] = self._messages(events.take(at))
+            at = np.flatnonzero(events.isin("kind", {"collective"}))
+            if len(at):
+                told = events.take(at)
+                prices = collective_prices(
+                    self.costs, told, self._scale_of_collectives(told), sharing=self.link_sharing)
+                seconds[at] = np.where(found.roles[at] == COLLECTIVE, prices.seconds, 0.0)
+                name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
+                name[at], way[at] = prices.algorithms.index, prices.way
+                return Prices(seconds, Table(prices.algorithms.values, name), prices.ways, way)
+        return Prices(seconds)
+
+    def way(self, source: int, target: int) -> tuple[Way | None, float]:
+        """The links of a message, and its latency behind them."""
+        path = self.costs.path(source, target)
+        if not path.channels or self.hardware is None:
+            return None, path.latency_seconds
+        whole = self.hardware.links[path.channels[0][0]].bytes_per_second
+        return Way(tuple((channel, 1.0) for channel in path.channels), path.bytes_per_second / whole), (
+            path.latency_seconds)
+
+    def message_bytes(self, events: Columns) -> Floats:
+        """The bytes of each send, as they are priced."""
+        return events.numbers("bytes_sent") * self._scale(events, None)
+
+    def _scale(self, events: Columns, untold: str | None) -> Floats:
+        """The bytes that a byte is priced as, by the dtype of its event; ``untold``: where none is told."""
+        if self.priced_dtype is None:
+            return np.ones(len(events))
+        by_dtype = {dtype: self._factor(dtype or untold) for dtype in events.distinct("dtype")}
+        return np.array([by_dtype[dtype] for dtype in events.values("dtype")], np.float64)
+
+    def _scale_of_collectives(self, events: Columns) -> Floats:
+        """Infinite where no dtype is told: who only receives has none."""
+        scale = self._scale(events, None)
+        return scale if self.priced_dtype is None else np.where(events.present("dtype"), scale, np.inf)
+
+    def _factor(self, dtype: str | None) -> float:
+        if self.priced_dtype is None or dtype not in _FLOATS:
+            return 1.0
+        return ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype]
+
+    def _compute(self, events: Columns) -> Floats:
+        if self.compute == "measured":
+            seconds = events.numbers("cpu_seconds").astype(np.float64)
+            return seconds if self.hardware is None else seconds * self._slowdowns(events)
+        key = events.key("seconds", "flops", "nbytes", "dtype", "part")
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        different = events.take(first)
+        scale = self._scale(different, "float64")
+        prices = []
+        for told, flops, nbytes, dtype, part, times in zip(
+            *map(different.values, ("seconds", "flops", "nbytes", "dtype", "part")), scale.tolist(), strict=True
+        ):
+            if part or told is not None or self.hardware is None:
+                prices.append(told or 0.0)
+                continue
+            rated = dtype
+            if self.priced_dtype is not None and dtype in (None, *_FLOATS):
+                rated = self.priced_dtype
+            prices.append(self.costs.compute_seconds(flops, nbytes * times, dtype=rated))
+        seconds = np.array(prices, np.float64)[place]
+        return seconds if self.hardware is None else seconds * self._slowdowns(events)
+
+    def _slowdowns(self, events: Columns) -> Floats:
+        assert self.hardware is not None
+        factor = {rank: self.hardware.slowdown(rank) for rank in events.distinct("rank")}
+        return np.array([factor[rank] for rank in events.values("rank")], np.float64)
+
+    def _messages(self, events: Columns) -> Floats:
+        nbytes = self.message_bytes(events)
+        key = combined(events.key("rank", "peer"), np.unique(nbytes, return_inverse=True)[1].astype(np.int64))
+        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        different = events.take(first)
+        prices = [
+            self.costs.message_seconds(size, source, target) for size, source, target in
+            zip(nbytes[first].tolist(), different.values("rank"), different.values("peer"), strict=True)
+        ]
+        return np.array(prices, np.float64)[place]
+
+
+    def collective(
+        self, kind: str, group: tuple[int, ...], received: Sequence[int] | npt.NDArray[np.int64], dtype: str | None,
+        pairs: Pairs = (),
+    ) -> CollectivePrice:
+        """That of a direct collective over these ranks, each of which receives so many bytes; free on the host."""
+        if self.hardware is None:
+            return FREE
+        own = np.asarray(received)
+        total = float(own.sum() * self._factor(dtype))
+        if kind == "permute":   # as long as the largest
+            total = float(own.max() * (total / max(1, int(own.sum()))))
+        return collective_price(self.costs, kind, "direct", group, total, pairs=pairs, sharing=self.link_sharing)
+
+
+def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
+    """The events but some, numbered anew."""
+    if not left_out.any():
+        return events
+    ranks = codes(events["rank"])
+    serials, parents = events.numbers("serial"), events.numbers("parent")
+    spread = int(max(serials.max(), parents.max())) + 2
+    gone = np.sort((ranks * spread + serials)[left_out])
+
+    def moved(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        before = np.searchsorted(gone, ranks * spread + numbers) - np.searchsorted(gone, ranks * spread)
+        return np.asarray(numbers - before)
+
+    renumbered = events.with_columns(
+        serial=moved(serials), parent=np.where(parents == ABSENT, ABSENT, moved(np.maximum(parents, 0))))
+    return renumbered.take(~left_out)

@@ -1,0 +1,5 @@
+"""What happened, as one value, with its tables, files and pictures."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

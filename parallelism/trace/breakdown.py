@@ -1,0 +1,109 @@
+"""Where the time of each device goes: parts that add up to the makespan.
+
+    forward, backward, recompute   compute that says so (``phase``; a name that begins with "recompute")
+    other          all other compute
+    communication  data of the device moves, and it computes nothing: exposed communication
+    bubble         it is held up: nothing moves and nothing is computed, between its first event and its last
+    idle           before its first event, and after its last
+
+Each moment counts once, for the first of these that fits; so communication behind compute is not in the split.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.events import Columns, Table
+from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, moving, rounded
+
+if TYPE_CHECKING:
+    from parallelism.trace.trace import Trace
+
+PHASES = {"F": 0, "B": 1, "I": 1, "W": 1, "R": 2}
+
+
+_ROUNDING = 1e-12
+"""Of the makespan: less than what adding up so many parts may leave."""
+
+
+class Split(NamedTuple):
+    """Seconds of virtual time; together the makespan."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recompute: float = 0.0
+    other: float = 0.0
+    communication: float = 0.0
+    bubble: float = 0.0
+    idle: float = 0.0
+
+
+PARTS = Split._fields
+_OTHER, _COMMUNICATION, _BUBBLE, _IDLE = map(PARTS.index, ("other", "communication", "bubble", "idle"))
+
+
+def part_of(columns: Columns) -> npt.NDArray[np.int8]:
+    """For each event the number of its part in `PARTS`: of compute what it computes, else communication."""
+    recompute = _by_value(columns, "name", lambda name: str(name).lower().startswith("recompute"))
+    phases = columns["phase"]
+    assert isinstance(phases, Table)
+    part = np.array([PHASES.get(phase, _OTHER) for phase in phases.values], np.int8)[phases.index]
+    part[recompute] = PHASES["R"]
+    part[~columns.isin("kind", {"compute"})] = _COMMUNICATION
+    return part
+
+
+def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
+    """The split of each rank's time; ``moved`` saves finding `moving` again."""
+    makespan = trace.makespan_seconds
+    columns = trace.columns
+    moved = moving(trace) if moved is None else moved
+    start = columns.numbers("start_seconds").astype(np.float64)
+    end = start + columns.numbers("duration_seconds")
+    counted = ~columns.present("parent") & columns.isin("kind", HOLDING) & (end > start)
+    ranks = np.searchsorted(np.array(trace.ranks), columns.numbers("rank"))
+
+    active = counted & ~columns.isin("kind", {"wait"})      # a wait only waits: its operation has the transfer
+    parts = part_of(columns)
+    since = np.where(columns.isin("kind", {"compute", "send", *HOST_TRAFFIC}), start, np.maximum(start, moved.since))
+    since = rounded(since, end)
+    first, last = np.full(len(trace.ranks), np.inf), np.full(len(trace.ranks), -np.inf)
+    np.minimum.at(first, ranks[counted], start[counted])
+    np.maximum.at(last, ranks[counted], end[counted])
+    seen = np.flatnonzero(last > first)
+    seconds = _first_that_fits(
+        np.concatenate([ranks[active], seen]),
+        np.concatenate([np.minimum(since, end)[active], first[seen]]), np.concatenate([end[active], last[seen]]),
+        np.concatenate([parts[active], np.full(len(seen), _BUBBLE)]), len(trace.ranks))
+    rest = makespan - seconds.sum(axis=1)
+    seconds[:, _IDLE] = np.where(rest > _ROUNDING * makespan, rest, 0)
+    return {rank: Split(*row) for rank, row in zip(trace.ranks, seconds.tolist(), strict=True)}
+
+
+def _first_that_fits(
+    ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64],
+    parts: npt.NDArray[np.int8], count: int,
+) -> npt.NDArray[np.float64]:
+    """Of intervals, by rank and part, the seconds in which no interval of an earlier part is open there."""
+    rank, time = np.concatenate([ranks, ranks]), np.concatenate([starts, ends])
+    order = np.lexsort((time, rank))
+    rank, time = rank[order], time[order]
+    lengths = np.diff(time, append=time[-1:])
+    lengths[np.diff(rank, append=rank[-1:] + 1) != 0] = 0      # from a rank's last moment to the next rank's first
+    seconds = np.zeros((count, len(PARTS)))
+    free = np.ones(len(time), np.bool_)
+    for part in range(_IDLE):
+        step = np.concatenate([parts == part, -1 * (parts == part)])[order]
+        here = free & (np.cumsum(step) > 0)
+        seconds[:, part] = np.bincount(rank[here], lengths[here], count)
+        free &= ~here
+    return seconds
+
+
+def _by_value(columns: Columns, field: str, test: object) -> npt.NDArray[np.bool_]:
+    column = columns[field]
+    assert isinstance(column, Table) and callable(test)
+    return np.array([test(value) for value in column.values], np.bool_)[column.index]

@@ -1,0 +1,161 @@
+"""A trace at a glance: where the time went, traffic and work by rank, the collectives; 80 columns of text, or HTML.
+
+Virtual time and wall time stand on lines of their own and are never added or divided by each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from parallelism.trace.breakdown import PARTS, split
+from parallelism.trace.collectives import collectives
+from parallelism.trace.transfers import Moving, moving
+
+if TYPE_CHECKING:
+    from parallelism.trace.trace import Trace
+
+WIDTH = 80
+_MOST_ROWS = 64
+
+
+class _Table(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int
+    """How many columns, from the first, hold words and are aligned to the left."""
+
+
+def as_text(trace: Trace) -> str:
+    """The summary in lines of at most 80 columns."""
+    lines = _headline(trace)
+    for table in _tables(trace):
+        lines += ["", *(fit(line, WIDTH) for line in _lines(table))]
+        if len(table.rows) > _MOST_ROWS:
+            lines.append(f"... and {len(table.rows) - _MOST_ROWS} more")
+    return "\n".join(lines)
+
+
+def as_html(trace: Trace) -> str:
+    """The same as a fragment of HTML, for a notebook."""
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    parts = [f"<p>{'<br>'.join(map(escape, _headline(trace)))}</p>"]
+    for table in _tables(trace):
+        rows = "".join(row("td", cells) for cells in table.rows[:_MOST_ROWS])
+        more = f"<p>... and {len(table.rows) - _MOST_ROWS} more</p>" if len(table.rows) > _MOST_ROWS else ""
+        parts.append(f"<table><thead>{row('th', table.columns)}</thead><tbody>{rows}</tbody></table>{more}")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _headline(trace: Trace) -> list[str]:
+    mesh = "" if trace.mesh_shape is None else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
+    devices = f"{trace.size} device{'s' * (trace.size != 1)}{mesh}"
+    starts = trace.columns.numbers("wall_start_seconds")
+    ends = starts + trace.columns.numbers("wall_duration_seconds")
+    wall = float(ends.max() - starts.min()) if len(trace) else 0.0
+    told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
+    traffic = "with the host" if trace.host_traffic else "between devices"
+    return [
+        fit(f"{devices}{told}, {len(trace)} event{'s' * (len(trace) != 1)}; traffic {traffic}", WIDTH),
+        fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
+            f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),
+        fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
+    ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
+
+
+def _tables(trace: Trace) -> list[_Table]:
+    moved = moving(trace)
+    tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
+    held = trace.peaks()
+    ranks = []
+    for rank, totals in sorted(trace.totals.items()):
+        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), quantity(totals.messages),
+                      quantity(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
+    columns = ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])]
+    tables.append(_Table(columns, ranks, 0))
+
+    rows = collectives(trace, moved)
+    for longest in (18, 10):        # of a word, so that a line has room for it
+        groups = [[fit(row.name, longest), fit(row.algorithm, longest),
+                   fit("-" if row.axes is None else ", ".join(row.axes), longest), quantity(row.operations),
+                   nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)] for row in rows]
+        table = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
+        if not groups or max(map(len, _lines(table))) <= WIDTH:
+            break
+    return [*tables, table] if rows else tables
+
+
+def _split_table(trace: Trace, moved: Moving) -> _Table:
+    """Where the time went, by rank, in all, and as shares of makespan x devices."""
+    by_rank = split(trace, moved)
+    shown = [[str(rank), *map(seconds, parts)] for rank, parts in by_rank.items()]
+    total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
+    whole = trace.makespan_seconds * len(by_rank)
+    shares = ["", *(f"{part / whole:.1%}" for part in total)]
+    return _Table(["rank", *("exposed" if part == "communication" else part for part in PARTS)],
+                  [["all", *map(seconds, total)], shares, *shown], 0)
+
+
+def _lines(table: _Table) -> list[str]:
+    shown = [table.columns, *table.rows[:_MOST_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return ["  ".join(cell.ljust(n) if i < table.left else cell.rjust(n)
+                      for i, (cell, n) in enumerate(zip(row, widths, strict=True))).rstrip() for row in shown]
+
+
+def fit(text: str, width: int) -> str:
+    """The text on one line of at most ``width`` columns, without what a terminal might obey."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= width else text[:width - 3] + "..."
+
+
+def seconds(value: float) -> str:
+    """A time with its unit: ``12.3 ms``."""
+    if value == 0:
+        return "0 s"
+    factor, unit = (1.0, "s") if value >= 0.9995 else (1e3, "ms") if value >= 0.9995e-3 else (1e6, "us")
+    return f"{_digits(value * factor)} {unit}"
+
+
+def nbytes(value: float) -> str:
+    """A number of bytes with its unit: ``1.5 MiB``, exact below a KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1023.5:
+            break
+        if unit != "TiB":
+            value /= 1024
+    return f"{_digits(value)} {unit}"
+
+
+def rate(bytes_per_second: float | None) -> str:
+    """A bandwidth with its unit, in powers of ten as nccl-tests and data sheets give it: ``12.5 GB/s``."""
+    if bytes_per_second is None:
+        return "-"
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"):
+        if bytes_per_second < 999.5 or unit == "TB/s":
+            break
+        bytes_per_second /= 1000
+    return f"{_digits(bytes_per_second)} {unit}"
+
+
+def quantity(value: float) -> str:
+    """A count with a decimal prefix: ``4.2 G``, exact below ten thousand."""
+    if abs(value) < 10_000 and value == int(value):
+        return str(int(value))
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if abs(value) < 999.5:
+            break
+        if prefix != "E":
+            value /= 1000
+    return f"{_digits(value)} {prefix}".rstrip()
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, all of them shown; integers below 1024 exactly."""
+    if abs(value) < 1024 and value == int(value):
+        return str(int(value))
+    return f"{value:.0f}" if 999.5 <= abs(value) < 99999.5 else f"{value:#.3g}".rstrip(".")

@@ -1,0 +1,422 @@
+"""One type for what was measured and for what was predicted: the `Trace`, a sequence of `Event`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.events import HOST, KINDS, Columns, Event
+from parallelism.events.columns import operations, sums
+from parallelism.timeline import Priced, UndeclaredComputeWarning, warn_of_undeclared
+
+if TYPE_CHECKING:
+    from parallelism.hardware import Hardware
+    from parallelism.timeline import Pricing
+
+__all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace", "UndeclaredComputeWarning"]
+
+
+class RankTotals(NamedTuple):
+    """What one rank did in all, messages inside collectives left out."""
+
+    compute_seconds: float = 0.0
+    """Virtual time in compute events."""
+    waiting_seconds: float = 0.0
+    """Virtual time that collectives, messages and waits held the rank; asynchronous ones hold it in their wait."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages: int = 0
+    flops: float = 0.0
+
+
+_MOST_BYTES = 1e300
+_HOST_KINDS = frozenset(("h2d", "d2h"))
+_TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
+_WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Trace(Sequence[Event]):
+    """What happened, or what would: an immutable sequence of `Event`, in the order of record within each rank.
+
+    >>> shift = [Event(rank, "collective", "shift", bytes_sent=8, bytes_received=8, group=(0, 1), sequence=0,
+    ...                sources=((1 - rank, 8),)) for rank in (0, 1)]
+    >>> trace = Trace([*shift, Event(0, "h2d", "arguments", bytes_received=100)])
+    >>> trace.count("shift"), trace.bytes_received(), trace.filter(kind="h2d").bytes_received()
+    (1, 16, 100)
+
+    Totals of bytes and messages are **between devices**: collectives, and messages whose peer is a device.  What
+    goes to and from the host is left out, unless the trace was filtered for it (`host_traffic`).  Messages
+    inside a collective (``parent``) are in no total: the collective's own event counts them.
+
+    ``size`` is the number of devices (default: enough for the ranks that occur), ``mesh_shape`` the size of each
+    axis, outermost first, ``hardware`` the name of what the virtual time stands for, ``ranks`` the devices that
+    the trace tells about (default: all).  ``ValueError`` for a rank outside ``size``, and for a mesh of another size.
+    """
+
+    size: int
+    """The number of devices of the cluster."""
+    mesh_shape: tuple[tuple[str, int], ...] | None
+    """The axes of the mesh with their sizes, outermost first."""
+    hardware: str | None
+    ranks: tuple[int, ...]
+    """The devices this trace tells about, idle ones included: all of them, or those it was filtered for."""
+    host_traffic: bool
+    """Whether totals are over the traffic with the host, as after ``filter(kind="h2d")``, and over nothing else."""
+    priced: Priced
+    """How its virtual time was found."""
+    columns: Columns = field(init=False)
+    """The events by columns, from which everything here is found."""
+    events: tuple[Event, ...] = cast(Any, cached_property(lambda self: tuple(self.columns.events())))
+    """All events, each an object of its own: those that were given, or made when this is first asked for."""
+
+    def __init__(
+        self, events: Iterable[Event] | Columns, size: int | None = None, *,
+        mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None, hardware: str | None = None,
+        ranks: Iterable[int] | None = None, host_traffic: bool = False, priced: Iterable[Any] = (),
+    ) -> None:
+        if isinstance(events, Columns):
+            columns = events
+        else:
+            events = tuple(events)
+            columns = Columns.of(events)
+            object.__setattr__(self, "events", events)
+        occurring = columns.distinct("rank")
+        size = max(occurring, default=-1) + 1 if size is None else size
+        told = tuple(sorted(occurring.union(range(size) if ranks is None else ranks)))
+        if told and (told[0] < 0 or told[-1] >= size):
+            raise ValueError(f"the ranks of {size} devices are 0 to {size - 1}, "
+                             f"got an event of rank {told[0] if told[0] < 0 else told[-1]}")
+        shape = None if mesh_shape is None else tuple(dict(mesh_shape).items())
+        if shape is not None and prod(extent for _, extent in shape) != size:
+            raise ValueError(f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
+                             f"the trace has {size}")
+        for name, value in (("columns", columns), ("size", size), ("mesh_shape", shape), ("hardware", hardware),
+                            ("ranks", told), ("host_traffic", host_traffic), ("priced", Priced(*priced))):
+            object.__setattr__(self, name, value)
+
+    def _of(self, columns: Columns, ranks: Iterable[int] | None = None, host_traffic: bool = False) -> Trace:
+        """Some of these events."""
+        return Trace(columns, self.size, mesh_shape=self.mesh_shape, hardware=self.hardware,
+                     ranks=self.ranks if ranks is None else ranks, host_traffic=self.host_traffic or host_traffic,
+                     priced=self.priced)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @overload
+    def __getitem__(self, item: int) -> Event: ...
+    @overload
+    def __getitem__(self, item: slice) -> Trace: ...
+    def __getitem__(self, item: int | slice) -> Event | Trace:
+        if isinstance(item, slice):
+            return self._of(self.columns.take(item))
+        if "events" in self.__dict__:
+            return self.events[item]
+        place = range(len(self))[item]
+        return next(self.columns.take(slice(place, place + 1)).events())
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events) if "events" in self.__dict__ else self.columns.events()
+
+    def _header(self) -> tuple[Any, ...]:
+        return self.size, self.mesh_shape, self.hardware, self.ranks, self.host_traffic, self.priced
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self is other or (self._header() == other._header() and self.columns == other.columns)
+
+    def __hash__(self) -> int:
+        return hash((len(self), self._header()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _trace, (self.columns, *self._header())
+
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self)} events on {self.size} devices, {self.makespan_seconds:.6g} s of virtual time>"
+
+    # What is in it
+
+    def filter(
+        self, *, kind: str | Collection[str] | None = None, name: str | Collection[str] | None = None,
+        rank: int | Collection[int] | None = None, axes: str | tuple[str, ...] | None = None,
+        stage: int | Collection[int] | None = None, microbatch: int | Collection[int] | None = None,
+        phase: str | Collection[str] | None = None, peer: int | Collection[int] | None = None,
+    ) -> Trace:
+        """The events that fit everything given; a collection stands for any of its values.
+
+        ``axes`` is one axis, or the exact tuple of axes.  Asking for ``h2d``, ``d2h`` or ``peer=HOST`` and nothing
+        else of that sort makes the totals those of the traffic with the host.  ``ValueError`` for an unknown kind.
+        """
+        given: dict[str, Any] = {"kind": kind, "name": name, "rank": rank, "stage": stage, "microbatch": microbatch,
+                                 "phase": phase, "peer": peer}
+        wanted = {field: {value} if isinstance(value, (str, int)) else set(value)
+                  for field, value in given.items() if value is not None}
+        kinds = wanted.get("kind", set())
+        if unknown := kinds - set(KINDS):
+            raise ValueError(f"no kind of event is called {sorted(unknown)[0]!r}; the kinds are {', '.join(KINDS)}")
+        if axes is not None:
+            wanted["axes"] = {(axes,) if isinstance(axes, str) else tuple(axes)}
+        columns = self.columns
+        for of, values in wanted.items():
+            columns = columns.take(columns.isin(of, values))
+        host = (bool(kinds) and kinds <= _HOST_KINDS) or wanted.get("peer") == {HOST}
+        ranks = tuple(r for r in self.ranks if r in wanted.get("rank", self.ranks))
+        return self._of(columns, ranks, host)
+
+    def count(self, name: str, rank: int | None = None) -> int:     # of a name, where a Sequence counts a value
+        """How many operations of that name took place.
+
+        A collective counts once for each group that took part, however many ranks that is; with ``rank``, those
+        that rank joined.  Anything else (a compute block, a message's send or its recv) counts once per event.
+        """
+        columns = self.columns.only("name", "kind", "rank", "parent", "group", "sequence")
+        wanted = columns.isin("name", {name}) & ~columns.present("parent") & ~columns.isin("kind", {"wait"})
+        if rank is not None:
+            wanted &= columns.isin("rank", {rank})
+        return operations(columns.take(wanted))
+
+    def by_rank(self) -> tuple[tuple[Event, ...], ...]:
+        """The events of each rank, 0 to size-1, as `parallelism.timeline.replay` takes them."""
+        lanes: list[list[Event]] = [[] for _ in range(self.size)]
+        for event in self:
+            lanes[event.rank].append(event)
+        return tuple(map(tuple, lanes))
+
+    # Totals
+
+    def _outermost(self, kinds: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Which events are of these kinds, and inside no collective."""
+        return self.columns.isin("kind", kinds) & ~self.columns.present("parent")
+
+    def _counted(self) -> Columns:
+        """The events whose bytes are in the totals."""
+        columns = self.columns.only(
+            "kind", "rank", "peer", "parent", "bytes_sent", "bytes_received", "messages", "sources")
+        host = columns.isin("kind", _HOST_KINDS) | columns.isin("peer", {HOST})
+        return columns.take(self._outermost(_TRAFFIC_KINDS) & (host == self.host_traffic))
+
+    @cached_property
+    def totals(self) -> Mapping[int, RankTotals]:
+        """The totals of each of `ranks`."""
+        columns = self.columns.only("kind", "rank", "work", "parent", "duration_seconds", "flops")
+
+        def by_rank(events: Columns, field: str) -> list[Any]:
+            places = np.searchsorted(np.array(self.ranks), events.numbers("rank"))
+            return sums(events.numbers(field), places, len(self.ranks))
+
+        blocking = ~columns.present("work") | columns.isin("kind", {"wait"})
+        waiting, counted = columns.take(self._outermost(_WAITING_KINDS) & blocking), self._counted()
+        found = zip(
+            by_rank(columns.take(self._outermost({"compute"})), "duration_seconds"),
+            by_rank(waiting, "duration_seconds"),
+            *(by_rank(counted, field) for field in ("bytes_sent", "bytes_received", "messages")),
+            by_rank(columns.take(~columns.present("parent")), "flops"), strict=True)
+        return {rank: RankTotals(*sums_) for rank, sums_ in zip(self.ranks, found, strict=True)}
+
+    def _total(self, field: str, rank: int | None) -> Any:
+        if rank is None:
+            return sum(getattr(totals, field) for totals in self.totals.values())
+        if not 0 <= rank < self.size:
+            raise ValueError(f"the ranks of {self.size} devices are 0 to {self.size - 1}, got rank={rank}")
+        return getattr(self.totals.get(rank, RankTotals()), field)
+
+    def bytes_received(self, rank: int | None = None) -> int:
+        """Bytes that came from other devices, to one rank or to all together."""
+        return int(self._total("bytes_received", rank))
+
+    def bytes_sent(self, rank: int | None = None) -> int:
+        """Bytes that went to other devices, from one rank or from all together."""
+        return int(self._total("bytes_sent", rank))
+
+    def messages(self, rank: int | None = None) -> int:
+        """Messages sent to other devices, by one rank or by all together."""
+        return int(self._total("messages", rank))
+
+    def flops(self, rank: int | None = None) -> float:
+        """Floating-point operations declared by compute events, of one rank or of all together."""
+        return float(self._total("flops", rank))
+
+    def peak_bytes(self, rank: int, category: str | None = None) -> int:
+        """The most bytes that the rank held at any time (``device.hold``), all together or of one category."""
+        return self.peaks(category).get(rank, 0)
+
+    def peaks(self, category: str | None = None) -> dict[int, int]:
+        """`peak_bytes` of each rank that held anything."""
+        held: dict[int, float] = {}
+        peaks: dict[int, int] = {}
+        wanted = self.columns.isin("kind", {"memory"})
+        if category is not None:
+            wanted &= self.columns.isin("name", {category})
+        events = self.columns.take(wanted)
+        for rank, nbytes in zip(events.values("rank"), events.values("nbytes"), strict=True):
+            # forged bytes may add up to more than a float holds
+            held[rank] = now = min(max(held.get(rank, 0) + nbytes, -_MOST_BYTES), _MOST_BYTES)
+            peaks[rank] = max(peaks.get(rank, 0), int(now))
+        return peaks
+
+    def communication_matrix(self) -> npt.NDArray[np.int64]:
+        """Bytes from device to device, ``[source, destination]``, shape (size, size).
+
+        Collectives tell the sources of their bytes, messages are counted where they are received; so the sum
+        is `bytes_received`.  ``ValueError`` for a trace of host traffic, which no device sends.
+        """
+        if self.host_traffic:
+            raise ValueError("a communication matrix is between devices; this trace was filtered for host traffic")
+        matrix = np.zeros((self.size, self.size), np.int64)
+        counted = self._counted()
+        received = counted.take(counted.isin("kind", {"recv"}) & counted.present("peer"))
+        np.add.at(matrix, (received.numbers("peer"), received.numbers("rank")), received.numbers("bytes_received"))
+        sources = counted.take(~counted.isin("sources", {()}))
+        _, first, times = np.unique(sources.key("rank", "sources"), return_index=True, return_counts=True)
+        different = sources.take(first)
+        several = zip(different.values("rank"), different.values("sources"), times.tolist(), strict=True)
+        for rank, told, count in several:
+            for source, nbytes in told:
+                matrix[source, rank] += count * nbytes
+        return matrix
+
+    # Time
+
+    @cached_property
+    def makespan_seconds(self) -> float:
+        """Virtual time from the first start to the last end; a whole run starts at 0."""
+        if not len(self):
+            return 0.0
+        starts = self.columns.numbers("start_seconds")
+        return float((starts + self.columns.numbers("duration_seconds")).max() - starts.min())
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The part of the devices' time in which they do not compute: 1 - busy / (ranks x makespan)."""
+        available = len(self.ranks) * self.makespan_seconds
+        return 1 - sum(totals.compute_seconds for totals in self.totals.values()) / available if available else 0.0
+
+    @property
+    def span_bubble_fraction(self) -> float:
+        """The bubble by the ranks' own spans: (longest span - its busy time) / longest span.
+
+        A rank's span runs from the start of its first compute to the end of its last.  This is how the papers
+        on zero-bubble schedules count (Qi et al., Zero Bubble Pipeline Parallelism, section 5): a stage that
+        starts late and ends late, and so could take up the next step meanwhile, is not charged for it.
+        """
+        computes = self.columns.take(self._outermost({"compute"}))
+        starts, ranks = computes.numbers("start_seconds"), computes.numbers("rank")
+        first, last = np.full(self.size, np.inf), np.full(self.size, -np.inf)
+        np.minimum.at(first, ranks, starts)
+        np.maximum.at(last, ranks, starts + computes.numbers("duration_seconds"))
+        span, minus_busy = max(((float(last[rank] - first[rank]), -self.totals[rank].compute_seconds)
+                                for rank in computes.distinct("rank")), default=(0.0, 0.0))
+        return (span + minus_busy) / span if span else 0.0
+
+    @property
+    def compute(self) -> str:
+        """``"measured"`` or ``"modelled"``: what the time of compute was taken from."""
+        return self.priced.compute
+
+    @property
+    def priced_dtype(self) -> str | None:
+        """What the flops and bytes of float arrays were priced as, whatever they were; None: as themselves."""
+        return self.priced.priced_dtype
+
+    @property
+    def link_sharing(self) -> bool:
+        """Whether messages and collectives that overlap share their links, on a hardware that has some."""
+        return self.priced.link_sharing
+
+    @property
+    def undeclared_seconds(self) -> float:
+        """CPU seconds of what cost nothing in a modelled trace, because neither flops, bytes nor seconds were told."""
+        return self.priced.undeclared_seconds
+
+    def on(
+        self, hardware: Hardware | str | PathLike[str], *, compute: str | None = None, priced_dtype: str | None = None,
+        link_sharing: bool | None = None,
+    ) -> Trace:
+        """The same record priced elsewhere: what a run there would give.
+
+        ``hardware`` is a `Hardware`, the name of a preset, a file, or ``"host"``: this machine as it was calibrated,
+        or, if it was not, CPU seconds with free messages.  What is None is as in this trace.
+        ``ValueError`` for a hardware with too few devices or no rate for a dtype, and where CPU times are asked for
+        that a modelled trace has left out.
+        """
+        from parallelism.hardware import Hardware
+        from parallelism.timeline import Pricing
+
+        if compute == "measured" != self.compute:
+            raise ValueError("compute='measured' wants CPU times, and a modelled trace has left out some of them")
+        to_host = isinstance(hardware, str) and hardware == "host"
+        if to_host:
+            hardware = Hardware.of_host(self.size) or hardware
+        return self.priced_by(Pricing.of(
+            hardware, self.compute if compute is None else compute,
+            priced_dtype or (None if to_host else self.priced_dtype),
+            self.link_sharing if link_sharing is None else link_sharing))
+
+    def priced_by(self, pricing: Pricing) -> Trace:
+        """`on`, told by a `parallelism.timeline.pricing.Pricing`."""
+        from parallelism.timeline import repricing
+
+        seen = repricing.repriced(self.columns, self.size, pricing)
+        left_out = self.priced.left_out_seconds + seen.left_out_seconds
+        undeclared = left_out + seen.undeclared_seconds
+        if self.compute != "modelled":
+            warn_of_undeclared(undeclared, self.priced.left_out_seconds + seen.compute_seconds, self.size)
+        priced = Priced(pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out)
+        return Trace(seen.events, self.size, mesh_shape=self.mesh_shape, hardware=pricing.name, ranks=self.ranks,
+                     host_traffic=self.host_traffic, priced=priced)
+
+    # Files and reports
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the whole trace as JSON; `load` gives an equal one.  ``ValueError`` for an event that is malformed."""
+        from parallelism.trace import files as trace_files
+
+        trace_files.save(path, self)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Trace:
+        """Reads what `save` wrote.
+
+        ``ValueError`` that names the file, and the event and the field where it is one of them, for whatever is
+        not such a trace; ``OSError`` if it cannot be read.  Nothing in the file is executed.
+        """
+        from parallelism.trace import files as trace_files
+
+        columns, header = trace_files.load(path)
+        try:
+            return cls(columns, **header)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def to_chrome(self, path: str | PathLike[str]) -> None:
+        """Writes JSON for Perfetto or ``chrome://tracing``: a process per device, virtual time in microseconds."""
+        from parallelism.trace import chrome as trace_chrome
+
+        trace_chrome.save_chrome(path, self)
+
+    def summary(self) -> str:
+        """Time, traffic and work by rank, and the collectives, as text of at most 80 columns."""
+        from parallelism.trace import summary as trace_summary
+
+        return trace_summary.as_text(self)
+
+    def _repr_html_(self) -> str:
+        from parallelism.trace import summary as trace_summary
+
+        return trace_summary.as_html(self)
+
+
+def _trace(
+    columns: Columns, size: int, mesh_shape: Any, hardware: str | None, ranks: Any, host_traffic: bool, priced: Priced
+) -> Trace:
+    return Trace(columns, size, mesh_shape=mesh_shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic,
+                 priced=priced)

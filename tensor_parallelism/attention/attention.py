@@ -1,0 +1,253 @@
+"""`Attention`: multi-head and grouped-query attention on tensors that lie on a mesh, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import rotate, rotate_backward
+from parallelism.mesh import Mesh
+from parallelism.operation import Device, ShardedOperation
+from parallelism.resharding import ReshardingPlan
+from tensor_parallelism.attention.blocks import ACTIVATIONS, GATHERED
+from tensor_parallelism.attention.plan import AttentionPlan
+from tensor_parallelism.attention.policies import AttentionSharding, AttentionShardingPolicy
+from tensor_parallelism.attention.ring import RingKept, ring_backward, ring_forward
+from tensor_parallelism.attention.shapes import AttentionShapes
+from tensor_parallelism.attention.shares import zigzag_order
+from tensor_parallelism.attention.ulysses import UlyssesKept, ulysses_backward, ulysses_forward
+from tensor_parallelism.products import Contraction
+from tensor_parallelism.products.product import moved
+
+Array = npt.NDArray[Any]
+NAMES = ("x", "wq", "wk", "wv", "wo")
+INTO, OUT_OF = Contraction("bsm", "mhd", "bshd"), Contraction("bshd", "hdm", "bsm")
+"""The product with Wq, Wk and Wv side by side, and that with Wo."""
+OF_WEIGHTS = Contraction("bshd", "bsm", "hdm")
+"""What makes the gradients of Wq, Wk and Wv: heads first, so that each lies in one piece."""
+JOINED = "joined weights"
+RINGS = (AttentionShardingPolicy.RING, AttentionShardingPolicy.MEGATRON_RING)
+
+
+class Saved(NamedTuple):
+    """What the backward needs of the forward: shards, and how they belong together."""
+
+    x: Array
+    weights: tuple[Array, Array, Array, Array]
+    kept: RingKept | UlyssesKept
+    plan: AttentionPlan
+
+
+class Attention(ShardedOperation):
+    """``cluster.run(Attention(sharding), x, wq, wk, wv, wo).result`` is softmax(q k^T / sqrt(d)) v Wo, head by head.
+
+    q = x Wq, k = x Wk and v = x Wv; x is (batch, sequence, model), Wq is (model, heads, head_dim), Wk and Wv are
+    (model, kv_heads, head_dim), Wo is (heads, head_dim, model).  With fewer key-value heads than query heads, each
+    serves ``heads / kv_heads`` of these in a row (grouped queries).  ``causal``: a row attends to none after it.
+    Without ``policy`` it runs the first that the layouts allow; that is RING where ULYSSES would do, too.
+    ``print(operation.plan((x.shape, wq.shape, wk.shape, wv.shape, wo.shape), mesh))`` says what will run.
+
+    ``zigzag``, of a causal ring: the rows of x, of the result and of their gradients lie in `zigzag_order`, so that
+    every device computes as much; the host puts x in this order and the result back.  Who calls `forward` gives shards
+    of ``x[:, zigzag_order(sequence, devices)]``.  Otherwise a ring skips what is wholly masked, and its first devices
+    wait for its last.
+
+    ``rotary_base``, 10000 in the paper: queries and keys are turned by an angle that grows with their place in the
+    sequence, `parallelism.kernels.rotate`, wherever the row lies and in whatever order; the head_dim is even then.
+
+    **Communication**: see `AttentionShardingPolicy`; ``plan(...).bytes_received`` and
+    ``plan(...).backward_bytes_received``, by rank.
+
+    **Memory**, by `Device.hold`.  From the forward to the end of the backward: ``activations`` (shards of x, the
+    queries, and what rows attended to; by ULYSSES that twice, by heads and by rows), ``keys and values``, and
+    ``softmax statistics``, a number for each head of a row.  In passing: ``scores``, ``gathered`` x, ``gradients of
+    keys and values``, and ``joined weights``, Wq, Wk and Wv side by side.  The first two are five arrays of the size
+    of x where all heads together are as wide as the model: 10 of the 11 s b h bytes that Korthikanti et al., 2022,
+    arXiv:2205.05198, section 4.1, count for elements of two bytes (the other is a dropout mask); their 5 a s^2 b bytes
+    of scores are made anew in the backward.
+
+    ``ValueError`` when made, for another policy than the layouts', and for a zigzag of what is no causal ring; and, on
+    the host, before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and
+    for heads that cannot be shared.
+    """
+
+    sharding: AttentionSharding
+
+    def __init__(
+        self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
+        zigzag: bool = False, rotary_base: float | None = None,
+    ) -> None:
+        if not isinstance(sharding, AttentionSharding):
+            raise TypeError(f"Attention takes an AttentionSharding, got {sharding!r}")
+        allowed = sharding.policies
+        wanted = allowed[0] if policy is None else AttentionShardingPolicy(policy)
+        if wanted not in allowed:
+            raise ValueError(f"Attention with policy={wanted.name} needs layouts of that policy, {sharding!r} is "
+                             f"{' or '.join(one.name for one in allowed)}")
+        if zigzag and not (causal and wanted in RINGS):
+            raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
+                             f"causal={causal}")
+        if rotary_base is not None and not rotary_base > 0:
+            raise ValueError(f"rotary_base must be above 0, got {rotary_base!r}")
+        super().__init__(sharding)
+        self.policy = wanted
+        self.causal = bool(causal)
+        self.zigzag = bool(zigzag)
+        self.rotary_base = rotary_base
+        self._plans: dict[Any, AttentionPlan] = {}
+        """What the host has planned travels with the operation to the devices."""
+
+    def __repr__(self) -> str:
+        rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
+        return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag}{rotary})"
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The shards of x, Wq, Wk, Wv and Wo, by rank."""
+        if len(args) != len(NAMES):
+            raise TypeError(f"Attention takes {', '.join(NAMES)}, got {len(args)} arrays")
+        arrays = [np.asarray(value) for value in args]
+        plan = self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
+        if self.zigzag:
+            arrays[0] = arrays[0][:, self._order(plan.shapes.x[1], mesh)]
+        layouts = (getattr(self.sharding, name) for name in NAMES)
+        shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays, strict=True)]
+        return list(zip(*shards, strict=True))
+
+    def forward(
+        self, device: Device, *shards: Any, shapes: Sequence[Sequence[int]] | None = None
+    ) -> tuple[Array, Saved]:
+        """This device's shard of the result, from those of x, Wq, Wk, Wv and Wo.
+
+        ``shapes`` are those of the whole arrays, agreed on if not given.
+        """
+        arrays = [np.asarray(shard) for shard in shards]
+        if shapes is None:
+            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in NAMES])
+        dtype = _dtype(arrays)
+        plan = self.plan(shapes, device.mesh, dtype)
+        x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
+        rows = self._gathered(device, plan, x)
+        with _joined(device, plan, wq, wk, wv) as joined:
+            made = _apart(INTO.run(device, rows, joined), wq.shape[1], 2)
+        self._drop(device, plan, rows)
+        del rows, joined
+        if self.rotary_base is not None:
+            made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
+            made[2] = made[2].copy()        # and what it was a part of can go
+        device.hold(ACTIVATIONS, x.nbytes)
+        attend = ulysses_forward if plan.is_ulysses else ring_forward
+        kept: RingKept | UlyssesKept = attend(device, plan, made)
+        out = _moved_product(device, plan.out, OUT_OF, kept.mixed, wo)
+        return out, Saved(x, (wq, wk, wv, wo), kept, plan)
+
+    def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
+        """The gradients of x, Wq, Wk, Wv and Wo in their layouts, from that of the result in its layout.
+
+        After a ring, once for each forward.
+        """
+        x, (wq, wk, wv, wo), kept, plan = saved
+        grad = np.asarray(grad)
+        expected = plan.grad.held[device.rank]
+        if grad.shape != expected:
+            raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
+                             f"got {grad.shape}")
+        grad = moved(device, plan.grad, grad.astype(plan.dtype, copy=False))
+        wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
+        mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
+        if isinstance(kept, UlyssesKept):
+            made = ulysses_backward(device, plan, kept, mixed_grad)
+        else:
+            made = ring_backward(device, plan, kept, mixed_grad)
+        queries = plan.heads[device.rank].queries
+        if self.rotary_base is not None:
+            for part in _apart(made, len(queries), 2)[:2]:
+                part[...] = rotate_backward(part, plan.rows(device.rank), self.rotary_base)
+        rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
+        moves = [plan.weight_grads[name] for name in NAMES[1:4]]
+        whole = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
+        terms = [term.transpose(2, 0, 1) for term in _apart(whole, len(queries), 0)]
+        if plan.whole_keys:
+            terms[1:] = (_placed(term, moves[1].held[device.rank], mine) for term in terms[1:])
+        weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]
+        with _joined(device, plan, wq, wk, wv) as joined:
+            x_grad = INTO.lhs_gradient.run(device, made, joined, shared=bool(plan.x_grad.steps))
+        self._drop(device, plan, rows)
+        device.hold(ACTIVATIONS, -x.nbytes)
+        wq_grad, wk_grad, wv_grad = weight_grads
+        return moved(device, plan.x_grad, x_grad, spent=True), wq_grad, wk_grad, wv_grad, wo_grad
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
+        """The whole result, its rows in their own order."""
+        found = self.sharding.out.unshard(outputs, mesh)
+        return found[:, np.argsort(self._order(found.shape[1], mesh))] if self.zigzag else found
+
+    def plan(
+        self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
+    ) -> AttentionPlan:
+        """What runs for x, Wq, Wk, Wv and Wo of these shapes; ``print`` it.  ``ValueError`` if they do not fit."""
+        whole = tuple(tuple(int(n) for n in shape) for shape in shapes)
+        key = whole, mesh, np.dtype(dtype)
+        found = self._plans.get(key)
+        if found is None:
+            if len(whole) != len(NAMES):
+                raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(whole)} shapes")
+            of = AttentionShapes(*whole)
+            if self.rotary_base is not None and of.head_dim % 2:
+                raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
+                                 f"{of.head_dim}")
+            found = AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, np.dtype(dtype), mesh)
+            self._plans[key] = found
+        return found
+
+    def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
+        return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.split.rows])
+
+    def _gathered(self, device: Device, plan: AttentionPlan, x: Array) -> Array:
+        """The rows of x that this device multiplies."""
+        rows = moved(device, plan.x, x)
+        if plan.x.steps:
+            device.hold(GATHERED, rows.nbytes)
+        return rows
+
+    def _drop(self, device: Device, plan: AttentionPlan, rows: Array) -> None:
+        if plan.x.steps:
+            device.hold(GATHERED, -rows.nbytes)
+
+
+def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """That of the computation: integers become float64."""
+    found = np.result_type(*arrays)
+    if found.kind not in "biuf":
+        raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
+    return found if found.kind == "f" else np.dtype(np.float64)
+
+
+def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a: Array, b: Array) -> Array:
+    return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)), spent=True)
+
+
+@contextmanager
+def _joined(device: Device, plan: AttentionPlan, wq: Array, wk: Array, wv: Array) -> Iterator[Array]:
+    """Wq, Wk and Wv side by side, for a product: one of three times the width is quicker than three."""
+    mine = plan.kv_slice(device.rank)
+    joined = np.concatenate((wq, wk[:, mine], wv[:, mine]), axis=1)
+    device.hold(JOINED, joined.nbytes)
+    yield joined
+    device.hold(JOINED, -joined.nbytes)
+
+
+def _apart(joined: Array, queries: int, dim: int) -> list[Array]:
+    """What belongs to queries, keys and values, of heads side by side along ``dim``."""
+    keys = (joined.shape[dim] - queries) // 2
+    return np.split(joined, [queries, queries + keys], axis=dim)
+
+
+def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:
+    """The gradient of some heads as one of all, zeros elsewhere."""
+    whole = np.zeros(shape, part.dtype)
+    whole[:, heads] = part
+    return whole

@@ -1,0 +1,174 @@
+"""The ways to shard attention that have names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import NamedTuple
+
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.products import Axes, check_layouts
+
+
+class AttentionShardingPolicy(Enum):
+    """How x[b, s, m], Wq[m, h, d], Wk[m, k, d], Wv[m, k, d], Wo[h, d, n] and y[b, s, n] are sharded, and what moves.
+
+    h are the query heads, k the key-value heads.  T and C are mesh axes, or several, of so many devices, D those over
+    which the batch lies besides (or none, D = 1); the mesh has no others.  |x| are the bytes of x, |q| those of all
+    queries, |k| those of all keys (and of all values), |W| those of all weights.  Bytes are received, summed over the
+    devices, for extents that divide; `AttentionPlan` has them by rank for any extents.  Every policy adds the gradients
+    of the weights over the axes of the rows: by all_reduces over D and C, 2 (D C - 1) |W| bytes, C = 1 where there is
+    none.
+    """
+
+    UNSHARDED = "unsharded"
+    """x[bD, s, m] Wq[m, h, d] -> y[bD, s, n]: nothing but the batch is sharded.  0 bytes forward."""
+
+    MEGATRON = "megatron"
+    """x[bD, s, m] Wq[m, hT, d] Wk[m, kT, d] Wv[m, kT, d] Wo[hT, d, n] -> y[bD, s, n]: each device has some heads.
+
+    Forward an all_reduce of y over T, 2 (T-1) |y| bytes.  Backward one of the gradient of x, 2 (T-1) |x|.  Shoeybi et
+    al., *Megatron-LM*, 2019, arXiv:1909.08053, section 3.
+
+    Wk and Wv may also lie whole, Wk[m, k, d], where the heads of a device attend with key-value heads of another; each
+    device then makes the keys that it needs, and the gradients of Wk and Wv are added over T, too.
+    """
+
+    SEQUENCE = "sequence"
+    """x[bD, sT, m] Wq[m, hT, d] Wk[m, kT, d] Wv[m, kT, d] Wo[hT, d, n] -> y[bD, sT, n].
+
+    Forward an all_gather of x over T, (T-1) |x| bytes, and a reduce_scatter of y, (T-1) |y|.  Backward an all_gather of
+    the gradient of y, (T-1) |y|, and of x once more, (T-1) |x|, and a reduce_scatter of the gradient of x, (T-1) |x|.
+    Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022, arXiv:2205.05198, section
+    4.2.2.
+    """
+
+    RING = "ring"
+    """x[bD, sC, m] Wq[m, h, d] -> y[bD, sC, n]: rows stay, keys and values go round a ring.
+
+    Forward C-1 shifts of a block of keys and values over C: each device receives (C-1)/C of them, all together
+    (C-1) 2 |k| bytes.  Backward the blocks go back the way they came, C-1 shifts, and their gradients with them, C-1
+    more: (C-1) 4 |k|.  A device has two blocks at a time, the one it works on and the one that comes.  Liu et al.,
+    *Ring Attention with Blockwise Transformers*, 2023, arXiv:2310.01889.
+    """
+
+    ULYSSES = "ulysses"
+    """x[bD, sC, m] Wq[m, h, d] -> y[bD, sC, n]: the layouts of RING; from rows to heads and back.
+
+    Forward all_to_alls over C of queries, keys, values and of the result: (C-1)/C (2 |q| + 2 |k|) bytes; backward as
+    many, of their gradients.  Heads that do not divide go by `numpy.array_split`.  A key-value head that the query
+    heads of several devices attend with goes to each of them, so it may be fewer than devices.  Jacobs et al.,
+    *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section 3.
+    """
+
+    MEGATRON_RING = "megatron_ring"
+    """x[bD, sC, m] Wq[m, hT, d] Wk[m, kT, d] Wv[m, kT, d] Wo[hT, d, n] -> y[bD, sC, n].
+
+    RING over C of the heads that each device has by MEGATRON: forward C-1 shifts, (C-1) 2 |k| bytes, and an all_reduce
+    of y over T, 2 (T-1) |y|; backward (C-1) 4 |k| and 2 (T-1) |x|.
+    """
+
+
+class AttentionSplit(NamedTuple):
+    """Over what the batch, the rows, the query heads and the key-value heads lie while they attend."""
+
+    batch: Axes
+    rows: Axes
+    heads: Axes
+    kv_heads: Axes
+
+
+@dataclass(frozen=True)
+class AttentionSharding:
+    """The layouts of attention: of ``x``, ``wq``, ``wk``, ``wv``, ``wo`` and ``out`` (y).
+
+    x and y are [batch, sequence, model], wq is [model, heads, head_dim], wk and wv are [model, kv_heads, head_dim], wo
+    is [heads, head_dim, model].  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` make those of the
+    policies; ULYSSES has those of RING.  ``ValueError`` for the layouts of no policy.
+
+    >>> AttentionSharding.megatron("tp").wq, AttentionSharding.megatron_ring("tp", "cp", batch="dp").policy.name
+    (TensorSharding(None, 'tp', None), 'MEGATRON_RING')
+    """
+
+    x: TensorSharding
+    wq: TensorSharding
+    wk: TensorSharding
+    wv: TensorSharding
+    wo: TensorSharding
+    out: TensorSharding
+
+    def __post_init__(self) -> None:
+        check_layouts(self, {field.name: 3 for field in fields(self)}, exactly=True)
+        batch, rows, heads, kv_heads = self._said
+        if (
+            tuple(getattr(self, field.name) for field in fields(self)) != _layouts(batch, rows, heads, kv_heads)
+            or kv_heads not in (heads, ())
+            or {*batch} & {*heads} or ({*rows} & {*heads} and rows != heads)
+        ):
+            raise ValueError(
+                f"these are the layouts of no AttentionShardingPolicy: {self!r}; x is split along batch and sequence, "
+                f"out as x; wq and wo along their heads, by the same axes, wk and wv so or not at all; the sequence "
+                f"and the heads by the same axes or by different ones"
+            )
+
+    @classmethod
+    def unsharded(cls, batch: str | Axes = ()) -> AttentionSharding:
+        """Of `AttentionShardingPolicy.UNSHARDED`."""
+        return cls.megatron((), batch)
+
+    @classmethod
+    def megatron(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> AttentionSharding:
+        """Of `AttentionShardingPolicy.MEGATRON`, the heads over ``axes``; wk and wv not, with ``whole_keys``."""
+        return cls(*_layouts(batch, (), axes, () if whole_keys else axes))
+
+    @classmethod
+    def sequence(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> AttentionSharding:
+        """Of `AttentionShardingPolicy.SEQUENCE`, the heads and the sequence over ``axes``."""
+        return cls(*_layouts(batch, axes, axes, () if whole_keys else axes))
+
+    @classmethod
+    def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> AttentionSharding:
+        """Of `AttentionShardingPolicy.RING` and ``ULYSSES``, the sequence over ``axes``."""
+        return cls(*_layouts(batch, axes, (), ()))
+
+    @classmethod
+    def megatron_ring(
+        cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
+    ) -> AttentionSharding:
+        """Of `AttentionShardingPolicy.MEGATRON_RING`, the heads over ``heads``, the sequence over ``rows``."""
+        return cls(*_layouts(batch, rows, heads, () if whole_keys else heads))
+
+    @property
+    def policies(self) -> tuple[AttentionShardingPolicy, ...]:
+        """Which of the policies have these layouts."""
+        _, rows, heads, _ = self._said
+        policy = AttentionShardingPolicy
+        if not rows:
+            return (policy.MEGATRON,) if heads else (policy.UNSHARDED,)
+        if not heads:
+            return policy.RING, policy.ULYSSES
+        return (policy.SEQUENCE,) if rows == heads else (policy.MEGATRON_RING,)
+
+    @property
+    def policy(self) -> AttentionShardingPolicy:
+        """The first of them: RING, where ULYSSES would do, too."""
+        return self.policies[0]
+
+    @property
+    def split(self) -> AttentionSplit:
+        """Over what each of them lies while the rows attend, ULYSSES before its exchange."""
+        batch, rows, heads, kv_heads = self._said
+        return AttentionSplit(batch, () if rows == heads else rows, heads, kv_heads)
+
+    @property
+    def _said(self) -> AttentionSplit:
+        batch, rows, _ = (dim.axes for dim in self.x.dims)
+        return AttentionSplit(batch, rows, self.wq.dims[1].axes, self.wk.dims[1].axes)
+
+
+def _layouts(
+    batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes
+) -> tuple[TensorSharding, ...]:
+    """Of x, wq, wk, wv, wo and y."""
+    x, keys = TensorSharding(batch, rows, None), TensorSharding(None, kv_heads, None)
+    return x, TensorSharding(None, heads, None), keys, keys, TensorSharding(heads, None, None), x

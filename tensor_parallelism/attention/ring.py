@@ -1,0 +1,133 @@
+"""Ring attention: rows stay where they are, blocks of keys and values go round (Liu et al., 2023, arXiv:2310.01889).
+
+    step        0     1     2     3                 of 4 devices; device 1 works on these blocks
+    forward     1     0     3     2                 each block comes from the left neighbour
+    backward    2     3     0     1                 and goes back the way it came
+
+The forward ends with the right neighbour's block, and the backward begins with it; so the backward's last block is
+one's own, and the gradients that have gathered with it are home.  While a device works on a block the next one comes:
+it never has more than these two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import Attended
+from parallelism.operation import Device, Work
+from tensor_parallelism.attention.blocks import (
+    ACTIVATIONS,
+    GRADIENTS,
+    KEYS,
+    STATISTICS,
+    BlockwiseAttention,
+    BlockwiseBackward,
+)
+from tensor_parallelism.attention.plan import AttentionPlan
+
+Array = npt.NDArray[Any]
+
+
+class RingKept(NamedTuple):
+    """What the backward needs."""
+
+    q: Array
+    block: list[tuple[Array, Array]]
+    """Keys and values of the last block; the backward of a ring takes it out, to have no more than two."""
+    attended: Attended
+
+    @property
+    def mixed(self) -> Array:
+        """What the rows of this device attended to."""
+        return self.attended.out
+
+
+def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> RingKept:
+    """A device's rows attend to every block.  Without axes to go round, to the one there is.
+
+    ``made``, the queries, keys and values of this device, is emptied.
+
+    **Communication**: on g devices g-1 shifts by one, each while the block before is worked on.
+    """
+    place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+    q, k, v = made
+    block: Any = k, v
+    if size > 1:
+        q, block = np.ascontiguousarray(q), device.empty((2, *k.shape), k.dtype)
+        block[0], block[1] = k, v       # one array, where the others read it: a pair would be copied more often
+    made.clear()
+    device.hold(ACTIVATIONS, q.nbytes)
+    device.hold(KEYS, k.nbytes + v.nbytes)
+    del k, v
+    rows = BlockwiseAttention(device, q, plan.runs[place], plan.serves(device.rank), causal=plan.causal)
+    for step in range(size):
+        at = (place - step) % size
+        coming = _passed_on(device, plan, block, at, by=1) if step < size - 1 else None
+        rows.add(block[0], block[1], plan.runs[at])
+        if coming is not None:
+            device.hold(KEYS, -block.nbytes)
+            block = coming.wait()
+            del coming
+    attended = rows.result()
+    device.hold(ACTIVATIONS, attended.out.nbytes)
+    device.hold(STATISTICS, attended.lse.nbytes)
+    return RingKept(q, [block], attended)
+
+
+def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> Array:
+    """The gradients of a device's queries, keys and values side by side, from that of its rows' results.
+
+    **Communication**: on g devices g-1 shifts of a block, each while the block before is worked on, and g-1 of the
+    gradients of one.  ``ValueError`` when run a second time, for then the block is gone.
+    """
+    place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+    if not kept.block:
+        raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
+                         "saved have gone round")
+    block: Any = kept.block[0]
+    if size > 1:
+        kept.block.clear()
+    heads, keys = kept.q.shape[2], block[0].shape[2]
+    made = np.empty((*kept.q.shape[:2], heads + 2 * keys, kept.q.shape[3]), kept.q.dtype)
+    q_grad, *own = (made[:, :, cut] for cut in (slice(heads), slice(heads, heads + keys), slice(heads + keys, None)))
+    rows = BlockwiseBackward(
+        device, kept.q, plan.runs[place], plan.serves(device.rank), kept.attended, grad, q_grad, causal=plan.causal
+    )
+    grads: Any = own if size == 1 else device.empty(block.shape, block.dtype)
+    device.hold(GRADIENTS, _nbytes(grads))
+    for step in range(size):
+        at = (place + 1 + step) % size
+        coming = _passed_on(device, plan, block, at, by=-1) if step < size - 1 else None
+        rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1], first=step == 0, last=step == size - 1)
+        if coming is not None:
+            device.hold(KEYS, -block.nbytes)
+            block = coming.wait()
+            del coming
+            device.hold(GRADIENTS, block.nbytes)
+            gathered = device.shift(grads, plan.sharding.split.rows, by=-1)
+            device.hold(GRADIENTS, -grads.nbytes)
+            grads = gathered
+            del gathered
+    device.hold(KEYS, -_nbytes(block))
+    device.hold(GRADIENTS, -_nbytes(grads))
+    device.hold(STATISTICS, -kept.attended.lse.nbytes)
+    device.hold(ACTIVATIONS, -kept.q.nbytes - kept.mixed.nbytes)
+    if size > 1:
+        own[0][...], own[1][...] = grads
+    return made
+
+
+def _nbytes(pair: Any) -> int:
+    return int(pair[0].nbytes + pair[1].nbytes)
+
+
+def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work:
+    """Gives block ``at`` to a neighbour; what comes from the other one is held from now on."""
+    pair, batch, _, heads, head_dim = block.shape
+    rows = sum(map(len, plan.runs[(at - by) % len(plan.runs)]))
+    device.hold(KEYS, pair * batch * rows * heads * head_dim * block.itemsize)
+    pending: Work = device.shift(block, plan.sharding.split.rows, by=by, async_op=True)
+    return pending

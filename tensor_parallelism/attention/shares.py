@@ -1,0 +1,111 @@
+"""Which rows of the sequence and which heads each device of a group has.
+
+Rows are cut as any dim is, by `numpy.array_split`: in order, so that of causal attention the last device has most to
+do.  In *zigzag* order each device has a piece of the front and the piece that lies as far from the end; of twelve rows
+on three devices
+
+    in order    0 1 2 3     4 5 6 7     8 9 10 11
+    zigzag      0 1 10 11   2 3 8 9     4 5 6 7
+
+The front piece is the longer one where a device has an odd number of rows.  With at least as many rows a device as
+devices the work differs by less than that of one block of rows and columns; where all pieces are equal, not at all.
+Brandon et al., *Striped Attention*, 2023, arXiv:2311.09431, section 2, say what the plain order costs; the zigzag is
+how Llama 3 cuts its context (Grattafiori et al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.mesh import split_sizes
+from parallelism.mesh.uneven import starts
+
+Runs = tuple[range, ...]
+"""The places in the sequence of the rows of one device, one after the other."""
+
+
+def runs_of(extent: int, factors: Sequence[int], *, zigzag: bool = False) -> tuple[Runs, ...]:
+    """Of each position in a group, which is split by each factor in turn, outermost first.
+
+    >>> runs_of(7, (2,)), runs_of(7, (2,), zigzag=True)
+    (((range(0, 4),), (range(4, 7),)), ((range(0, 2), range(5, 7)), (range(2, 4), range(4, 5))))
+    """
+    sizes = split_sizes(extent, tuple(factors))
+    if not zigzag:
+        return tuple((range(start, start + size),) for start, size in zip(starts(sizes), sizes, strict=False))
+    fronts = starts([size - size // 2 for size in sizes])
+    backs = [extent - start for start in starts([size // 2 for size in sizes])]
+    return tuple(
+        (range(fronts[i], fronts[i + 1]), range(backs[i + 1], backs[i])) for i in range(len(sizes))
+    )
+
+
+def zigzag_order(extent: int, parts: int | Sequence[int]) -> NDArray[np.intp]:
+    """The rows in the order in which contiguous shards of them are a zigzag: ``x[:, zigzag_order(sequence, devices)]``.
+
+    ``parts``: the devices along an axis, or those along each of several, outermost first.  The gradient is in this
+    order, too; ``numpy.argsort`` of it leads back.
+
+    >>> zigzag_order(12, 3).tolist()
+    [0, 1, 10, 11, 2, 3, 8, 9, 4, 5, 6, 7]
+    """
+    factors = (parts,) if isinstance(parts, int) else parts
+    runs = runs_of(extent, factors, zigzag=True)
+    return np.array([place for mine in runs for run in mine for place in run], np.intp)
+
+
+class Piece(NamedTuple):
+    """Rows and columns that are computed together, as local slices; ``masked`` where not every row sees every column.
+
+    ``run`` numbers the run of the rows.
+    """
+
+    run: int
+    rows: slice
+    columns: slice
+    masked: bool
+
+
+@lru_cache(maxsize=1024)
+def pieces(rows: Runs, columns: Runs, *, causal: bool) -> tuple[Piece, ...]:
+    """What is to be computed of the scores of some rows and columns: nothing of what is wholly masked."""
+    return tuple(
+        Piece(number, row, column, causal and other[-1] > run[0])
+        for number, run, row in _placed(rows) for _, other, column in _placed(columns)
+        if run and other and not (causal and other[0] > run[-1])
+    )
+
+
+def _placed(runs: Runs) -> list[tuple[int, range, slice]]:
+    places = starts([len(run) for run in runs])
+    return [(i, run, slice(places[i], places[i + 1])) for i, run in enumerate(runs)]
+
+
+class Heads(NamedTuple):
+    """The query heads of one device and the key-value heads that these attend with, as ranges."""
+
+    queries: range
+    keys: range
+    serves: tuple[int, ...]
+    """For each query head which of `keys` it attends with, counted from their first."""
+
+
+def heads_of(heads: int, kv_heads: int, factors: Sequence[int]) -> tuple[Heads, ...]:
+    """Of each position in a group over which the query heads are split.
+
+    ``heads / kv_heads`` query heads in a row share a key-value head, which may be needed at several positions.
+
+    >>> [(list(found.queries), list(found.keys)) for found in heads_of(6, 2, (4,))]
+    [([0, 1], [0]), ([2, 3], [0, 1]), ([4], [1]), ([5], [1])]
+    """
+    share = heads // kv_heads if kv_heads else 1
+    found = []
+    for (run,) in runs_of(heads, factors):
+        keys = range(run[0] // share, run[-1] // share + 1) if run else range(0)
+        found.append(Heads(run, keys, tuple(head // share - keys.start for head in run)))
+    return tuple(found)

@@ -1,0 +1,3 @@
+from .dispatch import kept_by_expert as kept_by_expert, rows_received as rows_received
+from .experts import MixtureOfExperts as MixtureOfExperts
+from .layouts import MixtureOfExpertsSharding as MixtureOfExpertsSharding

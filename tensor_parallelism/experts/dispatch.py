@@ -1,0 +1,150 @@
+"""Tokens to their experts and back: who goes where, and the two all_to_alls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import count_choices, places_before
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.resharding import ReshardingPlan
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.experts.layouts import Runs
+from tensor_parallelism.products import Axes
+from tensor_parallelism.products.product import moved
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Which of a device's choices are kept, where their rows go, and whose rows come.
+
+    A *choice* is a pair (token, rank of the choice), numbered rank by rank: ``rank * tokens + token``.
+    """
+
+    axes: Axes
+    """Over which the experts lie."""
+    kept: Array
+    """(tokens, k) bools: which of this device's choices found room."""
+    order: Array
+    """The kept choices in the order in which their rows are sent: by expert, then by number."""
+    sent: tuple[int, ...]
+    """How many rows go to each member of the group, in group order."""
+    arrived: Array
+    """(members, experts here): how many rows come from each."""
+    first_choices: Array
+    """(experts,): how many tokens of all devices have each expert as their first choice, dropped or not."""
+
+    @property
+    def tokens(self) -> Array:
+        """Of each row that is sent the token here."""
+        return self.order % max(1, len(self.kept))
+
+    @property
+    def ranks(self) -> Array:
+        """Of each row that is sent, which choice of its token it is."""
+        return self.order // max(1, len(self.kept))
+
+    @property
+    def by_expert(self) -> Array:
+        """The rows that come, in the order of their experts here, then of their senders."""
+        members, experts = self.arrived.shape
+        labels = np.repeat(np.tile(np.arange(experts), members), self.arrived.reshape(-1))
+        return np.argsort(labels, kind="stable")
+
+    def summed(self, rows: Array) -> Array:
+        """For each token here the sum of the rows of its kept choices, which are in their `order`."""
+        found = np.zeros((len(self.kept), *rows.shape[1:]), rows.dtype)
+        for rank in range(self.kept.shape[1]):
+            mine = self.ranks == rank
+            found[self.tokens[mine]] += rows[mine]          # each token once
+        return found
+
+    def to_experts(self, device: Device, rows: Array) -> list[Array]:
+        """Of each expert here its rows; ``rows`` are those of this device's kept choices in their `order`.
+
+        **Communication**: an all_to_all over `axes` with ``split_sizes``, `rows_received` times the bytes of a row.
+        """
+        if self.axes:
+            rows = device.all_to_all(rows, self.axes, split_sizes=self.sent)
+        ends = np.cumsum(self.arrived.sum(axis=0))[:-1]
+        return np.split(rows[self.by_expert], ends) if self.arrived.shape[1] else []
+
+    def from_experts(self, device: Device, results: Sequence[Array], like: Array) -> Array:
+        """What the experts made, back where the rows came from, in their `order`; the same bytes the other way.
+
+        ``like`` has the dtype and the row shape, where there is no expert here.
+        """
+        rows = np.empty((int(self.arrived.sum()), *like.shape[1:]), like.dtype)
+        if results:
+            rows[self.by_expert] = np.concatenate(results)
+        if not self.axes:
+            return rows
+        found: Array = device.all_to_all(rows, self.axes, split_sizes=self.arrived.sum(axis=1).tolist())
+        return found
+
+
+def plan_dispatch(
+    device: Device, chosen: Array, runs: Runs, counts_plan: ReshardingPlan, experts: TensorSharding, capacity: int
+) -> Dispatch:
+    """Who goes where: ``chosen`` (tokens, k) are the experts of this device's tokens, ``experts`` lie so.
+
+    **Communication**: the counts of all runs are gathered, ``counts_plan``.  ``RuntimeError`` where the values of
+    collectives are not there to tell: under the recorder, which only counts.
+    """
+    k, count = chosen.shape[1], counts_plan.shape[-1]
+    layout, shape = counts_plan.source, counts_plan.shape
+    own, preceding = count_choices(chosen, runs.here(device.rank), count)
+    everybody = moved(device, counts_plan, own.reshape(layout.local_shape(shape, device.mesh, device.rank)))
+    here = layout.slices(shape, device.mesh, device.rank)
+    if not np.array_equal(everybody[here].reshape(own.shape), own):
+        raise RuntimeError("a mixture of experts sends what its router says: it needs a device that moves values, "
+                           "a recorder that counts only cannot run it")
+    before = places_before(everybody.reshape(-1, k, count)).reshape(shape)
+    taken = np.clip(capacity - before, 0, everybody)
+
+    offsets = before[here].reshape(own.shape)
+    run = np.repeat(np.arange(len(own)), len(chosen) // max(1, len(own)))
+    kept = offsets[run[:, None], np.arange(k), chosen] + preceding < capacity
+    numbers = np.flatnonzero(kept.T.reshape(-1))
+    order = numbers[np.argsort(chosen.T.reshape(-1)[numbers], kind="stable")]
+
+    axes = experts.dims[0].axes
+    blocks = [experts.slices((count,), device.mesh, rank)[0] for rank in device.group(axes)]
+    rows = taken[here].reshape(-1, count).sum(axis=0)
+    mine = blocks[device.position(axes)]
+    arrived = np.stack([
+        taken[layout.slices(shape, device.mesh, rank)].reshape(-1, count)[:, mine].sum(axis=0)
+        for rank in device.group(axes)
+    ])
+    sent = tuple(int(rows[block].sum()) for block in blocks)
+    return Dispatch(axes, kept, order, sent, arrived, everybody.reshape(-1, k, count)[:, 0].sum(axis=0))
+
+
+def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """By rank, how many rows each gets from others: those that come to its experts, and its own that come back.
+
+    ``kept`` (devices, experts): how many choices of each device each expert takes.  Times the bytes of a row (of model)
+    they are the bytes received in the all_to_alls; the backward has the same once more.
+    """
+    table = np.asarray(kept)
+    axes = experts.dims[0].axes
+    blocks = [experts.slices(table.shape[1:], mesh, rank)[0] for rank in range(mesh.size)]
+    to_experts, back = [], []
+    for rank in range(mesh.size):
+        others = [other for other in mesh.group(rank, axes) if other != rank]
+        to_experts.append(int(table[others][:, blocks[rank]].sum()))
+        back.append(sum(int(table[rank, blocks[other]].sum()) for other in others))
+    return tuple(to_experts), tuple(back)
+
+
+def kept_by_expert(dispatch: Dispatch, chosen: Array, experts: int) -> Array:
+    """(experts,): how many of a device's choices each expert takes."""
+    return np.bincount(chosen[dispatch.kept], minlength=experts)
+

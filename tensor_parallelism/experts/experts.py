@@ -1,0 +1,201 @@
+"""`MixtureOfExperts`: each token through the feed-forward blocks that a router chooses for it, on other devices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import (
+    ACTIVATIONS,
+    Choice,
+    balance_loss,
+    choose_experts,
+    choose_experts_backward,
+    expert_capacity,
+)
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.experts.dispatch import Dispatch, plan_dispatch
+from tensor_parallelism.experts.layouts import MixtureOfExpertsSharding, Runs, expert_plan
+from tensor_parallelism.layers import Layer, LayerPlan, Shape, check_gradient
+from tensor_parallelism.products.product import moved
+
+Array = npt.NDArray[Any]
+
+
+class Saved(NamedTuple):
+    """What the backward needs of this device, and what the router did."""
+
+    x: Array
+    """(tokens, model): the tokens of this device."""
+    router: Array
+    weights: tuple[Array, Array, Array, Array]
+    choice: Choice
+    """The probabilities, the experts and the gates of the tokens of this device."""
+    dispatch: Dispatch
+    """Which choices were kept, and who went where."""
+    arrived: list[Array]
+    """Of each expert here its rows, and in ``before`` what its activation function is given."""
+    before: list[Array]
+    made: Array
+    """What came back from the experts, a row for each kept choice, in the order of ``dispatch``."""
+    balance_loss: float
+    """Of all tokens of all devices; not multiplied by anything."""
+    probabilities_grad: Array
+    """Its gradient with respect to the probabilities of a token."""
+    shapes: list[Shape]
+    dtype: np.dtype[Any]
+
+
+class MixtureOfExperts(Layer):
+    """``cluster.run(MixtureOfExperts(sharding, top_k=2), x, router, w1, b1, w2, b2).result``.
+
+    Of token t with experts e and gates g: ``sum(g * (act(x[t] W1[e] + b1[e]) W2[e] + b2[e]))`` over its ``top_k``
+    experts, those of largest ``softmax(x router)``; see `parallelism.kernels.routing` for gates and ties.  x is (batch,
+    sequence, model), or has fewer or more leading dims.
+
+    **Capacity.**  An expert takes at most ``ceil(capacity_factor * top_k * tokens / experts)`` choices of all tokens on
+    all devices, first choices before second ones, earlier tokens (of the whole x, row by row) before later ones.  The
+    rest is dropped: such a choice adds nothing, which is no error.  That rule knows no devices, so on every mesh the
+    same are dropped (as long as router logits do not differ by rounding only).  ``capacity_factor=None``: nobody is.
+
+    ``forward(...)`` gives ``(out, saved)``; ``saved.balance_loss`` is the load-balance loss of Switch Transformer
+    (arXiv:2101.03961, equation 4) without its factor alpha, which is what `backward` takes as ``balance_grad``;
+    ``saved.dispatch.kept`` says which choices of this device's tokens found room.
+
+    **Communication**, forward: an all_gather of how many tokens choose which expert, and an all_reduce of the
+    probabilities' sums (a number for each expert); then an all_to_all of the kept rows to their experts over the axes
+    of these, with the ``split_sizes`` that the router makes, and one back.  Backward one to the experts and one back,
+    and all_reduces of the gradients of the router over the axes that split the tokens, of the experts over those of
+    them that do not split the experts.  ``plan(...)`` has everything but the all_to_alls, whose bytes the data decide:
+    `tensor_parallelism.experts.dispatch.rows_received` counts them.  For g devices and an even router each is (g-1)/g of
+    ``top_k`` times the bytes of a device's tokens.  Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section 3.2.
+
+    **Memory**: ``activations`` hold the rows of the experts here, what their activation functions are given, what came
+    back, and x, until the backward.
+
+    It needs a device that moves values: under the counting recorder, on more than one device, it is a ``RuntimeError``.
+
+    On the host, before anything is sent: ``ValueError`` for more choices than experts, for a capacity factor that is
+    not above 0, for no experts, and for arrays whose shapes do not fit each other, their layouts or the mesh.
+    """
+
+    NAMES = ("x", "router", "w1", "b1", "w2", "b2")
+    sharding: MixtureOfExpertsSharding
+
+    def __init__(
+        self, sharding: MixtureOfExpertsSharding, *, top_k: int = 2, capacity_factor: float | None = 1.25,
+        activation: str = "gelu",
+    ) -> None:
+        super().__init__(sharding, MixtureOfExpertsSharding)
+        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+            raise ValueError(f"top_k is a whole number of at least 1, got {top_k!r}")
+        if capacity_factor is not None and not 0 < capacity_factor < float("inf"):
+            raise ValueError(f"capacity_factor is above 0 and finite, or None, got {capacity_factor!r}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        self.top_k = top_k
+        self.capacity_factor = capacity_factor
+        self.activation = activation
+
+    def __repr__(self) -> str:
+        return (f"MixtureOfExperts({self.sharding!r}, top_k={self.top_k}, capacity_factor={self.capacity_factor}, "
+                f"activation={self.activation!r})")
+
+    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
+        """This device's shard of the output, from those of x, router, W1, b1, W2 and b2."""
+        arrays, shapes, plan = self._arrived(device, *shards)
+        named = dict(zip(self.NAMES, arrays, strict=True))
+        x, router, *weights = (moved(device, plan[name], named[name]) for name in self.NAMES)
+        local, count, model = x.shape, shapes[1][1], shapes[0][-1]
+        x = x.reshape(-1, model)
+        choice = choose_experts(device.matmul(x, router), self.top_k)
+        runs = Runs(self.sharding.tokens(len(local)), shapes[0][:-1], device.mesh)
+        tokens = prod(shapes[0][:-1])
+        room = expert_capacity(tokens, count, self.top_k, self.capacity_factor)
+        experts = TensorSharding(self.sharding.experts)
+        dispatch = plan_dispatch(device, choice.experts, runs, plan["counts"], experts, room)
+        sums = moved(device, plan["probabilities"], choice.probabilities.sum(axis=0))
+        balance, probabilities_grad = balance_loss(dispatch.first_choices, sums, tokens)
+
+        arrived = dispatch.to_experts(device, x[dispatch.tokens])
+        act, (w1, b1, w2, b2) = ACTIVATIONS[self.activation], weights
+        before = [device.matmul(rows, w1[e]) + b1[e] for e, rows in enumerate(arrived)]
+        results = [device.matmul(act.forward(z), w2[e]) + b2[e] for e, z in enumerate(before)]
+        made = dispatch.from_experts(device, results, x)
+        out = dispatch.summed(made * self._gates(choice, dispatch))
+        saved = Saved(x, router, (w1, b1, w2, b2), choice, dispatch, arrived, before, made, balance,
+                      probabilities_grad.astype(x.dtype), shapes, plan["x"].dtype)
+        device.hold("activations", _held(saved))
+        return moved(device, plan["out"], out.reshape(local)), saved
+
+    def backward(self, device: Device, saved: Saved, grad: Any, balance_grad: float = 0.0) -> tuple[Array, ...]:
+        """The gradients of x, router, W1, b1, W2 and b2 in their layouts, from that of the output in its layout.
+
+        ``balance_grad`` is the gradient of `Saved.balance_loss`: what it is multiplied by in the loss.
+        """
+        x, router, (w1, b1, w2, b2), choice, dispatch, *_ = saved
+        plan = self.plan(saved.shapes, device.mesh, saved.dtype)
+        grad = check_gradient(device, grad, self.sharding.out, saved.shapes[0])
+        grad = moved(device, plan["grad"], grad)
+        local = grad.shape
+        grad = grad.reshape(x.shape)
+        rows = grad[dispatch.tokens]
+        gates_grad = np.zeros_like(choice.gates)
+        gates_grad[dispatch.tokens, dispatch.ranks] = (rows * saved.made).sum(axis=-1)
+        act = ACTIVATIONS[self.activation]
+        w1_grad, b1_grad, w2_grad, b2_grad = (np.zeros_like(w) for w in (w1, b1, w2, b2))
+        back = []
+        for e, made_grad in enumerate(dispatch.to_experts(device, rows * self._gates(choice, dispatch))):
+            z = saved.before[e]
+            w2_grad[e] = device.matmul(act.forward(z).T, made_grad)
+            b2_grad[e] = made_grad.sum(axis=0)
+            z_grad = act.backward(z, device.matmul(made_grad, w2[e].T))
+            w1_grad[e] = device.matmul(saved.arrived[e].T, z_grad)
+            b1_grad[e] = z_grad.sum(axis=0)
+            back.append(device.matmul(z_grad, w1[e].T))
+        logits_grad = choose_experts_backward(choice, gates_grad, balance_grad * saved.probabilities_grad)
+        x_grad = device.matmul(logits_grad, router.T) + dispatch.summed(dispatch.from_experts(device, back, x))
+        router_grad = device.matmul(x.T, logits_grad)
+        device.hold("activations", -_held(saved))
+        found = {"w1": w1_grad, "b1": b1_grad, "w2": w2_grad, "b2": b2_grad, "router": router_grad,
+                 "x": x_grad.reshape(local)}
+        grads = {name: moved(device, plan[f"{name}_grad"], made) for name, made in found.items()}
+        return tuple(grads[name] for name in self.NAMES)
+
+    def _gates(self, choice: Choice, dispatch: Dispatch) -> Array:
+        gates: Array = choice.gates[dispatch.tokens, dispatch.ranks, None]
+        return gates
+
+    def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        x, router, w1 = shapes["x"], shapes["router"], shapes["w1"]
+        if len(x) < 2 or len(router) != 2 or len(w1) != 3:
+            raise ValueError(f"x is of at least 2 dims, the router of 2 and w1 of 3, got shapes x {x}, router {router} "
+                             f"and w1 {w1}")
+        model, experts = router
+        if not prod(w1):
+            raise ValueError(f"a mixture of experts has an expert, a model and a hidden dim, got w1 of shape {w1}")
+        if x[-1] != model:
+            raise ValueError(f"the last extent of x is the first of the router, got x of shape {x} and router of "
+                             f"{router}")
+        hidden = w1[2]
+        for name, wanted in (("w1", (experts, model, hidden)), ("b1", (experts, hidden)),
+                             ("w2", (experts, hidden, model)), ("b2", (experts, model))):
+            if shapes[name] != wanted:
+                raise ValueError(f"{name} is of shape {wanted} beside a router of {router} and w1 of {w1}, got "
+                                 f"{shapes[name]}")
+        if self.top_k > experts:
+            raise ValueError(f"a token goes to top_k={self.top_k} experts, the router of shape {router} has {experts}")
+        return {**shapes, "out": x}
+
+    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+        return expert_plan(self.sharding, shapes, mesh, dtype, self.top_k)
+
+
+def _held(saved: Saved) -> int:
+    arrays = (saved.x, saved.made, *saved.arrived, *saved.before)
+    return sum(array.nbytes for array in arrays)

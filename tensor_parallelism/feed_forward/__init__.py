@@ -1,0 +1,5 @@
+"""The feed-forward block of a Transformer in any layout."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

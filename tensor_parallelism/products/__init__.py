@@ -1,0 +1,5 @@
+"""Matrix products in any layout, and how they are carried out."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,178 @@
+"""The cheapest way to carry out a product: by bytes received by all ranks together, then by flops; or at a price.
+
+Of every letter of the product the search tries the axes it may lie over; a sum that is pending in an operand may stay
+so.  On meshes of up to three axes all possibilities are tried, on larger ones those that some layout names, and their
+outer parts.  What must at least be received, whatever the moves, tells which of them need not be planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations, product
+from math import prod
+from typing import Any
+
+from parallelism.resharding import blocks_of, plan_resharding, state_of
+from parallelism.resharding.axis_numbers import singles
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.products.product import Axes, ProductPlan, Split, Task, flops_of, layouts_during, product_plan
+
+MOST_TRIED = 300
+"""So many ways are all tried; where there are more, those that the layouts name."""
+
+Way = tuple[tuple[Axes, ...], Axes, Axes]
+"""The axes of each letter, and of the sums that stay pending in either operand."""
+
+Cost = Callable[[int, int], Any]
+"""What it costs that all ranks together receive so many bytes and take so many flops: more of either never costs less.
+
+What it gives is compared, and need not be a number.
+"""
+
+
+def bytes_then_flops(nbytes: int, flops: int) -> tuple[int, int]:
+    """The default `Cost`."""
+    return nbytes, flops
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A `Cost`: what bytes and flops of all ranks together take, one after the other, at the rates of all together.
+
+    >>> Seconds(flops_per_second=2e11, bytes_per_second=1e10)(10**9, 10**11)
+    0.6
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_second", "bytes_per_second"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is a rate above 0, got {getattr(self, name)!r}")
+
+    def __call__(self, nbytes: int, flops: int) -> float:
+        return nbytes / self.bytes_per_second + flops / self.flops_per_second
+
+
+@lru_cache(1024)
+def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
+    """The plan that costs least; of those, with fewest communications."""
+    ways = list(_ways(task))
+    least = [_least_received(task, way) for way in ways]
+    flops = [flops_of(task, _split(task, way)) for way in ways]
+    best: ProductPlan | None = None
+    spent: tuple[Any, int] = (None, 0)
+    for bound, number in sorted((cost(sum(least[i]), flops[i]), i) for i in range(len(ways))):
+        if best is not None and (bound, 0) >= spent:
+            break
+        way = ways[number]
+        if best is not None and _exceeds(spent[0], task, way, least[number], flops[number], cost):
+            continue
+        _, lhs_partial, rhs_partial = way
+        plan = product_plan(task, _split(task, way), lhs_partial=lhs_partial, rhs_partial=rhs_partial,
+                            why=f"the cheapest of {len(ways)} ways")
+        nbytes, _, communications = plan.cost
+        told = cost(nbytes, flops[number]), communications
+        if best is None or told < spent:
+            best, spent = plan, told
+    assert best is not None, "to gather everything is always one of the ways"
+    return best
+
+
+def _exceeds(limit: Any, task: Task, way: Way, least: tuple[int, int, int], flops: int, cost: Cost) -> bool:
+    """Whether a way is found to cost more than ``limit`` before all its moves are planned."""
+    _, lhs_partial, rhs_partial = way
+    lhs, rhs, _ = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
+    total = sum(least)
+    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape))
+    for bound, (source, target, shape) in zip(least, moves, strict=False):
+        total += sum(plan_resharding(source, target, shape, task.dtype, task.mesh).bytes_received) - bound
+        if cost(total, flops) > limit:
+            return True
+    return False
+
+
+def _split(task: Task, way: Way) -> Split:
+    return dict(zip(task.contraction.letters, way[0], strict=True))
+
+
+def _ways(task: Task) -> Iterator[Way]:
+    free = [axis for axis, extent in task.mesh.shape.items() if extent > 1]
+    letters = task.contraction.letters
+    splits = list(_all_splits(free, len(letters))) if _count(len(free), len(letters)) <= MOST_TRIED else _named(task)
+    for axes in splits:
+        used = {axis for dim in axes for axis in dim}
+        lhs = _staying(task.lhs, used)
+        for kept in lhs:
+            for other in _staying(task.rhs, used.union(kept)):
+                yield axes, kept, other
+
+
+def _staying(layout: TensorSharding, used: set[str]) -> list[Axes]:
+    """Which sums may stay pending: none, or all that are on axes with nothing else to do."""
+    kept = tuple(axis for axis in layout.partial if axis not in used) if layout.op == "sum" else ()
+    return [(), kept] if kept else [()]
+
+
+def _count(axes: int, letters: int) -> int:
+    """How many splits there are: k of the axes in some order, cut into as many parts as there are letters."""
+    count = 0
+    for k in range(axes + 1):
+        orders = prod(range(axes - k + 1, axes + 1))
+        count += orders * prod(range(k + 1, k + letters)) // prod(range(1, letters))
+    return count
+
+
+def _all_splits(free: list[str], letters: int) -> Iterator[tuple[Axes, ...]]:
+    for places in product(range(letters + 1), repeat=len(free)):       # the last place: over no letter
+        placed = list(zip(free, places, strict=True))
+        given = [[axis for axis, place in placed if place == letter] for letter in range(letters)]
+        yield from product(*(tuple(permutations(axes)) for axes in given))
+
+
+def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
+    options: list[list[Axes]] = []
+    contraction = task.contraction
+    for letter in contraction.letters:
+        named = [
+            task.axes_of(layout, letters, letter) for layout, letters in
+            ((task.lhs, contraction.lhs), (task.rhs, contraction.rhs), (task.out, contraction.out))
+        ]
+        named += [(axis,) for axis in task.out.partial if letter in contraction.summed]
+        options.append(list(dict.fromkeys(axes[:n] for axes in [(), *named] for n in range(len(axes) + 1))))
+    for axes in product(*options):
+        used = [axis for dim in axes for axis in dim]
+        if len(set(used)) == len(used):
+            yield axes
+
+
+def _least_received(task: Task, way: Way) -> tuple[int, int, int]:
+    """The bytes that all ranks together receive at least: to move the operands, and to move the product."""
+    _, lhs_partial, rhs_partial = way
+    lhs, rhs, made = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
+    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (made, task.out, task.out_shape))
+    first, second, third = (_least_elements(task, *move) * task.dtype.itemsize for move in moves)
+    return first, second, third
+
+
+def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]) -> int:
+    """The elements that must be received, whatever the moves.
+
+    Where nothing is reduced, those that ranks lack.  Of ``t`` terms of an element t - 1 must have been received when
+    somebody first has the sum, and after that everybody else who is to have it receives once more.  An identity in
+    place of a value costs nothing.
+    """
+    axes = singles(task.mesh)
+    blocks, before, after = blocks_of(shape, task.mesh, axes), state_of(source, axes), state_of(target, axes)
+    stays = source.op == target.op and set(after.partial) <= set(before.partial)
+    reduced = tuple(axis for axis in before.partial if source.op != target.op or axis not in after.partial)
+    if not reduced:
+        common = int(blocks.overlap(after.dims, [before.dims]).sum())
+        return blocks.held(after.dims) - common if stays else 0
+    pending = blocks.count(after.partial)
+    sums = blocks.elements * (pending if stays else 1)
+    holders = blocks.held(after.dims) // (1 if stays else pending)
+    return sums * (blocks.count(reduced) - 1) + holders - sums

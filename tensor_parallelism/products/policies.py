@@ -1,0 +1,107 @@
+"""The ways to shard C[m, n] = A[m, k] B[k, n] that have names, and which of them a triple of layouts is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.products.layouts import check_layouts
+from tensor_parallelism.products.product import Axes
+
+
+class MatMulShardingPolicy(Enum):
+    """How A[m, k] and B[k, n] are sharded, and what that asks for.
+
+    X and Y are mesh axes, or several, of X and Y devices; |A| are the bytes of A, p the devices of the mesh.  Bytes are
+    received, summed over the devices, for extents that divide.  What comes after ("the reshard to `out`") is a
+    resharding of C from the layout named here; it is nothing if that is the layout of `out`.
+    """
+
+    UNSHARDED = "unsharded"
+    """A[m, k] B[k, n] = C[m, n]: nothing is sharded, every device multiplies everything.  0 bytes."""
+
+    MATCHED_INNER = "matched_inner"
+    """A[m, kX] B[kX, n] = C[m, n] partial over X: a term on each device.
+
+    Then an all_reduce over X, 2 (X-1)/X p |C| bytes; or a reduce_scatter if `out` has X on a dim, (X-1)/X p |C|.
+    """
+
+    UNMATCHED_INNER = "unmatched_inner"
+    """A[m, kX] B[kY, n]: all_gather of A over X and of B over Y, then every device multiplies everything: C[m, n].
+
+    (X-1)/X p |A| + (Y-1)/Y p |B| bytes.
+    """
+
+    OUTER = "outer"
+    """A[mX, kY] B[kX, n]: all_gather of A over Y and of B over X, then C[mX, n].
+
+    (Y-1)/Y p |A|/X + (X-1)/X p |B| bytes.
+    """
+
+    FULL = "full"
+    """A[mX, kY] B[kX, nY]: all_gather of A over Y and of B over X, then C[mX, nY].
+
+    (Y-1)/Y p |A|/X + (X-1)/X p |B|/Y bytes.
+    """
+
+    GENERAL = "general"
+    """Any other layouts, batch dims that are sharded and operands that are partial among them: the cheapest way."""
+
+
+@dataclass(frozen=True)
+class MatMulSharding:
+    """The layouts of C[m, n] = A[m, k] B[k, n]: ``lhs`` of A, ``rhs`` of B, ``out`` of C; batch dims may lead.
+
+    >>> sharding = MatMulSharding(TensorSharding(None, "x"), TensorSharding("x", None), TensorSharding(None, None))
+    >>> sharding.policy
+    <MatMulShardingPolicy.MATCHED_INNER: 'matched_inner'>
+
+    ``TypeError`` for what is no layout, ``ValueError`` for one of fewer than two dims.
+    """
+
+    lhs: TensorSharding
+    rhs: TensorSharding
+    out: TensorSharding
+
+    def __post_init__(self) -> None:
+        check_layouts(self, {"lhs": 2, "rhs": 2, "out": 2})
+
+    @property
+    def policy(self) -> MatMulShardingPolicy:
+        """Which of the named policies the operands' layouts are; GENERAL if they are none of them."""
+        lhs, rhs = _sides(self.lhs), _sides(self.rhs)
+        if lhs is None or rhs is None:
+            return MatMulShardingPolicy.GENERAL
+        (m, k), (k_of_b, n) = lhs, rhs
+        match bool(m), bool(k), bool(k_of_b), bool(n):
+            case False, False, False, False:
+                return MatMulShardingPolicy.UNSHARDED
+            case False, True, True, False if k == k_of_b:
+                return MatMulShardingPolicy.MATCHED_INNER
+            case False, True, True, False if not set(k) & set(k_of_b):
+                return MatMulShardingPolicy.UNMATCHED_INNER
+            case True, True, True, False if m == k_of_b:
+                return MatMulShardingPolicy.OUTER
+            case True, True, True, True if m == k_of_b and n == k:
+                return MatMulShardingPolicy.FULL
+        return MatMulShardingPolicy.GENERAL
+
+    def split(self) -> dict[str, Axes]:
+        """Over what m, k and n lie during the local products, as the policy names it."""
+        policy = self.policy
+        (m, k), (_, n) = _sides(self.lhs) or ((), ()), _sides(self.rhs) or ((), ())
+        match policy:
+            case MatMulShardingPolicy.MATCHED_INNER:
+                return {"k": k}
+            case MatMulShardingPolicy.OUTER:
+                return {"m": m}
+            case MatMulShardingPolicy.FULL:
+                return {"m": m, "n": n}
+        return {}
+
+
+def _sides(layout: TensorSharding) -> tuple[Axes, Axes] | None:
+    """The axes of the last two dims, if nothing else is sharded and nothing pending."""
+    *batch, rows, columns = layout.over(max(2, len(layout.dims))).dims
+    return None if layout.partial or any(dim.axes for dim in batch) else (rows.axes, columns.axes)

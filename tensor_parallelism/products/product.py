@@ -1,0 +1,195 @@
+"""How a product of sharded tensors is carried out: both operands moved, local products, the result moved.
+
+In between every letter of the product lies over some axes of the mesh, the same wherever it occurs; then the product of
+two shards is a shard of the product, or a term of one where a letter that is summed over is split.  What differs
+between the ways to multiply is only that: which letter over which axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.mesh import Mesh
+from parallelism.operation import Device
+from parallelism.resharding import ReshardingPlan, plan_resharding, run_plan
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.products.contraction import Contraction
+
+Axes = tuple[str, ...]
+Shape = tuple[int, ...]
+Split = Mapping[str, Axes]
+"""Over which axes each letter lies, outermost first; one that is not there is whole."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A product to be carried out: which one, of what shapes and layouts, on which mesh."""
+
+    contraction: Contraction
+    lhs: TensorSharding
+    rhs: TensorSharding
+    out: TensorSharding
+    lhs_shape: Shape
+    rhs_shape: Shape
+    dtype: np.dtype[Any]
+    mesh: Mesh
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Of each letter."""
+        return self.contraction.extents(self.lhs_shape, self.rhs_shape)
+
+    @cached_property
+    def out_shape(self) -> Shape:
+        return tuple(self.extents[letter] for letter in self.contraction.out)
+
+    @property
+    def lhs_gradient(self) -> Task:
+        """What makes the gradient of the left operand in its layout, that of the result being in the result's."""
+        return Task(self.contraction.lhs_gradient, self.out, self.rhs, self.lhs, self.out_shape, self.rhs_shape,
+                    self.dtype, self.mesh)
+
+    @property
+    def rhs_gradient(self) -> Task:
+        """The same of the right operand."""
+        return Task(self.contraction.rhs_gradient, self.lhs, self.out, self.rhs, self.lhs_shape, self.out_shape,
+                    self.dtype, self.mesh)
+
+    def axes_of(self, layout: TensorSharding, letters: str, letter: str) -> Axes:
+        """Over what ``letter`` lies in a layout."""
+        return layout.over(len(letters)).dims[letters.index(letter)].axes if letter in letters else ()
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """What is moved before and after the local products; ``print`` it.  `run_product` runs it."""
+
+    task: Task
+    split: tuple[tuple[str, Axes], ...]
+    """Over which axes each letter lies during the local products."""
+    lhs: ReshardingPlan
+    rhs: ReshardingPlan
+    out: ReshardingPlan
+    why: str = ""
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.task.mesh
+
+    @cached_property
+    def bytes_received(self) -> tuple[int, ...]:
+        """What each rank receives from others, by rank: the sum over the three moves."""
+        moves = (self.lhs, self.rhs, self.out)
+        return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True)))
+
+    @cached_property
+    def flops(self) -> tuple[int, ...]:
+        """Of the local product of each rank, by rank."""
+        task = self.task
+        shapes = (
+            (self.lhs.target.local_shape(task.lhs_shape, task.mesh, rank),
+             self.rhs.target.local_shape(task.rhs_shape, task.mesh, rank)) for rank in range(task.mesh.size)
+        )
+        return tuple(task.contraction.flops(task.contraction.extents(*pair)) for pair in shapes)
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """Bytes and flops of all ranks together, then communications."""
+        moves = (self.lhs, self.rhs, self.out)
+        flops = flops_of(self.task, dict(self.split))
+        return sum(self.bytes_received), flops, sum(move.communications for move in moves)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The collectives that run, in order."""
+        steps = (step for move in (self.lhs, self.rhs, self.out) for step in move.steps)
+        return tuple(step.kind for step in steps if step.kind != "slice")
+
+    def __str__(self) -> str:
+        contraction = self.task.contraction
+        left, right, made = (", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out))
+        lines = [f"C[{made}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}"]
+        lines += _told("A", self.lhs) + _told("B", self.rhs)
+        over = [f"{letter} over {', '.join(axes)}" for letter, axes in self.split if axes]
+        pending = self.out.source.partial
+        waiting = f"; a sum over {', '.join(pending)} is pending" if pending else ""
+        flops = sum(self.flops)
+        lines.append(f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}")
+        lines += _told("C", self.out)
+        return "\n".join([*lines, f"  in all {sum(self.bytes_received)} bytes, {flops} flops"])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def _told(name: str, plan: ReshardingPlan) -> list[str]:
+    if not any(step.kind != "slice" for step in plan.steps):
+        after = f" -> {plan.target.short()}, local" if plan.steps else " as it is"
+        return [f"  {name} {plan.source.short()}{after}"]
+    rows = str(plan).splitlines()[1:]
+    return [f"  {name} {plan.source.short()} -> {plan.target.short()}: {sum(plan.bytes_received)} bytes",
+            *(f"  {row}" for row in rows)]
+
+
+def product_plan(
+    task: Task, split: Split, *, lhs_partial: Axes = (), rhs_partial: Axes = (), why: str = ""
+) -> ProductPlan:
+    """The plan with each letter over the axes of ``split`` during the local products.
+
+    ``lhs_partial``, ``rhs_partial``: sums that stay pending through the product.
+    """
+    lhs, rhs, made = layouts_during(task, split, lhs_partial, rhs_partial)
+    return ProductPlan(
+        task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters),
+        plan_resharding(task.lhs, lhs, task.lhs_shape, task.dtype, task.mesh),
+        plan_resharding(task.rhs, rhs, task.rhs_shape, task.dtype, task.mesh),
+        plan_resharding(made, task.out, task.out_shape, task.dtype, task.mesh), why,
+    )
+
+
+def flops_of(task: Task, split: Split) -> int:
+    """Of all ranks together: those along axes that split no letter do the same."""
+    used = prod(task.mesh.shape[axis] for axes in split.values() for axis in axes)
+    return task.contraction.flops(task.extents) * (task.mesh.size // used)
+
+
+def layouts_during(
+    task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()
+) -> tuple[TensorSharding, TensorSharding, TensorSharding]:
+    """How both operands lie during the local products, and what these make."""
+    contraction = task.contraction
+    summed = tuple(axis for letter in contraction.summed for axis in split.get(letter, ()))
+    sides = ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
+             (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
+    lhs, rhs, made = (
+        TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in sides
+    )
+    return lhs, rhs, made
+
+
+def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """This device's shard of the product in its layout, from its shards of the operands: a new array.
+
+    **Communication**: ``plan.bytes_received[device.rank]`` bytes are received, by the collectives ``plan.kinds``.
+    """
+    made = plan.task.contraction.run(
+        device, moved(device, plan.lhs, a), moved(device, plan.rhs, b), shared=bool(plan.out.communications)
+    )
+    return moved(device, plan.out, made, spent=True)
+
+
+def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
+    """``x`` in the layout that the plan ends in; itself where nothing is to be done.
+
+    ``spent``: nobody needs ``x`` afterwards, it may be overwritten.
+    """
+    x = x.astype(plan.dtype, copy=False)
+    return run_plan(device, plan, x, spent=spent) if plan.steps else x

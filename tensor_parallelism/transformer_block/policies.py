@@ -1,0 +1,173 @@
+"""The ways to shard a block of a Transformer that have names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from parallelism.sharding import TensorSharding
+from tensor_parallelism.attention import AttentionSharding, AttentionShardingPolicy
+from tensor_parallelism.feed_forward import FeedForwardSharding
+from tensor_parallelism.products import Axes, check_layouts
+
+WHOLE = TensorSharding(None)
+NORMS = ("norm1", "norm1_bias", "norm2", "norm2_bias")
+
+
+class TransformerBlockPolicy(Enum):
+    """How a block is sharded, x[b, s, m] and y[b, s, m] alike, and what moves.
+
+    T and C are mesh axes, or several, of so many devices, D those over which the batch lies besides (or none, D = 1);
+    the mesh has no others.  |x| are the bytes of x, |k| those of all keys (and of all values), |q| those of all
+    queries, |W| those of all weights.  Bytes are received, summed over the devices, for extents that divide.  Where
+    devices have different rows, the gradients of what they have in common are added up besides, by all_reduces.
+    """
+
+    UNSHARDED = "unsharded"
+    """x[bD, s, m]: nothing but the batch is sharded.  Forward nothing moves, backward 2 (D-1) |W| bytes."""
+
+    MEGATRON = "megatron"
+    """x[bD, s, m], heads and hidden dim over T.
+
+    Forward two all_reduces over T of an activation, 4 (T-1) |x| bytes, and two backward, as many.  Norms, dropout and
+    residual additions are computed alike on all devices of T.  Shoeybi et al., *Megatron-LM*, 2019, arXiv:1909.08053,
+    section 3.
+    """
+
+    SEQUENCE = "sequence"
+    """x[bD, sT, m], heads and hidden dim over T, and between them the rows.
+
+    Forward two all_gathers and two reduce_scatters, 4 (T-1) |x| bytes, those of MEGATRON.  Backward as many, and two
+    all_gathers more, 2 (T-1) |x|, since the inputs of the products are kept as shards and gathered again.  Over T the
+    gradients of the norms' parameters are added up, too.  Korthikanti et al., *Reducing Activation Recomputation in
+    Large Transformer Models*, 2022, arXiv:2205.05198, section 4.2.2.
+    """
+
+    RING = "ring"
+    """x[bD, sC, m], the weights whole: keys and values go round a ring of C.
+
+    Forward C-1 shifts, (C-1) 2 |k| bytes; backward twice as many; and over D and C 2 (D C - 1) |W|.  Liu et al., *Ring
+    Attention with Blockwise Transformers*, 2023, arXiv:2310.01889.
+    """
+
+    ULYSSES = "ulysses"
+    """x[bD, sC, m], the weights whole, the layouts of RING: from rows to heads and back.
+
+    Forward four all_to_alls, (C-1)/C (2 |q| + 2 |k|) bytes; backward as many; and the gradients of the weights as in
+    RING.  Jacobs et al., *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section 3.
+    """
+
+    MEGATRON_RING = "megatron_ring"
+    """x[bD, sC, m], heads and hidden dim over T: MEGATRON over T and RING over C."""
+
+
+@dataclass(frozen=True)
+class TransformerBlockSharding:
+    """The layouts of a block: of ``x``, ``out`` (y) and all weights.
+
+    x and y are [batch, sequence, model]; ``norm1``, ``norm1_bias``, ``norm2``, ``norm2_bias`` and ``b2`` are [model]
+    and whole; ``wq``, ``wk``, ``wv`` and ``wo`` are those of `AttentionSharding`, ``w1``, ``b1`` and ``w2`` those of
+    `FeedForwardSharding`.  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` make those of the policies;
+    `ulysses` has those of `ring`.  ``ValueError`` for the layouts of no policy.
+
+    >>> TransformerBlockSharding.megatron("tp").w1, TransformerBlockSharding.ring("cp", batch="dp").policy.name
+    (TensorSharding(None, 'tp'), 'RING')
+    """
+
+    x: TensorSharding
+    norm1: TensorSharding
+    norm1_bias: TensorSharding
+    wq: TensorSharding
+    wk: TensorSharding
+    wv: TensorSharding
+    wo: TensorSharding
+    norm2: TensorSharding
+    norm2_bias: TensorSharding
+    w1: TensorSharding
+    b1: TensorSharding
+    w2: TensorSharding
+    b2: TensorSharding
+    out: TensorSharding
+
+    def __post_init__(self) -> None:
+        dims = 3, 1, 1, 3, 3, 3, 3, 1, 1, 2, 1, 2, 1, 3
+        check_layouts(self, {field.name: n for field, n in zip(fields(self), dims, strict=True)}, exactly=True)
+        attention = self.attention
+        expected = _layouts(attention)
+        wrong = [field.name for field in fields(self) if getattr(self, field.name) != expected[field.name]]
+        if wrong:
+            raise ValueError(
+                f"these are the layouts of no TransformerBlockPolicy: with attention {attention.policy.name} "
+                + ", ".join(f"{name} is {expected[name]!r}, got {getattr(self, name)!r}" for name in wrong)
+            )
+
+    @classmethod
+    def unsharded(cls, batch: str | Axes = ()) -> TransformerBlockSharding:
+        """Of `TransformerBlockPolicy.UNSHARDED`."""
+        return cls._of(AttentionSharding.unsharded(batch))
+
+    @classmethod
+    def megatron(
+        cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
+    ) -> TransformerBlockSharding:
+        """Of `TransformerBlockPolicy.MEGATRON`, heads and hidden dim over ``axes``; not wk and wv if ``whole_keys``."""
+        return cls._of(AttentionSharding.megatron(axes, batch, whole_keys=whole_keys))
+
+    @classmethod
+    def sequence(
+        cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
+    ) -> TransformerBlockSharding:
+        """Of `TransformerBlockPolicy.SEQUENCE`, heads, hidden dim and sequence over ``axes``."""
+        return cls._of(AttentionSharding.sequence(axes, batch, whole_keys=whole_keys))
+
+    @classmethod
+    def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> TransformerBlockSharding:
+        """Of `TransformerBlockPolicy.RING` and ``ULYSSES``, the sequence over ``axes``."""
+        return cls._of(AttentionSharding.ring(axes, batch))
+
+    @classmethod
+    def ulysses(cls, axes: str | Axes, batch: str | Axes = ()) -> TransformerBlockSharding:
+        """The same: `TransformerBlock` takes the policy ``ULYSSES`` besides."""
+        return cls.ring(axes, batch)
+
+    @classmethod
+    def megatron_ring(
+        cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
+    ) -> TransformerBlockSharding:
+        """Of `TransformerBlockPolicy.MEGATRON_RING`, heads and hidden dim over ``heads``, sequence over ``rows``."""
+        return cls._of(AttentionSharding.megatron_ring(heads, rows, batch, whole_keys=whole_keys))
+
+    @classmethod
+    def _of(cls, attention: AttentionSharding) -> TransformerBlockSharding:
+        return cls(**_layouts(attention))
+
+    @property
+    def attention(self) -> AttentionSharding:
+        """Of the first half."""
+        return AttentionSharding(self.x, self.wq, self.wk, self.wv, self.wo, self.out)
+
+    @property
+    def feed_forward(self) -> FeedForwardSharding:
+        """Of the second."""
+        return FeedForwardSharding(self.x, self.w1, self.b1, self.w2, self.b2, self.out)
+
+    @property
+    def policies(self) -> tuple[TransformerBlockPolicy, ...]:
+        """Which of the policies have these layouts."""
+        return tuple(TransformerBlockPolicy(policy.value) for policy in self.attention.policies)
+
+    @property
+    def policy(self) -> TransformerBlockPolicy:
+        """The first of them: RING, where ULYSSES would do, too."""
+        return self.policies[0]
+
+
+def _layouts(attention: AttentionSharding) -> dict[str, TensorSharding]:
+    """All that go with those of attention: the hidden dim lies as the heads do."""
+    batch, rows, _ = (dim.axes for dim in attention.x.dims)
+    if attention.policy is AttentionShardingPolicy.SEQUENCE:
+        feed_forward = FeedForwardSharding.sequence(attention.split.heads, batch)
+    else:
+        feed_forward = FeedForwardSharding.rows(rows, attention.split.heads, batch)
+    halves = (("x", "wq", "wk", "wv", "wo"), attention), (("w1", "b1", "w2", "b2", "out"), feed_forward)
+    return {**dict.fromkeys(NORMS, WHOLE), **{name: getattr(half, name) for names, half in halves for name in names}}

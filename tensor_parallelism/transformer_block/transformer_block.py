@@ -1,0 +1,258 @@
+"""`TransformerBlock`: attention and a feed-forward, each behind a norm and beside a residual, on any of its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.kernels import splitmix64
+from parallelism.mesh import Mesh
+from parallelism.operation import Device, ShardedOperation
+from tensor_parallelism.attention import Attention, AttentionShardingPolicy, zigzag_order
+from tensor_parallelism.feed_forward import FeedForward, check_biases
+from tensor_parallelism.layers import Dropout, LayerNorm, RMSNorm, check_gradient
+from tensor_parallelism.layers.dropout import counted
+from tensor_parallelism.products import Shape
+from tensor_parallelism.transformer_block.plan import TransformerBlockPlan
+from tensor_parallelism.transformer_block.policies import TransformerBlockPolicy, TransformerBlockSharding
+
+Array = npt.NDArray[Any]
+NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
+
+
+class Saved(NamedTuple):
+    """What the parts saved for their backward; None for a dropout that drops nothing."""
+
+    norm1: Any
+    attention: Any
+    dropout1: Any
+    norm2: Any
+    feed_forward: Any
+    dropout2: Any
+    shape: Shape
+    """Of the whole x."""
+    dtype: np.dtype[Any]
+
+
+class TransformerBlock(ShardedOperation):
+    """``cluster.run(TransformerBlock(sharding), x, *weights).result``, of a pre-norm block,
+
+        a = x + dropout(attention(norm(x)))
+        y = a + dropout(feed_forward(norm(a)))
+
+    The weights, in the order of `NAMES`: ``norm1`` and ``norm1_bias``, ``wq``, ``wk``, ``wv`` and ``wo`` as of
+    `Attention`, ``norm2`` and ``norm2_bias``, ``w1``, ``b1``, ``w2`` and ``b2`` as of `FeedForward`; with
+    ``norm="rms_norm"`` no biases of norms.  `shapes` has all their shapes.  After them may come a step, an integer,
+    that dropout is a function of, besides ``seed``; the same elements are dropped on every mesh.  ``causal``,
+    ``zigzag`` and ``rotary_base`` are those of `Attention`.  Without ``policy`` it runs the first that the layouts
+    allow; that is RING where ULYSSES would do, too.  ``print(operation.plan(shapes.values(), mesh))`` says what moves.
+
+    **Communication**: see `TransformerBlockPolicy`; ``plan(...).bytes_received`` and
+    ``plan(...).backward_bytes_received``, by rank.
+
+    **Memory**, by `Device.hold`.  From the forward to the end of the backward ``activations`` and ``keys and values``
+    hold 34 s b h bytes for elements of two bytes, a hidden dim of 4 h and dropout: those of Korthikanti et al., 2022,
+    arXiv:2205.05198, section 4 and table 2, whose 5 a s^2 b of scores are made anew in the backward (their selective
+    recomputation); (10 + 24/t) s b h by MEGATRON, 34/t s b h by SEQUENCE, as there; 34/c s b h by RING, and 36/c by
+    ULYSSES, which keeps what rows attended to twice.  ``statistics`` and ``softmax statistics``, which they neglect,
+    are two numbers for each token and one for each head of it.  In passing: see `Attention`.
+
+    ``ValueError`` when made, for another policy than the layouts' and for what its parts refuse; and, on the host,
+    before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and for heads
+    that cannot be shared.
+    """
+
+    sharding: TransformerBlockSharding
+
+    def __init__(
+        self, sharding: TransformerBlockSharding, policy: TransformerBlockPolicy | None = None, *,
+        causal: bool = False, zigzag: bool = False, rotary_base: float | None = None, norm: str = "layer_norm",
+        activation: str = "gelu", dropout: float = 0.0, seed: int = 0, epsilon: float = 1e-5,
+    ) -> None:
+        if not isinstance(sharding, TransformerBlockSharding):
+            raise TypeError(f"TransformerBlock takes a TransformerBlockSharding, got {sharding!r}")
+        allowed = sharding.policies
+        self.policy = allowed[0] if policy is None else TransformerBlockPolicy(policy)
+        if self.policy not in allowed:
+            raise ValueError(f"TransformerBlock with policy={self.policy.name} needs layouts of that policy, "
+                             f"{sharding!r} is {' or '.join(one.name for one in allowed)}")
+        if norm not in NORMS:
+            raise ValueError(f"norm is one of {', '.join(NORMS)}, got {norm!r}")
+        super().__init__(sharding)
+        self.norm1, self.norm2 = (NORMS[norm](sharding.x, epsilon=epsilon) for _ in range(2))
+        self.attention = Attention(
+            sharding.attention, AttentionShardingPolicy(self.policy.value), causal=causal, zigzag=zigzag,
+            rotary_base=rotary_base,
+        )
+        self.feed_forward = FeedForward(sharding.feed_forward, activation=activation)
+        Dropout(sharding.out, dropout, seed)                    # refuses what it should
+        self.dropout1, self.dropout2 = (
+            Dropout(sharding.out, dropout, int(one)) if dropout else None for one in splitmix64(seed, [0, 1])
+        )
+        bias = norm == "layer_norm"
+        self.NAMES = (
+            "x", "norm1", *["norm1_bias"] * bias, "wq", "wk", "wv", "wo", "norm2", *["norm2_bias"] * bias,
+            "w1", "b1", "w2", "b2",
+        )
+        self._plans: dict[Any, TransformerBlockPlan] = {}
+        """What the host has planned travels with the operation to the devices."""
+
+    def __repr__(self) -> str:
+        return (f"TransformerBlock({self.sharding!r}, {self.policy}, {self.norm1!r}, {self.attention!r}, "
+                f"{self.dropout1!r}, {self.feed_forward!r})")
+
+    def shapes(
+        self, x: Sequence[int], heads: int, *, kv_heads: int | None = None, head_dim: int | None = None,
+        hidden: int | None = None,
+    ) -> dict[str, Shape]:
+        """Of the inputs, by name: for x of shape (batch, sequence, model) and so many heads.
+
+        By default as many key-value heads, all heads together as wide as the model, a hidden dim of four times that.
+        ``ValueError`` if the model's width is no multiple of the heads and no ``head_dim`` is given.
+        """
+        model = x[-1]
+        if head_dim is None and (heads < 1 or model % heads):
+            raise ValueError(f"a head_dim must be given where the model is no multiple of the heads, got x of shape "
+                             f"{tuple(x)} and {heads} heads")
+        width = model // heads if head_dim is None else head_dim
+        keys, hidden = (model, heads if kv_heads is None else kv_heads, width), 4 * model if hidden is None else hidden
+        found = {
+            "wq": (model, heads, width), "wk": keys, "wv": keys, "wo": (heads, width, model), "w1": (model, hidden),
+            "b1": (hidden,), "w2": (hidden, model), "x": tuple(x),
+        }
+        return {name: found.get(name, (model,)) for name in self.NAMES}
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The shards of x and the weights, and the step, by rank."""
+        arrays, step = self._named(*args)
+        self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
+        if self.attention.zigzag:
+            arrays[0] = arrays[0][:, self._order(arrays[0].shape[1], mesh)]
+        shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
+        return [(*mine, step) for mine in zip(*shards, strict=True)]
+
+    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
+        """This device's shard of y, from those of x and the weights, and perhaps the step."""
+        arrays, step = self._named(*shards)
+        dtype = _dtype(arrays)
+        plan = self.plan(self._whole(device, arrays), device.mesh, dtype)
+        for name, array, held in zip(self.NAMES, arrays, plan.held[device.rank], strict=True):
+            if array.shape != held:
+                raise ValueError(f"{name} is of the shape of its shard, {held} on rank {device.rank}, got "
+                                 f"{array.shape}")
+        x, *weights = (array.astype(dtype, copy=False) for array in arrays)
+        norm1, attention, norm2, feed_forward = self._parts(weights)
+        shape, *shapes = plan.shapes
+        of_norms, of_weights, _, (w1, _, w2, _) = self._parts(shapes)
+        rows = plan.attention.rows(device.rank) if self.attention.zigzag else None
+
+        made, of_norm1 = self.norm1.forward(device, x, *norm1, shapes=[shape, *of_norms])
+        made, of_attention = self.attention.forward(device, made, *attention, shapes=[shape, *of_weights])
+        a, of_dropout1 = _added(device, self.dropout1, made, x, step, shape, rows)
+        made, of_norm2 = self.norm2.forward(device, a, *norm2, shapes=[shape, *of_norms])
+        made, of_feed_forward = self.feed_forward.forward(device, made, *feed_forward, shapes=(shape, w1, w2))
+        y, of_dropout2 = _added(device, self.dropout2, made, a, step, shape, rows)
+        return y, Saved(of_norm1, of_attention, of_dropout1, of_norm2, of_feed_forward, of_dropout2, shape, dtype)
+
+    def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
+        """The gradients of x and the weights in their layouts, from that of y in its layout.
+
+        After a ring, once for each forward.
+        """
+        grad = check_gradient(device, grad, self.sharding.out, saved.shape).astype(saved.dtype, copy=False)
+
+        inner = grad if self.dropout2 is None else self.dropout2.backward(device, saved.dropout2, grad)[0]
+        inner, *feed_forward = self.feed_forward.backward(device, saved.feed_forward, inner)
+        grad_a, *norm2 = self.norm2.backward(device, saved.norm2, inner)
+        grad_a += grad
+        inner = grad_a if self.dropout1 is None else self.dropout1.backward(device, saved.dropout1, grad_a)[0]
+        inner, *attention = self.attention.backward(device, saved.attention, inner)
+        x_grad, *norm1 = self.norm1.backward(device, saved.norm1, inner)
+        x_grad += grad_a
+        return x_grad, *norm1, *attention, *norm2, *feed_forward
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
+        """The whole of y, its rows in their own order."""
+        return self.attention.result(mesh, outputs)
+
+    def plan(
+        self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
+    ) -> TransformerBlockPlan:
+        """What runs for x and weights of these shapes; ``print`` it.  ``ValueError`` for those that do not fit."""
+        given = tuple(tuple(int(n) for n in shape) for shape in shapes)
+        key = given, mesh, np.dtype(dtype)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._planned(given, mesh, np.dtype(dtype))
+        return found
+
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> TransformerBlockPlan:
+        if len(shapes) != len(self.NAMES):
+            raise ValueError(f"a plan is for the shapes of {', '.join(self.NAMES)}, got {len(shapes)} shapes")
+        x = shapes[0]
+        named = dict(zip(self.NAMES, shapes, strict=True))
+        norm1, attention, norm2, feed_forward = self._parts(shapes[1:])
+        w1, b1, w2, b2 = feed_forward
+        of_attention = self.attention.plan([x, *attention], mesh, dtype)
+        of_feed_forward = self.feed_forward.plan((x, w1, w2), mesh, dtype)
+        check_biases(w1, b1, w2, b2)
+        for name in ("wo", "w2"):
+            if named[name][-1] != x[-1]:
+                raise ValueError(f"the last extent of {name} is that of x, which is added to what comes of it, got x "
+                                 f"of shape {x} and {name} of {named[name]}")
+        for name in (name for name in self.NAMES if name.startswith("norm")):
+            if named[name] != x[-1:]:
+                raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {named[name]}")
+        return TransformerBlockPlan(
+            shapes, tuple(getattr(self.sharding, name) for name in self.NAMES),
+            self.norm1.plan([x, *norm1], mesh, dtype), of_attention,
+            self.norm2.plan([x, *norm2], mesh, dtype), of_feed_forward,
+        )
+
+    def _parts(self, weights: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Those of the first norm, of attention, of the second norm and of the feed-forward."""
+        of_norm = len(self.norm1.NAMES) - 1
+        cuts = np.cumsum([0, of_norm, 4, of_norm, 4]).tolist()
+        return tuple(weights[start:stop] for start, stop in pairwise(cuts))
+
+    def _named(self, *args: Any) -> tuple[list[Array], int]:
+        """The arrays, and the step."""
+        wanted = len(self.NAMES)
+        if len(args) not in (wanted, wanted + 1):
+            raise TypeError(f"TransformerBlock takes {', '.join(self.NAMES)} and, if it likes, a step, got {len(args)} "
+                            f"arguments")
+        return [np.asarray(value) for value in args[:wanted]], counted("step", args[wanted] if args[wanted:] else 0)
+
+    def _whole(self, device: Device, arrays: list[Array]) -> list[Shape]:
+        """The shapes of the whole inputs: what follows from the others is not asked for."""
+        held, needed = dict(zip(self.NAMES, arrays, strict=True)), ("x", "wq", "wk", "w1")
+        x, wq, wk, w1 = device.global_shapes(
+            [held[name] for name in needed], [getattr(self.sharding, name) for name in needed])
+        found = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
+                 "w2": (*w1[1:], *x[2:])}
+        return [found.get(name, x[2:]) for name in self.NAMES]
+
+    def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
+        return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.x.dims[1].axes])
+
+
+def _added(
+    device: Device, dropout: Dropout | None, made: Array, x: Array, step: int, shape: Shape,
+    rows: npt.NDArray[np.intp] | None,
+) -> tuple[Array, Any]:
+    """The residual: ``x`` added to what is left of ``made``, which is overwritten."""
+    saved = None
+    if dropout is not None:
+        made, saved = dropout.forward(device, made, step, shape=shape, rows=rows)
+    made += x
+    return made, saved
+
+
+def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """That of the computation: integers become float64."""
+    found = np.result_type(*arrays)
+    return found if np.issubdtype(found, np.floating) else np.result_type(found, np.float64)

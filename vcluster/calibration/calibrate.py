@@ -1,0 +1,183 @@
+"""This machine as a `Hardware`: measured through the tracer, fitted, written with where its numbers are from.
+
+    python -m vcluster calibrate                from now on what hardware="host" means
+    python -m vcluster calibrate --check        how far off it is; nothing is written
+
+The model is `parallelism.cost`'s, with one level of links: the memory that the devices share.  Everything is fitted to
+every other case of `vcluster.calibration.cases`, by wall time; the others are held out, and say how far it can be
+trusted.  What Python does around a piece of compute, in programs such as these, is part of its launch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from os import PathLike
+from statistics import median
+
+import numpy as np
+import psutil
+
+from parallelism.hardware import CALIBRATED, Hardware, HostLink, Link, Piece
+from vcluster.calibration.cases import (
+    COLLECTIVE_NAMES,
+    COLLECTIVES,
+    COPIES,
+    DTYPES,
+    MESSAGES,
+    PIPELINES,
+    POLICIES,
+    PRODUCTS,
+    STREAMS,
+    Case,
+    measured,
+)
+from vcluster.calibration.fitting import Floats, fitted
+from vcluster.collectives import INLINE_BYTES, PRIVATE_BYTES
+
+PREDICTED = (MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES)
+"""The families of which it is told how far off they are; products and copies only serve the fit."""
+TURNS = (INLINE_BYTES + 1, PRIVATE_BYTES)
+"""From so many bytes on an array goes another way."""
+_ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Relative errors, without their signs."""
+
+    cases: int
+    median: float
+    quartiles: tuple[float, float]
+    largest: float
+
+    @classmethod
+    def of(cls, errors: Iterable[float]) -> Spread:
+        """Of at least one error."""
+        sizes = np.abs(list(errors))
+        low, middle, high = np.quantile(sizes, (0.25, 0.5, 0.75)).tolist()
+        return cls(len(sizes), middle, (low, high), float(sizes.max()))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A machine as it was found, and how well the model tells what it was not fitted to."""
+
+    hardware: Hardware
+    fitted_to: tuple[Case, ...]
+    held_out: tuple[Case, ...]
+
+    def errors(self, family: str | None = None) -> tuple[float, ...]:
+        """Predicted over measured, less 1, of the cases held out: virtual against wall time."""
+        families = PREDICTED if family is None else (family,)
+        return tuple(case.error(self.hardware) for case in self.held_out if case.family in families)
+
+    def __str__(self) -> str:
+        head = f"{'virtual against wall time':26}  cases  median  middle half      largest"
+        lines = [str(self.hardware), "", head]
+        for family in (*PREDICTED, None):
+            errors = self.errors(family)
+            if errors:
+                spread = Spread.of(errors)
+                half = "{:5.1%} to {:5.1%}".format(*spread.quartiles)
+                lines.append(
+                    f"  {family or 'all':24}  {spread.cases:5}  {spread.median:6.1%}  {half}  {spread.largest:7.1%}")
+        return "\n".join(lines)
+
+
+def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
+    """The hardware that fits every other case; ``ValueError`` for fewer than two of one name."""
+    names = [(case.family, case.name) for case in cases]
+    for family, name in dict.fromkeys(names):
+        if len({case.held_out for case in cases if (case.family, case.name) == (family, name)}) < 2:
+            raise ValueError(f"calibration needs at least 2 cases of each kind; got 1 of {family}, {name}")
+    fitted_to, held_out = (tuple(case for case in cases if case.held_out is held) for held in (False, True))
+
+    def of(*families: str) -> list[Case]:
+        return [case for case in fitted_to if case.family in families]
+
+    hardware = _nearest(_start(devices), of(PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
+    copies = hardware.memory_bytes_per_second
+    hardware = _nearest(hardware, of(MESSAGES), _with_messages, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10))
+    hardware = _nearest(hardware, of(COLLECTIVES), _with_collectives,
+                        (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10, *(2e10 for _ in COLLECTIVE_NAMES)))
+    hardware = _nearest(hardware, of(POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
+    return _told(Calibration(hardware, fitted_to, held_out), copies)
+
+
+def _start(devices: int) -> Hardware:
+    return Hardware(
+        CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
+        (Link("shared memory", devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
+        title="this machine, as it was measured")
+
+
+def _with_rates(hardware: Hardware, found: Floats) -> Hardware:
+    launch, single, double, bandwidth = found.tolist()
+    return replace(
+        hardware, kernel_launch_seconds=launch, flops_per_second=dict(zip(DTYPES, (single, double), strict=True)),
+        memory_bytes_per_second=bandwidth)
+
+
+def _with_messages(hardware: Hardware, found: Floats) -> Hardware:
+    (link,) = hardware.links
+    latency, bandwidth, *values = found.tolist()
+    joined = Link(link.name, link.extents, latency, bandwidth, "memory", pieces=_pieces(TURNS, values))
+    return replace(hardware, links=(joined,), host=HostLink(latency, bandwidth))
+
+
+def _with_collectives(hardware: Hardware, found: Floats) -> Hardware:
+    (link,) = hardware.links
+    turns = (1, *TURNS)
+    values = found.tolist()
+    pieces, rates = _pieces(turns, values), values[2 * len(turns):]
+    joined = Link(link.name, link.extents, link.latency_seconds, link.bytes_per_second, "memory", pieces=link.pieces,
+                  collective_pieces=pieces)
+    return replace(hardware, links=(joined,),
+                   collective_bytes_per_second=dict(zip(COLLECTIVE_NAMES, rates, strict=True)))
+
+
+def _with_programs(hardware: Hardware, found: Floats) -> Hardware:
+    launch, bandwidth, apart = found.tolist()
+    return replace(hardware, kernel_launch_seconds=launch, memory_bytes_per_second=bandwidth,
+                   memory_overlap=1 / (1 + apart))
+
+
+def _pieces(turns: Sequence[int], values: Sequence[float]) -> list[Piece]:
+    return [Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns)]
+
+
+def _nearest(
+    hardware: Hardware, cases: Sequence[Case], changed: Callable[[Hardware, Floats], Hardware], start: Sequence[float]
+) -> Hardware:
+    def predict(parameters: Floats) -> list[float]:
+        there = changed(hardware, parameters)
+        return [case.predicted(there) for case in cases]
+
+    return changed(hardware, fitted(predict, [case.seconds for case in cases], start, _ROUNDS))
+
+
+def _told(found: Calibration, copied_per_second: float) -> Calibration:
+    """The same, with where its numbers are from."""
+    errors = [abs(error) for error in found.errors()]
+    told = (f"fitted to {len(found.fitted_to)} cases by python -m vcluster calibrate, {datetime.now(UTC):%Y-%m-%d}, on "
+            f"{platform.machine()} with {os.cpu_count()} cores, {platform.system()}, NumPy {np.__version__}; virtual "
+            f"against wall time: median error {median(errors):.1%} of {len(errors)} cases held out")
+    programs = f"{told}; in programs: the Python around it, and the traffic that nothing declares, are in it"
+    sources = {
+        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second"), told),
+        **dict.fromkeys(("kernel_launch_seconds", "memory_overlap"), programs),
+        "memory_bytes_per_second": f"{programs}; a copy alone goes at {copied_per_second:.3g} bytes a second",
+        "memory_bytes": "what the system has, in equal parts", "host": "as a message between devices"}
+    return replace(found, hardware=replace(found.hardware, sources=sources))
+
+
+def calibrate(devices: int, path: str | PathLike[str] | None = None) -> Calibration:
+    """Measures this machine with so many devices, and writes what was found to ``path``, if one is given."""
+    found = calibrated(measured(devices), devices)
+    if path is not None:
+        found.hardware.save(path)
+    return found

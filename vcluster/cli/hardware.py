@@ -1,0 +1,39 @@
+"""Described hardware on a terminal: `python -m vcluster hardware`."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from parallelism.hardware import Hardware
+from parallelism.hardware.host import told as told_of_host
+
+WIDTH = 80
+
+
+def every() -> str:
+    """The presets, a line each."""
+    presets = [Hardware.preset(name) for name in Hardware.presets()]
+    width = max(len(hardware.name) for hardware in presets)
+    lines = [f"{hardware.name:{width}}  {hardware.title}" for hardware in presets]
+    return "\n".join([*lines, f"{'host':{width}}  {told_of_host()}"])
+
+
+def one(name: str) -> str:
+    """One, preset or file or ``host``, as a table with where its numbers are from.
+
+    ``ValueError`` for one that there is not.
+    """
+    hardware = Hardware.of_host() if name == "host" else Hardware.of(name)
+    if hardware is None:
+        return f"host: {told_of_host()}"
+    lines = [str(hardware)]
+    if hardware.sources:
+        lines += ["", "where the numbers are from"]
+    fields_by_source: dict[str, list[str]] = {}
+    for field, source in hardware.sources.items():
+        fields_by_source.setdefault(source, []).append(field)
+    for source, fields in fields_by_source.items():
+        lines += wrap(", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
+        lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,
+                      break_on_hyphens=False)
+    return "\n".join(lines)

@@ -1,0 +1,326 @@
+"""Programs in files, on the command line: shown, simulated on described hardware, run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelism import ir
+from parallelism.execution import Executable, Profile
+from parallelism.hardware import Hardware
+from parallelism.hardware.host import told as told_of_host
+from parallelism.layouts import Conflict, localize, propagate
+from parallelism.mesh import Mesh
+from parallelism.simulation import equal_devices, simulate
+from parallelism.trace import Trace, UndeclaredComputeWarning
+from vcluster.demo.command_line import MOST_DEVICES, Parser, WrongWords, mesh_of, whole, writable
+from vcluster.report import beside, compare, html
+from vcluster.runs import VirtualCluster
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TOLERANCE = 1e-10
+FOLDED_FROM = 65
+"""Devices from which on equal ones are folded, unless somebody says otherwise."""
+MOST_DESCRIBED = 1 << 20
+"""Devices that are shown or simulated."""
+MOST_BYTES = 1 << 26
+
+LAYOUTS = """
+a file is written in Python, where layouts name axes of the mesh; the rest is in
+docs/ir.md and docs/layouts.md:
+
+    program = annotate(ir.record(function, *types), {"x": "[dp, None]"})
+    Path("model.mlir").write_text(str(program))
+
+layouts stand in the program, behind the types of values:
+
+    func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x4xf32> [None, tp])
+        -> (tensor<8x4xf32>) {
+      %0 = "matmul"(%x, %w)
+        : (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>
+      return %0
+    }
+
+those of the other values are found from these; what a device then does,
+collectives and all, tells `show --mesh`
+"""
+
+
+def parser(program: str, command: str, description: str, *examples: str) -> Parser:
+    """What all three commands take."""
+    lines = "\n".join(f"  {program} {command} {example}" for example in examples)
+    made = Parser(prog=f"{program} {command}", description=description, epilog=f"{LAYOUTS}\nexamples:\n\n{lines}\n")
+    made.add_argument("file", type=Path, metavar="MODEL.mlir", help="a program as text, as `print(function)` writes it")
+    made.add_argument("--mesh", metavar="AXES", help="the devices, outermost axis first: dp=2,tp=2 (one device)")
+    made.add_argument("--size", action="append", default=[], metavar="B=64",
+                      help="what a symbol in the shapes stands for; once for each")
+    made.add_argument("--gradient", action="store_true",
+                      help="of the number that it returns, by its floating-point inputs, besides that number")
+    return made
+
+
+def show(program: str, words: Sequence[str]) -> int:
+    """A program, and what the first device of a mesh does."""
+    made = parser(program, "show", "A program checked and counted; with --mesh, laid out, and what one device does.",
+                  "model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3")
+    made.add_argument("--rank", type=whole(0), default=0, metavar="N", help="the device (0)")
+    arguments = _parsed(made, words)
+    if arguments is None:
+        return 0
+    function = _function(arguments, symbols=arguments.mesh is None)
+    if arguments.mesh is None:
+        print(function, end="")
+        print(f"\n{len(function.ops)} ops, {function.flops} flops, {ir.peak_bytes(function)} bytes at most")
+        return 0
+    mesh = _described(arguments)
+    if arguments.rank >= mesh.size:
+        raise WrongWords(f"--rank: {mesh!r} has ranks 0 to {mesh.size - 1}, got {arguments.rank}")
+    conflicts: list[Conflict] = []
+    localized = _right(lambda: localize(propagate(function, mesh, conflicts), mesh))
+    local = _right(lambda: localized.program(arguments.rank))
+    print(localized.function)
+    print(f"what rank {arguments.rank} of {mesh!r} does:\n")
+    print(local)
+    kinds = len(localized.classes)
+    print(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
+          f"{sum(localized.received(arguments.rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
+    for conflict in conflicts:
+        print(f"\n{conflict}")
+    return 0
+
+
+def simulated(program: str, words: Sequence[str]) -> int:
+    """What it would take on described hardware."""
+    made = parser(
+        program, "simulate", "What a program would take on described hardware, op by op; nothing is run.",
+        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
+    _add_hardware(made, required=True)
+    made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
+                      help=f"one of devices that do the same (from {FOLDED_FROM} devices on, where it can be)")
+    arguments = _parsed(made, words)
+    if arguments is None:
+        return 0
+    executable = _executable(arguments, None)
+    fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
+    on: dict[str, Any] = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
+    try:
+        trace = _right(lambda: simulate(executable, fold=fold, **on))
+    except WrongWords:
+        if arguments.fold or not fold:
+            raise
+        fold = False    # nobody asked for it, and where links are shared it is refused
+        trace = _right(lambda: simulate(executable, **on))
+    print(trace.summary())
+    if fold:
+        sizes = equal_devices(executable, **on).sizes.tolist()
+        told = ", ".join(f"{rank} ({count})" for rank, count in list(zip(trace.ranks, sizes, strict=True))[:8])
+        print(f"\neach of these stands for as many devices that do the same: {told}"
+              f"{', ...' if len(sizes) > 8 else ''}; totals are of these alone")
+    _memory(trace, executable, arguments.hardware)
+    _keep(arguments, {"simulated": trace})
+    return 0
+
+
+def run(program: str, words: Sequence[str]) -> int:
+    """Runs it on devices of this machine, against one process; 1 if they differ."""
+    made = parser(
+        program, "run", "A program run on devices here, compared with one process and the simulation.",
+        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
+    _add_hardware(made, required=False)
+    made.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
+    made.add_argument("--seed", type=whole(0), default=0, metavar="N",
+                      help="of random floats, where no inputs are given; integers are 0 (0)")
+    made.add_argument("--backend", choices=("process", "thread"), default="process", help="of the cluster (process)")
+    arguments = _parsed(made, words)
+    if arguments is None:
+        return 0
+    executable = _executable(arguments, MOST_DEVICES)
+    function = executable.programs.function
+    inputs = _right(lambda: _inputs(arguments, function))
+    on: dict[str, Any] = {}
+    if arguments.hardware is not None:
+        on = {"hardware": arguments.hardware, "compute": "modelled", "priced_dtype": arguments.priced_dtype}
+    with np.errstate(all="ignore"):
+        wanted = _right(lambda: ir.interpret(function, inputs)).outputs
+    with _right(lambda: VirtualCluster(executable.mesh, backend=arguments.backend, **on)) as cluster:
+        done = cluster.run(executable, inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+            trace = done.trace
+    apart = max((_apart(a, b) for a, b in zip(done.result, wanted, strict=True)), default=0.0)
+    for value, array in zip(function.outputs, done.result, strict=True):
+        print(f"{value} = {np.array2string(array, threshold=8, edgeitems=2, precision=6)}")
+    print(f"\n{executable.mesh!r} and one process differ by {apart:.2g} of the largest number\n")
+    print(trace.summary())
+    traces = {"run": trace}
+    if arguments.hardware is not None:
+        traces = {"simulated": simulate(executable, arguments.hardware, priced_dtype=arguments.priced_dtype), **traces}
+        print(f"\nagainst the simulation: {compare(*traces.values())}")
+    _keep(arguments, traces)
+    floats = all(value.type.dtype.itemsize >= 8 for value in function.values if value.type.dtype.kind == "f")
+    return int(apart > (TOLERANCE if floats else 1e-2))
+
+
+# -- what was asked for ------------------------------------------------------------------------------------------------
+
+
+def _add_hardware(made: Parser, *, required: bool) -> None:
+    made.add_argument("--hardware", required=required, metavar="NAME",
+                      help="a preset (see `hardware`), a file, or host")
+    made.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as these: bfloat16")
+    made.add_argument("--profile", type=Path, metavar="FILE.json",
+                      help="ops take what they take on this machine, measured once and kept here")
+    made.add_argument("--report", type=Path, metavar="FILE.html", help="write it as one page")
+    made.add_argument("--save", type=Path, metavar="FILE.json", help="write the trace, for `report` and `compare`")
+
+
+def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
+    try:
+        arguments = made.parse(words)
+    except SystemExit:      # --help has said all
+        return None
+    for option in ("report", "save", "profile"):
+        if getattr(arguments, option, None) is not None:
+            try:
+                writable(getattr(arguments, option))
+            except WrongWords as error:
+                raise WrongWords(f"--{option}: {error}") from None
+    hardware = getattr(arguments, "hardware", None)
+    if hardware is not None:
+        arguments.hardware = _right(lambda: Hardware.of_host() if hardware == "host" else Hardware.of(hardware))
+        if arguments.hardware is None:
+            raise WrongWords(f"--hardware host: {told_of_host()}")
+    return arguments
+
+
+def _right(make: Callable[[], Any]) -> Any:
+    """What comes of it; what is wrong with it is told to who typed."""
+    try:
+        return make()
+    except (ValueError, TypeError, IndexError, OSError) as error:
+        raise WrongWords(str(error)) from None
+    except MemoryError as error:
+        raise WrongWords(f"it does not fit into the memory of this machine: {error}") from None
+
+
+def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
+    path: Path = arguments.file
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise WrongWords(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > MOST_BYTES:
+        raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
+    try:
+        function = ir.parse(content.decode("utf-8-sig"))
+    except ir.ParseError as error:
+        raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
+    except (ValueError, RecursionError) as error:
+        raise WrongWords(f"{path}: {error}") from None
+    numbers = dict(_size(text) for text in arguments.size)
+    if numbers:
+        function = _right(lambda: function.specialize(**numbers))
+    laid = [value.layout for value in function.values if value.layout is not None]
+    axes = dict.fromkeys(axis for layout in laid for axis in (*layout.axes, *layout.partial))
+    if axes and arguments.mesh is None and not symbols:
+        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must say how many devices there are along "
+                         f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
+    if function.symbols and not symbols:
+        names = sorted(function.symbols)
+        stand = "stands" if len(names) == 1 else "stand"
+        raise WrongWords(f"--size must say what {', '.join(names)} {stand} for, as {names[0]}=64")
+    if arguments.gradient:
+        by = [value.name for value in function.inputs if value.type.dtype.kind == "f"]
+        function = _right(lambda: ir.gradient(function, by, keep_outputs=True))
+    return function
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise WrongWords(f"--size needs a symbol and a number, as B=64; got {text!r}")
+    return name.strip(), int(number)
+
+
+def _described(arguments: argparse.Namespace) -> Mesh:
+    """The mesh, of devices that are not run."""
+    mesh = mesh_of(arguments, "devices", any_axes=True, most=None)
+    if mesh.size > MOST_DESCRIBED:
+        raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are described")
+    return mesh
+
+
+def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
+    mesh = _described(arguments) if most is None else mesh_of(arguments, "devices", any_axes=True, most=most)
+    function = _function(arguments)
+    seconds = None if arguments.profile is None else _right(lambda: Profile(arguments.profile))
+    return Executable(_right(lambda: localize(function, mesh)), seconds=seconds)
+
+
+def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, NDArray[Any]]:
+    if arguments.inputs is None:
+        rng = np.random.default_rng(arguments.seed)
+        return {
+            value.name: np.asarray(
+                rng.normal(size=value.type.shape) if value.type.dtype.kind == "f" else np.zeros(value.type.shape),
+                value.type.dtype)
+            for value in function.inputs
+        }
+    try:
+        with zipfile.ZipFile(arguments.inputs):     # NumPy would take others for pickles, and advise to trust them
+            pass
+        with np.load(arguments.inputs, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except OSError as error:
+        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error.strerror or error}") from None
+    except Exception as error:      # of a broken archive zipfile and what unpacks it raise many kinds
+        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is no .npz, as numpy.savez writes it "
+                         f"({error})") from None
+
+
+def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The largest difference, by the largest number; of what is no finite number, none or infinitely much."""
+    if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+        return 0.0
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return inf
+    x, y = x[finite], y[finite]
+    return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
+
+
+def _memory(trace: Trace, executable: Executable, hardware: Hardware) -> None:
+    peaks = trace.peaks()
+    rank = max(peaks, key=peaks.__getitem__, default=0)
+    parts = {event.name for event in trace.filter(kind="memory", rank=rank)}
+    told = ", ".join(f"{part} {trace.peak_bytes(rank, part)}" for part in sorted(parts))
+    print(f"\nmost memory: {peaks.get(rank, 0)} bytes on rank {rank} (at their own most: {told or 'nothing'}); "
+          f"{hardware.name} has {hardware.memory_bytes:.0f}")
+
+
+def _keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
+    """Writes the page, of one trace or of both beside each other, and the last trace."""
+    trace = list(traces.values())[-1]
+    try:
+        if arguments.report is not None:
+            if len(traces) == 2:
+                beside(traces, arguments.report, hardware=arguments.hardware)
+            else:
+                html(trace, arguments.report, hardware=arguments.hardware)
+            print(f"\nThe page is {arguments.report}")
+        if arguments.save is not None:
+            trace.save(arguments.save)
+            print(f"\nThe trace is {arguments.save}")
+    except OSError as error:
+        raise WrongWords(f"{error.filename} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,26 @@
+from .arguments import PerDevice as PerDevice, Sharded as Sharded
+from .call_sites import PACKAGES as PACKAGES, call_site as call_site, code_of as code_of, is_ours as is_ours
+from .errors import (
+    ChannelClosedError as ChannelClosedError,
+    ClusterError as ClusterError,
+    ClusterTimeoutError as ClusterTimeoutError,
+    CollectiveMismatchError as CollectiveMismatchError,
+    DeadlockError as DeadlockError,
+    DeviceFailedError as DeviceFailedError,
+    OperationCancelled as OperationCancelled,
+    UndeliveredMessageError as UndeliveredMessageError,
+    UnusedResultWarning as UnusedResultWarning,
+    ranks_in_words as ranks_in_words,
+)
+from .exceptions import (
+    Failure as Failure,
+    Frame as Frame,
+    describe_exception as describe_exception,
+    where_cancelled as where_cancelled,
+)
+from .pickling import (
+    Environment as Environment,
+    Pickler as Pickler,
+    apply_environment as apply_environment,
+    refresh_modules as refresh_modules,
+)

@@ -1,0 +1,245 @@
+"""An exception as a value that crosses processes: told on the host in the user's own lines.
+
+The device notes what it can say cheaply (types, text, frames); the host, which has the sources and the notebook's
+cells, makes the traceback of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import CodeType, TracebackType
+
+from vcluster.code.call_sites import is_installed, is_ours
+from vcluster.code.errors import OperationCancelled
+from vcluster.code.line_values import values_on_lines
+from vcluster.code.pickling import dump, load, type_name
+
+LONGEST_TRACEBACK = 200
+"""Frames that are kept of an endless recursion: this many, half from each end."""
+
+DEEPEST_CHAIN = 16
+"""Causes that are followed behind an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a traceback."""
+
+    filename: str
+    line: int
+    end_line: int | None
+    column: int | None
+    end_column: int | None
+    function: str
+    first_line: int = 0
+    """Where the function begins."""
+    hidden: bool = False
+    """Does it say ``__tracebackhide__``, as helpers of tests do?"""
+
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return f"{self.filename}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that was raised in a device, as it crosses to the host."""
+
+    type_name: str
+    text: str
+    """What ``str`` says of it."""
+    summary: str
+    """Its last lines in a traceback, notes included."""
+    frames: tuple[Frame, ...]
+    """Outermost first, our own left out (unless there are no others)."""
+    omitted: int
+    """Frames left out in the middle of a very long traceback."""
+    pickled: bytes | None
+    """The exception itself; None if it cannot be pickled."""
+    cause: Failure | None = None
+    explicit: bool = False
+    """Was the cause named with ``raise ... from``?"""
+    members: tuple[Failure, ...] = ()
+    """The exceptions of an ``ExceptionGroup``."""
+    values: str = ""
+    """Of the variables on the innermost line of the user's."""
+
+    @property
+    def location(self) -> str | None:
+        """``file:line`` of the innermost line of the user's; of a library's where there is no such line."""
+        users = [frame for frame in self.frames if not is_installed(frame.filename)]
+        innermost = (users or self.frames)[-1:]
+        return innermost[0].place if innermost else None
+
+    def exception(self) -> BaseException:
+        """The original, its causes attached; or a ``RuntimeError`` that names its type if it cannot be had."""
+        found: object = None
+        if self.pickled is not None:
+            try:
+                found = load(self.pickled)
+            except Exception:  # anything may go wrong in a foreign constructor
+                found = None
+        if not isinstance(found, BaseException):
+            found = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
+        if self.cause is not None:
+            cause = self.cause.exception()
+            if self.explicit:
+                found.__cause__ = cause
+            else:
+                found.__context__ = cause
+        return found
+
+    def format(self) -> str:
+        """The traceback, as Python prints it, with source lines as this process knows them."""
+        text = ""
+        if self.cause is not None:
+            link = (
+                "The above exception was the direct cause of the following exception:"
+                if self.explicit
+                else "During handling of the above exception, another exception occurred:"
+            )
+            text = f"{self.cause.format()}\n{link}\n\n"
+        if self.frames:
+            text += "Traceback (most recent call last):\n" + self._format_frames()
+        text += self.summary
+        for i, member in enumerate(self.members, start=1):
+            body = "".join(f"  | {line}" for line in member.format().splitlines(keepends=True))
+            text += f"  +---------------- {i} of {len(self.members)} ----------------\n{body}"
+        if self.members:
+            text += "  +------------------------------------\n"
+        return text + (f"with {self.values}\n" if self.values else "")
+
+    @property
+    def in_a_line(self) -> str:
+        """The exception without its traceback."""
+        words = self.summary.strip().split("\n")[0]
+        return words + (f", with {self.values}" if self.values else "")
+
+    def _format_frames(self) -> str:
+        for filename in {frame.filename for frame in self.frames}:
+            linecache.checkcache(filename)
+        summaries = [
+            traceback.FrameSummary(
+                frame.filename, frame.line, frame.function, lookup_line=False,
+                end_lineno=frame.end_line, colno=frame.column, end_colno=frame.end_column,
+            )
+            for frame in self.frames
+        ]  # fmt: skip
+        if not self.omitted:
+            return "".join(traceback.StackSummary.from_list(summaries).format())
+        half = len(summaries) // 2
+        first, last = (traceback.StackSummary.from_list(part).format() for part in (summaries[:half], summaries[half:]))
+        return "".join([*first, f"  [{self.omitted} more calls]\n", *last])
+
+
+def describe_exception(exception: BaseException, program: CodeType | None = None) -> Failure:
+    """All of an exception that can cross: never raises, whatever the exception's own methods do.
+
+    ``program`` is the code that was run: where no line of the user's took part, the failure is told at its first.
+    """
+    return replace(_describe(exception, frozenset(), program), values=_values(exception.__traceback__))
+
+
+def where_cancelled(exception: BaseException) -> tuple[Frame, ...]:
+    """The user's lines, outermost first, at which a kernel was when its run was broken off."""
+    error: BaseException | None = exception
+    while error is not None and not isinstance(error, OperationCancelled):
+        error = error.__context__  # the kernel has made another exception of it
+    frames = [] if error is None else _frames(error.__traceback__)
+    return tuple(frame for frame in frames if not is_installed(frame.filename))
+
+
+def _describe(exception: BaseException, above: frozenset[int], program: CodeType | None = None) -> Failure:
+    above |= {id(exception)}
+    frames = _frames(exception.__traceback__)
+    if program is not None and all(is_ours(frame.filename) for frame in frames) and not is_ours(program.co_filename):
+        first = program.co_firstlineno
+        frames = [Frame(program.co_filename, first, None, None, None, program.co_name, first)]
+    omitted = max(0, len(frames) - LONGEST_TRACEBACK)
+    if omitted:
+        frames = frames[: LONGEST_TRACEBACK // 2] + frames[-(LONGEST_TRACEBACK // 2) :]
+    cause = exception.__cause__
+    explicit = cause is not None
+    if cause is None and not exception.__suppress_context__:
+        cause = exception.__context__
+    follow = cause is not None and id(cause) not in above and len(above) < DEEPEST_CHAIN and not _is_internal(cause)
+    members: tuple[BaseException, ...] = ()
+    if isinstance(exception, BaseExceptionGroup) and len(above) < DEEPEST_CHAIN:
+        members = tuple(member for member in exception.exceptions if id(member) not in above)
+    name = type_name(type(exception))
+    return Failure(
+        type_name=name,
+        text=_text(exception),
+        summary=_summary(exception, name),
+        frames=tuple(frames),
+        omitted=omitted,
+        pickled=_pickled(exception),
+        cause=_describe(cause, above) if cause is not None and follow else None,
+        explicit=explicit,
+        members=tuple(_describe(member, above) for member in members),
+    )
+
+
+def _frames(tb: TracebackType | None) -> list[Frame]:
+    """The frames of others; all of them when the failure lies in our own code from end to end."""
+    frames = []
+    while tb is not None:
+        code, line = tb.tb_frame.f_code, tb.tb_lineno
+        spans = itertools.islice(code.co_positions(), tb.tb_lasti // 2, None) if tb.tb_lasti >= 0 else iter(())
+        _, end_line, column, end_column = next(spans, (None, None, None, None))
+        hidden = "__tracebackhide__" in code.co_varnames and bool(tb.tb_frame.f_locals.get("__tracebackhide__"))
+        frames.append(Frame(
+            code.co_filename, line, end_line, column, end_column, code.co_name, code.co_firstlineno, hidden
+        ))
+        tb = tb.tb_next
+    return [frame for frame in frames if not is_ours(frame.filename)] or frames
+
+
+def _values(tb: TracebackType | None) -> str:
+    users = [entry for entry in _entries(tb) if not is_installed(entry.tb_frame.f_code.co_filename)]
+    if not users:
+        return ""
+    frame, first = users[-1].tb_frame, users[-1].tb_lineno
+    span = next(itertools.islice(frame.f_code.co_positions(), max(0, users[-1].tb_lasti) // 2, None), None)
+    try:
+        return values_on_lines(frame, first, max(first, (span and span[1]) or first))
+    except Exception:  # it is only an extra
+        return ""
+
+
+def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next
+
+
+def _is_internal(exception: BaseException) -> bool:
+    """Was it raised and caught without a line of the user's, by our own code, which then told what it means?"""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(exception.__traceback__)]
+    return bool(frames) and is_ours(frames[0]) and all(map(is_installed, frames))
+
+
+def _text(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except BaseException as error:  # even KeyboardInterrupt: it comes from the user's __str__
+        return f"<str() of it raised {type(error).__name__}>"
+
+
+def _summary(exception: BaseException, name: str) -> str:
+    try:
+        return "".join(traceback.format_exception_only(exception))
+    except BaseException:
+        return f"{name}: {_text(exception)}\n"
+
+
+def _pickled(exception: BaseException) -> bytes | None:
+    try:
+        return dump(exception, "the exception")
+    except BaseException:
+        return None

@@ -1,0 +1,356 @@
+"""How a program travels to a device: by value where only the host knows it, by name where both can import it.
+
+By value go the functions and classes of ``__main__`` (scripts, ``python -c``, notebooks), of test modules, and of
+modules that no import would find again.  All others go by reference: the device gets the host's ``sys.path``,
+imports the module itself, and imports it anew when the file has changed.  Arrays never enter the pickle: they
+leave through ``buffer_callback`` (PEP 574), wherever in the program they hang.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fnmatch
+import functools
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import numpy as np
+from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
+
+from vcluster.code.call_sites import is_installed
+
+TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
+"""Files pytest collects.  They are not meant to be imported twice, and often cannot be imported by name at all."""
+
+BufferCallback = Callable[[pickle.PickleBuffer], Any]
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, where arrays go out of band whatever their strides and test modules travel by value.
+
+    With ``buffer_callback`` every array without object fields leaves as a `pickle.PickleBuffer`; one that is
+    contiguous in neither order is copied first.  As in protocol 5, the buffer stays in the stream if the
+    callback returns a true value.
+    """
+
+    def __init__(self, file: Any, buffer_callback: BufferCallback | None = None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is np.ndarray:
+            if obj.flags.forc or obj.dtype.hasobject:
+                return NotImplemented
+            return np.ascontiguousarray(obj).__reduce_ex__(5)
+        if kind is np.memmap:  # the mapping cannot travel, what it shows can
+            return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
+        if isinstance(obj, BaseException) and _skips_init(kind):
+            return _rebuild_exception, (kind, obj.args), obj.__dict__ or None
+        if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, name := obj.__name__):
+            outcomes = sys.modules.get("_pytest.outcomes")  # of pytest.skip and fail: they say that they are built in
+            if outcomes is not None and vars(outcomes).get(name) is obj:
+                return getattr, (outcomes, name)
+        if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
+            if isinstance(obj, types.FunctionType):
+                return self._dynamic_function_reduce(obj)
+            if isinstance(obj, TypeVar):
+                return _reducers._make_typevar, _reducers._decompose_typevar(obj)
+            return _reducers._dynamic_class_reduce(obj)
+        return super().reducer_override(obj)
+
+
+def dump(value: object, subject: str, buffer_callback: BufferCallback | None = None) -> bytes:
+    """``value`` as bytes; its arrays go to ``buffer_callback``, in the order in which `load` wants them back.
+
+    ``subject`` names the value in an error: "argument 'x'", "the function".  Raises ``TypeError`` that tells which
+    part of it cannot be sent, and that part's type.
+    """
+    stream = io.BytesIO()
+    try:
+        Pickler(stream, buffer_callback).dump(value)
+    except Exception as error:
+        trail, culprit, reason = _culprit(value, error)
+        where = "".join(f"{step} of " for step in reversed(trail))
+        raise TypeError(
+            f"{where}{subject} cannot be sent to another process: {type_name(type(culprit))} "
+            f"cannot be pickled ({reason})"
+        ) from error
+    return stream.getvalue()
+
+
+def load(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
+    """What `dump` was given.  Arrays lie in ``buffers`` without a copy, and are as writable as those are."""
+    return pickle.loads(data, buffers=buffers)  # noqa: S301  (between processes of one program)
+
+
+# -- what travels by value ---------------------------------------------------------------------------------------------
+
+
+def travels_by_value(module_name: object) -> bool:
+    """Must the functions and classes of this module be sent whole, because a device could not import it?"""
+    if module_name in ("__main__", "__mp_main__"):
+        return True
+    module = sys.modules.get(module_name) if isinstance(module_name, str) else None
+    if module is None or not isinstance(module_name, str):
+        return False  # cloudpickle finds out by itself
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
+    return _unimportable(module_name, spec is not None, origin, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str, ...]) -> bool:
+    """Keyed by all that the answer depends on: a directory may have left ``sys.path`` since the import."""
+    package, _, _ = name.rpartition(".")
+    if origin is None or not Path(origin).is_file():
+        # Made by hand.  Pieces that an importable package makes of itself (six.moves) come with that package;
+        # built-in and frozen modules, and namespace packages, have a spec.
+        top = sys.modules.get(name.partition(".")[0])
+        return not has_spec and getattr(top, "__spec__", None) is None
+    if is_installed(origin):
+        return False
+    if any(fnmatch.fnmatch(Path(origin).name, pattern) for pattern in TEST_FILES):
+        return True
+    where = getattr(sys.modules.get(package), "__path__", None) if package else None
+    if package and where is None:
+        return True
+    for finder in sys.meta_path:
+        if type(finder).__module__.startswith("_pytest."):
+            if getattr(sys.modules.get(name), "__loader__", None) is finder:
+                return True  # its asserts were rewritten, which a device would not do
+        elif (spec := finder.find_spec(name, where)) is not None:
+            return spec.origin is None or not Path(spec.origin).samefile(origin)
+    return True
+
+
+# -- why something cannot be pickled -----------------------------------------------------------------------------------
+
+
+def _culprit(value: object, error: Exception) -> tuple[list[str], object, str]:
+    """The smallest part that cannot be pickled: the steps that lead to it, outermost first, itself, and why."""
+    trail: list[str] = []
+    seen: set[int] = set()
+    while len(trail) < 32:
+        seen.add(id(value))
+        for step, part in _parts(value):
+            if id(part) not in seen and (failure := _failure(part)) is not None:
+                trail.append(step)
+                value, error = part, failure
+                break
+        else:
+            break
+    reason = str(error).splitlines()
+    return trail, value, reason[0] if reason else type(error).__name__
+
+
+def _failure(value: object) -> Exception | None:
+    try:
+        Pickler(io.BytesIO(), lambda buffer: None).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """What a value is made of, each part with the words that name it."""
+    if isinstance(value, types.FunctionType):
+        name = value.__qualname__
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                yield f"closure variable {variable!r} of {name}", cell.cell_contents
+        for variable in _reducers._extract_code_globals(value.__code__):
+            if variable in value.__globals__:
+                yield f"global {variable!r} of {name}", value.__globals__[variable]
+        for variable, default in _defaults(value):
+            yield f"the default of {variable!r} of {name}", default
+    elif isinstance(value, types.MethodType):
+        yield "the object", value.__self__
+        yield f"the method {value.__name__!r}", value.__func__
+    elif isinstance(value, functools.partial):
+        yield "the function", value.func
+        yield from ((f"argument {i}", part) for i, part in enumerate(value.args))
+        yield from ((f"argument {name!r}", part) for name, part in value.keywords.items())
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield f"the key {key!r}", key
+            yield f"the value at {key!r}", part
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"item {i}", part) for i, part in enumerate(value))
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        yield from ((f"item {i}", part) for i, part in enumerate(value.flat))
+    elif isinstance(value, type):
+        yield from ((f"class attribute {name!r}", part) for name, part in vars(value).items())
+    elif not isinstance(type(value).__reduce__, types.FunctionType):  # one of its own knows better what goes
+        state: dict[str, object] = dict(getattr(value, "__dict__", None) or {})
+        for kind in type(value).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, slot):
+                    state.setdefault(slot, getattr(value, slot))
+        if isinstance(value, BaseException):
+            state.setdefault("args", value.args)
+        yield from ((f"attribute {name!r}", part) for name, part in state.items())
+        yield f"the class {type_name(type(value))}", type(value)
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def type_name(kind: type) -> str:
+    """The name of a type as tracebacks give it."""
+    return ("" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.") + kind.__qualname__
+
+
+# -- exceptions --------------------------------------------------------------------------------------------------------
+
+
+def _skips_init(kind: type[BaseException]) -> bool:
+    """Is this an exception with an ``__init__`` of its own, which the default pickle would call with ``args``?
+
+    Those are often not what it takes (they are what it handed to ``super().__init__``), and it fails at the far end.
+    """
+    return isinstance(kind.__init__, types.FunctionType) and all(
+        getattr(kind, name) is getattr(BaseException, name) for name in ("__reduce__", "__reduce_ex__")
+    )
+
+
+def _rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    exception = kind.__new__(kind, *args)
+    initialisers = (base.__init__ for base in kind.__mro__)  # type: ignore[misc]  # mypy takes base for an instance
+    next(init for init in initialisers if not isinstance(init, types.FunctionType))(exception, *args)
+    return exception
+
+
+# -- where a device looks for modules ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where imports and relative file names look: the same on the devices as on the host."""
+
+    path: tuple[str, ...]
+    directory: str | None
+    """None where the host's own directory has been removed."""
+
+
+def environment() -> Environment:
+    """The host's ``sys.path`` and current directory, for `apply_environment`."""
+    try:
+        directory = os.getcwd()  # noqa: PTH109  (a path object costs ten times as much, in every run)
+    except FileNotFoundError:
+        directory = None
+    return Environment(tuple(entry or directory or entry for entry in sys.path), directory)
+
+
+def apply_environment(value: Environment) -> None:
+    """In a device: look for modules and files where the host does."""
+    if tuple(sys.path) != value.path:
+        sys.path[:] = value.path
+        importlib.invalidate_caches()
+    if value.directory is not None:
+        with suppress(OSError):  # gone since, or not ours to enter
+            os.chdir(value.directory)
+
+
+class ModuleWatcher:
+    """Notices that the file of a user's module has changed since this process imported it.
+
+    It stands in ``sys.meta_path`` before the usual finder, and notes a file's size and time before the module is
+    loaded, so no change falls between.  When one file has changed, every watched module is forgotten, since
+    those that imported it hold pieces of it; they are imported again as the next program names them.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[str, tuple[str, tuple[int, int] | None]] = {}
+        self._known: set[str] = set()
+        self._seen: tuple[int, str | None] = 0, None
+        """How many modules there were at the last look, and the newest: another one is seen by that, at no cost."""
+
+    def install(self) -> None:
+        """Begin to watch: from here on exactly, and from their state now the modules that are there."""
+        place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
+        sys.meta_path.insert(place, self)
+        self._note_others()
+
+    def uninstall(self) -> None:
+        """Stop watching."""
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The import system's question; answered as the usual finder does."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.has_location and spec.origin is not None and not is_installed(spec.origin):
+            self._versions[name] = spec.origin, _version(spec.origin)
+        return spec
+
+    def refresh(self) -> tuple[str, ...]:
+        """Forget the user's modules if one of their files has changed; returns the names of those that have."""
+        if self._seen != (len(sys.modules), next(reversed(sys.modules), None)):
+            self._note_others()
+        changed = tuple(
+            name
+            for name, (file, version) in self._versions.items()
+            if name in sys.modules and _version(file) != version
+        )
+        if changed:
+            for name, (file, _) in self._versions.items():
+                module = sys.modules.pop(name, None)
+                package, _, attribute = name.rpartition(".")
+                if module is not None and getattr(sys.modules.get(package), attribute, None) is module:
+                    delattr(sys.modules[package], attribute)
+                if name in changed:  # a .pyc knows whole seconds only: a quick edit that keeps the size escapes it
+                    with suppress(OSError, NotImplementedError):
+                        Path(importlib.util.cache_from_source(file)).unlink()
+            self._known.difference_update(self._versions)
+            self._versions.clear()
+            importlib.invalidate_caches()
+        return changed
+
+    def _note_others(self) -> None:
+        for name in sys.modules.keys() - self._known:
+            self._known.add(name)
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if name not in self._versions and name != "__main__" and isinstance(file, str) and not is_installed(file):
+                self._versions[name] = file, _version(file)
+        self._seen = len(sys.modules), next(reversed(sys.modules), None)
+
+
+def _version(file: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(file)  # noqa: PTH116  (before every run, for every module)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.cache
+def _watcher() -> ModuleWatcher:
+    watcher = ModuleWatcher()
+    watcher.install()
+    return watcher
+
+
+def refresh_modules() -> tuple[str, ...]:
+    """In a device, before a program is loaded: import anew the user's modules whose files have changed.
+
+    The first call begins to watch, so it belongs before the first program.  Returns the changed modules' names.
+    """
+    return _watcher().refresh()

@@ -1,0 +1,377 @@
+"""`VirtualDevice`: what a kernel sees of the cluster it runs in."""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.events import HOST
+from parallelism.mesh import Axes, Mesh, MeshIndex
+from parallelism.operation import ReduceOp
+from vcluster.code.pickling import dump
+from vcluster.collectives import Collectives
+from vcluster.messages import Endpoint, Pending, VirtualChannel
+from vcluster.tracing import Recorder, dtype_name
+
+if TYPE_CHECKING:
+    from parallelism.sharding import TensorSharding
+
+_USUAL_ELSEWHERE = {
+    "psum": "all_reduce", "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
+    "psumscatter": "reduce_scatter", "reducescatter": "reduce_scatter", "bcast": "broadcast", "ppermute": "permute",
+    "getrank": "rank", "rankid": "rank", "axisindex": "position", "getsize": "size", "worldsize": "size",
+    "numdevices": "size", "isendrecv": "sendrecv", "allgatherobject": "all_gather_object",
+}
+"""Names that people bring along, in lower case and without underscores."""
+
+
+class VirtualDevice:
+    """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
+
+    In every collective, ``axes`` is a mesh axis, a tuple of them (the first is the slowest) or None for the whole mesh:
+    the ranks that differ only along them are the *group*, a rank's place in it its *position*.  Each also takes
+
+    ``groups``
+        lists of ranks, the same on every member, in place of ``axes``; the order inside a group is the group's.
+    ``out``
+        an array for the result, which must have exactly its shape and dtype; ``x`` itself, or no overlap with it.
+    ``algorithm``
+        None or ``"direct"``: in shared memory.  Or the name of one that runs step by step over channels (``"ring"``,
+        ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply): the same answer,
+        the bytes and messages of that algorithm.  A reduction over a ring adds in the order of the ring.
+    ``async_op``
+        return at once with a `Work`: ``wait()`` gives the result, ``done()`` whether it is there.  Operations of one
+        group take effect in the order they were issued; ``x`` and ``out`` must stay untouched until then.
+
+    The value ``x`` is an array or a scalar.  It is left unchanged; the result is a new array of the caller's own (a
+    NumPy scalar for a scalar).  Wrong arguments are ``ValueError`` or ``TypeError`` before anything is sent; members
+    that call different things get `CollectiveMismatchError`.  In the tables below ``S`` is the bytes of the whole
+    buffer, ``g`` the size of the group.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, *, by_messages: bool) -> None:
+        """Devices are made by the cluster."""
+        self.mesh = mesh
+        """The `Mesh` this device is part of."""
+        self.rank = rank
+        """Its number, 0 to ``size - 1``."""
+        self.size = mesh.size
+        """How many devices there are."""
+        self.index: MeshIndex = mesh.index(rank)
+        """Its coordinate along each axis: ``device.index["tp"]``."""
+        self.state: dict[Any, Any] = {}
+        """Whatever the kernel keeps here is there again in the next run."""
+        self._seed: tuple[int, ...] = (0, rank)
+        self._rng: np.random.Generator | None = None
+        self.endpoint = endpoint
+        self.recorder = Recorder()
+        self.collectives = Collectives(endpoint, mesh, rank, self.recorder, by_messages=by_messages)
+        self._channels: dict[int, VirtualChannel] = {}
+
+    def __repr__(self) -> str:
+        return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """A name that is not there, with the nearest that is."""
+        names = [known for known in dir(type(self)) if not known.startswith("_")]
+        usual = _USUAL_ELSEWHERE.get(name.lower().replace("_", ""))
+        near = usual or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
+        hint = f"; did you mean device.{near}?" if near and not name.startswith("_") else ""
+        raise AttributeError(f"a device has no {name!r}{hint}", name=name, obj=self)
+
+    def forget_traffic(self) -> None:
+        """Start from empty channels and new groups, after a failure.  For the worker."""
+        self.collectives.forget_traffic()
+        self._channels.clear()
+
+    def seed_with(self, seed: tuple[int, ...]) -> None:
+        """What `rng` starts from, for the worker; a generator is made only for a kernel that asks."""
+        self._seed, self._rng = seed, None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A generator seeded by (seed of the cluster, rank, number of the run)."""
+        if self._rng is None:
+            self._rng = np.random.default_rng(self._seed)
+        return self._rng
+
+    # -- where am I ---------------------------------------------------------------------------------------------------
+
+    def group(self, axes: Axes = None) -> tuple[int, ...]:
+        """The ranks of my group along ``axes``, in group order."""
+        return self.mesh.group(self.rank, axes)
+
+    def position(self, axes: Axes = None) -> int:
+        """My place in that group."""
+        return self.group(axes).index(self.rank)
+
+    # -- what is computed and held -------------------------------------------------------------------------------------
+
+    def compute(
+        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
+        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
+    ) -> AbstractContextManager[None]:
+        """A named piece of work: what is computed inside is one event of the trace.
+
+        ``flops`` and ``nbytes`` (memory traffic) are what it costs on described hardware, in a ``dtype``; ``seconds``
+        sets the price itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or
+        W) mark a pipeline's action.
+        """
+        values: dict[str, Any] = {
+            "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
+        if dtype is not None:
+            values["dtype"] = dtype_name(cast(Hashable, dtype))
+        return self.recorder.compute(name, seconds, values)
+
+    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
+        """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
+        self.recorder.begin_block()
+        self.recorder.add(
+            "memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now(), stage=stage,
+            microbatch=microbatch,
+        )
+
+    def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
+        """``a @ b``, in ``out`` if given, its flops (2 m n k) and memory traffic counted."""
+        a, b = np.asarray(a), np.asarray(b)
+        count = prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) if a.ndim > 2 or b.ndim > 2 else 1
+        k = a.shape[-1] if a.ndim else 0
+        m = a.shape[-2] if a.ndim > 1 else 1
+        n = b.shape[-1] if b.ndim > 1 else 1
+        dtype = np.result_type(a, b)
+        traffic = dtype.itemsize * count * (m * k + k * n + m * n)
+        with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic), dtype=dtype):
+            return np.matmul(a, b, out=out)
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
+        """An uninitialised array in shared memory, which peers read and write without a copy."""
+        extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
+        wanted = np.dtype(dtype)
+        if wanted.kind not in "biufc":
+            raise TypeError(f"shared memory holds numbers or bools, got dtype {wanted}")
+        if any(n < 0 for n in extents):
+            raise ValueError(f"an extent cannot be negative, got shape {extents}")
+        return self.endpoint.heap.empty(extents, wanted)
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
+        """Combine everybody's ``x`` elementwise; everybody gets the result, the same bits everywhere.
+
+        As all_gather of reduce_scatter.  ``op`` is ``sum, mean, max, min, prod, and, or, xor`` or a function of two
+        arrays that is elementwise, associative and keeps the dtype; terms are combined in group order.  Sums and
+        products of bools count into int64, means of integers are float64; integers wrap.  ``x`` may also be a tuple,
+        list or dict of arrays.  Shapes and dtypes must agree.
+
+        **Communication**: 2(g-1)/g S received by each rank (direct, ring, halving_doubling), (g-1) S (naive),
+        lg g S (recursive_doubling).
+
+        Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], everybody gets [60 64].
+        """
+        return self.collectives.run("all_reduce", x, axes, op=op, **options)
+
+    def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
+        """Join everybody's ``x`` along ``dim``, in group order; everybody gets the whole.
+
+        0-d values are stacked to shape ``(g,)``.  Extents other than along ``dim`` must agree.
+        **Communication**: S minus one's own shard, received by each rank.
+
+        Over 3 devices that hold [0], [1 1], [2], everybody gets [0 1 1 2].
+        """
+        return self.collectives.run("all_gather", x, axes, dim=dim, **options)
+
+    def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+        """Combine everybody's ``x``, and give each member its piece along ``dim``.
+
+        The pieces are those of ``numpy.array_split``, axis by axis, outermost first.  Shapes must agree.
+        **Communication**: g-1 times the bytes of one's own piece, received by each rank: (g-1)/g S.
+
+        Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
+        """
+        return self.collectives.run("reduce_scatter", x, axes, dim=dim, op=op, **options)
+
+    def all_to_all(
+        self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None, **options: Any,
+    ) -> Any:
+        """Cut ``x`` along ``split_dim``, give piece j to member j, join what one gets along ``concat_dim``.
+
+        ``split_sizes`` says how much goes to each; otherwise as ``numpy.array_split``.  Extents other than along
+        ``concat_dim`` must agree.  **Communication**: (g-1)/g S received by each rank, if the pieces are equal.
+
+        Over 2 devices that hold [1 2], [3 4], rank 0 gets [1 3], rank 1 [2 4].
+        """
+        return self.collectives.run(
+            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, split_sizes=split_sizes, **options
+        )
+
+    def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
+        """Everybody gets the ``x`` of the member at position ``root``; the others' is ignored and may be None.
+
+        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none of them gets zeros like its
+        ``x``.
+        **Communication**: S received by each rank but the root.
+        """
+        return self.collectives.run("broadcast", x, axes, root=root, **options)
+
+    def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
+        """Combine everybody's ``x`` as `all_reduce` does; the member at position ``root`` gets it, the others None.
+
+        **Communication**: (g-1) S received by the root (direct).
+        """
+        return self.collectives.run("reduce", x, axes, root=root, op=op, **options)
+
+    def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
+        """Cut the root's ``x`` along ``dim`` and give piece j to member j; the others' ``x`` may be None.
+
+        **Communication**: each rank but the root receives its piece.
+        """
+        return self.collectives.run("scatter", x, axes, root=root, dim=dim, **options)
+
+    def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
+        """Join everybody's ``x`` along ``dim`` at the root; the others get None.
+
+        **Communication**: the root receives everybody else's ``x``.
+        """
+        return self.collectives.run("gather", x, axes, root=root, dim=dim, **options)
+
+    def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
+        """Everybody's ``x``, as a list in group order; shapes may differ.
+
+        **Communication**: each rank receives everybody else's ``x``.
+        """
+        return self.collectives.run("all_scatter", x, axes, **options)
+
+    def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
+        """For each (source, target) of ``pairs``, positions in the group, the target gets the source's ``x``.
+
+        A member that is no target gets zeros like its own ``x``.  Each position is a source at most once, a target at
+        most once.  Shapes may differ; trees of arrays are fine.  **Communication**: one message a pair.
+        """
+        return self.collectives.run("permute", x, axes, pairs=pairs, **options)
+
+    def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
+        """`permute` round the ring: position p gets the ``x`` of position p - ``by``."""
+        groups = options.get("groups")
+        if groups is None:
+            size = len(self.group(axes))
+        else:
+            mine = [group for group in groups if self.rank in group]
+            if not mine:
+                raise ValueError(f"rank {self.rank} is in none of groups={[list(g) for g in groups]}, but calls shift")
+            size = len(mine[0])
+        return self.collectives.run("permute", x, axes, pairs=_round_the_ring(size, by), **options)
+
+    def barrier(self, axes: Axes = None, **options: Any) -> Any:
+        """Return when everybody has come.  **Communication**: no bytes."""
+        return self.collectives.run("barrier", None, axes, **options)
+
+    def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
+        """Everybody's object (anything that can be pickled), as a list in group order."""
+        found = self.collectives.run("all_scatter", _pickled(obj), axes, name="all_gather_object")
+        return [pickle.loads(array.tobytes()) for array in found]
+
+    def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
+        """The object of the member at position ``root``; the others' is ignored."""
+        mine = _pickled(obj) if self.position(axes) == root else None
+        return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
+
+    def reshard(
+        self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
+        axes: Axes = None,
+    ) -> Any:
+        """This device's shard under ``target`` of the tensor of which ``x`` is its shard under ``source``.
+
+        Runs `parallelism.plan_resharding`; ``shape`` is that of the whole tensor, agreed on if it is not given.  ``x``
+        is left unchanged, the result is a new array.  Who differs along the axes over which the plan moves anything
+        takes part; ``axes`` says along which it may, all of the mesh if not given.
+        **Communication**: what the plan says, ``plan.bytes_received``; one event, the collectives inside are its
+        children.
+
+        From ``TensorSharding("x", None)`` to ``TensorSharding(None, "x")``, 2 devices that hold [[1 2]] and [[3 4]] get
+        [[1] [3]] and [[2] [4]].
+        """
+        from vcluster.device.resharding import reshard  # the planner is loaded by who reshards
+
+        return reshard(self, x, source, target, shape, axes)
+
+    def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
+        """The shape of the whole tensor of which ``x`` is this device's shard, as those who hold the others agree.
+
+        The ranks that differ along the axes over which it is split take part.  **Communication**: shapes only; it is
+        not in the trace, as what collectives say to agree is not.  ``ValueError`` for shards of no one tensor.
+        """
+        return self.global_shapes([x], [sharding])[0]
+
+    def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
+        """`global_shape` of several tensors at once: the ranks take part that do for any of them.
+
+        **Communication**: one exchange, which is not in the trace either.
+        """
+        from vcluster.device.resharding import global_shapes
+
+        return global_shapes(self, [np.asarray(x) for x in xs], shardings)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def channel(self, peer: int) -> VirtualChannel:
+        """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
+        found = self._channels.get(peer)
+        if found is None:
+            if peer != HOST and not 0 <= peer < self.size:
+                raise ValueError(f"{self.mesh!r} has ranks 0 to {self.size - 1} (and HOST, -1), got {peer}")
+            found = self._channels[peer] = VirtualChannel(self.collectives, peer)
+        return found
+
+    def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
+        """Send ``x`` to rank ``dst`` (to that position, with ``axes``); see `VirtualChannel.send`."""
+        channel = self._channels.get(dst) if axes is None else None
+        (channel or self.channel(self._peer(dst, axes))).send(x, tag=tag)
+
+    def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
+        """The oldest message of rank ``src`` with this tag; see `VirtualChannel.recv`."""
+        channel = self._channels.get(src) if axes is None else None
+        return (channel or self.channel(self._peer(src, axes))).recv(tag=tag, out=out)
+
+    def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:
+        """`send` that returns a `Work` at once."""
+        return self.channel(self._peer(dst, axes)).isend(x, tag=tag)
+
+    def irecv(
+        self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
+        axes: Axes = None,
+    ) -> Pending:
+        """`recv` that returns a `Work` at once."""
+        return self.channel(self._peer(src, axes)).irecv(tag=tag, shape=shape, dtype=dtype)
+
+    def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any:
+        """Send ``x`` to ``dst`` and receive from ``src``, neither waiting for the other."""
+        sent = self.isend(x, dst, tag=tag, axes=axes)
+        received = self.recv(src, tag=tag, axes=axes)
+        sent.wait()
+        return received
+
+    def _peer(self, place: int, axes: Axes) -> int:
+        if axes is None:
+            return place
+        group = self.group(axes)
+        if not 0 <= place < len(group):
+            raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {place}")
+        return group[place]
+
+
+@lru_cache(maxsize=256)
+def _round_the_ring(size: int, by: int) -> tuple[tuple[int, int], ...]:
+    return tuple((position, (position + by) % size) for position in range(size))
+
+
+def _pickled(obj: Any) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(dump(obj, "the object"), np.uint8)

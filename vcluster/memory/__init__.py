@@ -1,0 +1,5 @@
+"""Shared memory, and waiting for words in it to change."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,27 @@
+from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan
+from .core_affinity import HomeCore as HomeCore
+from .layout import (
+    DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
+    EPOCH as EPOCH,
+    WIRE_BYTES as WIRE_BYTES,
+    Layout as Layout,
+)
+from .process_memory import Peers as Peers, address_of as address_of
+from .signals import (
+    NAPS_SECONDS as NAPS_SECONDS,
+    NAPS_WITH_QUEUES_SECONDS as NAPS_WITH_QUEUES_SECONDS,
+    STORES_IN_ORDER as STORES_IN_ORDER,
+    Signals as Signals,
+    give_way as give_way,
+)
+from .status import (
+    BLOCKED as BLOCKED,
+    FINISHED as FINISHED,
+    RUNNING as RUNNING,
+    Lane as Lane,
+    LastSeen as LastSeen,
+    Need as Need,
+    Operation as Operation,
+    State as State,
+    Status as Status,
+)

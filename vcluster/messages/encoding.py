@@ -1,0 +1,152 @@
+"""What travels between endpoints: any value, as one block of shared memory.
+
+A block is a header of eight words, then a description, then the bytes of the arrays, each on a cache line of its own.
+The description of a lone array is its dtype and shape; of anything else, a pickle that refers to the arrays out of
+band. Devices and host trust each other: they run one user's code.  Nothing from outside is ever read this way.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.operation.trees import leaves
+from vcluster.code.pickling import dump
+from vcluster.memory import LINE
+from vcluster.messages.forms import NUMERIC_KINDS, as_array, rebuild
+
+HEADER_BYTES = 64
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A value ready to be written: ``nbytes`` are those of its arrays."""
+
+    description: bytes
+    buffers: list[Any]
+    nbytes: int
+
+    @property
+    def block_nbytes(self) -> int:
+        total = HEADER_BYTES + _aligned(len(self.description))
+        for buffer in self.buffers:
+            total += _aligned(buffer.nbytes)
+        return total
+
+    def write_description(self, block: NDArray[np.uint8] | memoryview) -> None:
+        """Write the description to its place in ``block``."""
+        block[HEADER_BYTES : HEADER_BYTES + len(self.description)] = memoryview(self.description)
+
+    def write(self, block: NDArray[np.uint8] | memoryview) -> None:
+        """Write all but the header to the start of ``block``."""
+        self.write_description(block)
+        place = HEADER_BYTES + _aligned(len(self.description))
+        for buffer in self.buffers:
+            nbytes = buffer.nbytes
+            if nbytes:
+                np.copyto(
+                    np.frombuffer(block, np.uint8, nbytes, place),
+                    np.frombuffer(buffer, np.uint8, nbytes) if not isinstance(buffer, np.ndarray) else _flat(buffer),
+                )
+            place += _aligned(nbytes)
+
+
+    def alone(self) -> bytearray:
+        """A block of its own: for what is small enough to travel inside of something else."""
+        block = bytearray(self.block_nbytes)
+        self.write(memoryview(block))
+        return block
+
+
+def encode_message(value: Any) -> Encoded:
+    """A message: an array, a scalar, or tuples, lists and dicts of them; other values are pickled whole."""
+    if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS:
+        return _array(np.ascontiguousarray(value).reshape(value.shape))
+    buffers: list[Any] = []
+
+    def quickly(obj: Any) -> bytes:
+        try:
+            return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
+        except Exception:  # perhaps a class of a script, a notebook or a test: those travel by value
+            buffers.clear()
+            return dump(obj, "a message", lambda b: buffers.append(b.raw()))
+
+    return _pickled(quickly, rebuild(value, [_sendable(leaf) for leaf in leaves(value)]), buffers)
+
+
+def encode(value: Any, subject: str) -> Encoded:
+    """Any value, functions included; ``subject`` names it in the ``TypeError`` for what cannot be pickled."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return _pickled(pickle.dumps, value, [])
+    if kind is np.ndarray and value.dtype.kind in NUMERIC_KINDS and value.flags.c_contiguous:
+        return _array(value)
+    buffers: list[Any] = []
+    return _pickled(lambda obj: dump(obj, subject, lambda b: buffers.append(b.raw())), value, buffers)
+
+
+def decode(block: NDArray[np.uint8]) -> Any:
+    """The value in a block.  Its arrays lie in the block and keep it alive."""
+    view = block.data
+    size, count = struct.unpack_from("<qq", view, HEADER_BYTES)
+    start = HEADER_BYTES + 16
+    place = HEADER_BYTES + _aligned(16 + 8 * count + size)
+    buffers = []
+    for nbytes in struct.unpack_from(f"<{count}q", view, start):
+        buffers.append(block[place : place + nbytes])
+        place += _aligned(nbytes)
+    pickled = view[start + 8 * count : start + 8 * count + size]
+    if size and pickled[0] == _ARRAY_MARK:
+        dtype, shape = pickle.loads(pickled[1:])
+        return np.ndarray(shape, dtype, buffers[0])
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def decode_alone(block: bytearray) -> Any:
+    """The value in a block that `Encoded.alone` made."""
+    return decode(np.frombuffer(block, np.uint8))
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_ARRAY_MARK = 0  # no pickle begins with this byte
+_descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
+
+
+def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> bytes:
+    key = dtype, shape
+    found = _descriptions.get(key)
+    if found is None:
+        body = bytes([_ARRAY_MARK]) + pickle.dumps((dtype.str, shape), 5)
+        found = struct.pack("<qqq", len(body), 1, nbytes) + body
+        if len(_descriptions) < 4096:
+            _descriptions[key] = found
+    return found
+
+
+def _array(array: NDArray[Any]) -> Encoded:
+    return Encoded(_array_description(array.dtype, array.shape, array.nbytes), [array], array.nbytes)
+
+
+def _pickled(dump: Callable[[Any], bytes], value: Any, buffers: list[Any]) -> Encoded:
+    body = dump(value)
+    sizes = [b.nbytes for b in buffers]
+    head = struct.pack(f"<qq{len(sizes)}q", len(body), len(sizes), *sizes)
+    return Encoded(head + body, buffers, sum(sizes))
+
+
+def _sendable(leaf: Any) -> Any:
+    return as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf
+
+
+def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

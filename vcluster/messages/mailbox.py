@@ -1,0 +1,388 @@
+"""The traffic between two endpoints, as one of them handles it: messages out, messages in, first in, first out by tag.
+
+A message is a block in the heap of its sender.  Its place is put into a ring that both map; the receiver takes it out,
+sorts it by tag, and says in the block's header when the message was taken (the sender may send another) and when its
+memory was released (the sender may use it again).  Large messages are not copied: the received array lies in the block.
+
+Under the ``queue`` transport the message is written into a ``multiprocessing.Queue`` instead; only the header stays in
+shared memory.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcluster.code import ChannelClosedError, ClusterError
+from vcluster.memory import EPOCH, PAGE, STORES_IN_ORDER, Lane, Need
+from vcluster.messages.block_cache import Block, ReusedBlocks
+from vcluster.messages.blocks import BLOCK_NBYTES, LANE, NBYTES, NUMBER, RELEASED, TAG, TAKEN, adopt, lend_block
+from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode
+from vcluster.messages.tasks import Wait
+
+if TYPE_CHECKING:
+    from vcluster.memory import Loan
+    from vcluster.messages.endpoint import Endpoint
+
+_HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
+"""Words of a ring's page, those of the sender and of the receiver on different cache lines."""
+SLOTS = PAGE // 8 - _FIRST_SLOT
+
+KNOWN_BLOCKS = 1024
+"""Blocks of a peer that a receiver remembers to have read the description of."""
+
+
+class Envelope:
+    """A message that has arrived: its description, and its content on request."""
+
+    __slots__ = ("_load", "lane", "nbytes", "tag", "taken")
+
+    def __init__(self, lane: int, tag: int, nbytes: int, load: Callable[[], Any], taken: Callable[[], None]) -> None:
+        self.lane, self.tag, self.nbytes = lane, tag, nbytes
+        self._load = load
+        self.taken = taken
+
+    def open(self) -> Any:
+        """The content.  Once."""
+        return self._load()
+
+
+class Mailbox:
+    """Messages to and from one peer."""
+
+    def __init__(self, endpoint: Endpoint, peer: int) -> None:
+        self._endpoint = endpoint
+        self._peer = peer
+        layout, arena = endpoint.layout, endpoint.arena
+        self._out_place, self._in_place = layout.ring(endpoint.number, peer), layout.ring(peer, endpoint.number)
+        self._out, self._in = arena.words(self._out_place, PAGE // 8), arena.words(self._in_place, PAGE // 8)
+        self._held = arena.words(layout.held_word(endpoint.number, peer))
+        self._queues = endpoint.queues[peer] if endpoint.queues is not None else None
+        self._arrived: dict[tuple[int, int], deque[Envelope]] = {}
+        self._untaken: dict[tuple[int, int], deque[tuple[memoryview, Loan]]] = {}
+        self._epoch = arena.words(EPOCH)
+        self._peers = (peer,)
+        self._known: dict[int, Block] = {}
+        """Blocks of the peer that it uses again and again, by their offset."""
+        self._reused: list[ReusedBlocks] = []
+        self._taking_in = threading.Lock()
+        self.sent = 0
+        self.received = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Wait]:
+        """Put a message; waits while ``capacity`` messages of its tag lie untaken (None: never)."""
+        key = (lane, tag)
+        self._check_open(lane)
+        if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
+            yield Wait(lambda: self._has_room(key, capacity) or self.closed_there, lambda: self._needs_room(key))
+            self._check_open(lane)
+        sent = yield from self._put(encoded, lane, tag)
+        if capacity is not None:
+            self._untaken.setdefault(key, deque()).append(sent)
+            if capacity == 0:
+                yield Wait(lambda: self._has_room(key, 1) or self.closed_there, lambda: self._needs_room(key))
+
+    def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, tuple[memoryview, Loan]]:
+        endpoint = self._endpoint
+        block_nbytes = encoded.block_nbytes
+        offset, header, loan = lend_block(endpoint, HEADER_BYTES if self._queues else block_nbytes, self._peer)
+        header[LANE], header[TAG] = lane, tag
+        header[BLOCK_NBYTES], header[NBYTES] = block_nbytes, encoded.nbytes
+        if self._queues:
+            block = bytearray(block_nbytes)
+            encoded.write(memoryview(block))
+            self._queues[0].put((self._epoch[0], offset, header.tolist(), block))
+            self._out[_HEAD] += 1
+        else:
+            encoded.write(endpoint.arena.view[offset : offset + block_nbytes])
+            out = self._out
+            head = out[_HEAD]
+            if head - out[_TAIL] >= SLOTS:
+                if endpoint.number == endpoint.layout.host:
+                    raise ClusterError(
+                        f"{SLOTS} messages of the host wait for rank {self._peer}, and no more fit; "
+                        f"run a program that receives them"
+                    )
+                endpoint.arena.words(endpoint.layout.crowded_word(self._peer))[0] = 1
+                endpoint.signals.wake((self._peer,))
+                tail = self._out_place + 8 * _TAIL
+                yield Wait(lambda: out[_HEAD] - out[_TAIL] < SLOTS, lambda: [self._need(None, tail)])
+                head = out[_HEAD]  # another message may have gone out in between
+            out[_FIRST_SLOT + head % SLOTS] = offset
+            endpoint.signals.fence()
+            out[_HEAD] = head + 1
+        if lane == 0:  # the others are the collectives'
+            self.sent += 1
+            self.bytes_sent += encoded.nbytes
+        endpoint.signals.wake((self._peer,))
+        return header, loan
+
+    def _has_room(self, key: tuple[int, int], capacity: int) -> bool:
+        untaken = self._untaken.get(key)
+        while untaken:
+            header, loan = untaken[0]
+            if not loan.ended and not header[TAKEN]:
+                break
+            untaken.popleft()
+        return not untaken or len(untaken) < capacity
+
+    def send_again(self, blocks: ReusedBlocks, x: NDArray[Any], tag: int, capacity: int) -> bool:
+        """Put an array of a look that was sent before; False, and nothing done, if there is no room for it now."""
+        untaken = self._untaken.get((0, tag))
+        if untaken is None:
+            untaken = self._untaken[0, tag] = deque()
+        if len(untaken) >= capacity and not self._has_room((0, tag), capacity):
+            return False
+        out = self._out
+        head = out[_HEAD]
+        if head - out[_TAIL] >= SLOTS or out[_CLOSED] or self._in[_CLOSED]:
+            return False
+        taken = blocks.take(tag)
+        if taken is None:
+            return False
+        block, loan = taken
+        block.elements[...] = x
+        out[_FIRST_SLOT + head % SLOTS] = block.offset
+        signals = self._endpoint.signals
+        if not STORES_IN_ORDER:
+            signals.fence()
+        out[_HEAD] = head + 1
+        signals.wake(self._peers)
+        untaken.append((block.header, loan))
+        self.sent += 1
+        self.bytes_sent += x.nbytes
+        return True
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def receiving(self, tag: int, *, lane: int = 0) -> Generator[Wait, None, Envelope]:
+        """Wait for the oldest message with this tag and take it."""
+        key = (lane, tag)
+        while True:
+            arrived = self._arrived.get(key)
+            if not arrived:
+                last = self._nothing_more_comes(lane)
+                if not self.has_message(key):
+                    if last:
+                        self._check_open(lane)
+                    yield Wait(
+                        lambda: self.has_message(key) or self._nothing_more_comes(lane),
+                        lambda: self._needs_message(key),
+                    )
+                continue
+            envelope = arrived.popleft()
+            if not arrived:
+                del self._arrived[key]
+            envelope.taken()
+            if lane == 0:
+                self.received += 1
+                self.bytes_received += envelope.nbytes
+            return envelope
+
+    def take_again(self, tag: int) -> Block | None:
+        """The message that comes next, if it comes soon, has this tag and lies in a block that is known.
+
+        The caller reads it and says so by `read`.
+        """
+        if self._arrived:
+            return None
+        ring, signals = self._in, self._endpoint.signals
+        tail = ring[_TAIL]
+        for _ in signals.turns():
+            if ring[_HEAD] != tail:
+                break
+        else:
+            return None
+        if not STORES_IN_ORDER:
+            signals.fence()
+        block = self._known.get(ring[_FIRST_SLOT + tail % SLOTS])
+        if block is None or block.header[NUMBER] != block.number or block.header[TAG] != tag:
+            return None
+        ring[_TAIL] = tail + 1
+        return block
+
+    def coming(self, tag: int) -> Generator[Wait]:
+        """Wait until anything comes, for who has looked for it in vain by `take_again` and will do so again."""
+        ring = self._in
+        tail = ring[_TAIL]
+        yield Wait(
+            lambda: ring[_HEAD] != tail or bool(self._arrived) or self._nothing_more_comes(0),
+            lambda: self._needs_message((0, tag)),
+        )
+
+    def read(self, block: Block) -> None:
+        """The message of `take_again` was copied."""
+        block.header[TAKEN] = block.header[RELEASED] = 1
+        self._endpoint.signals.wake(self._peers)
+        self.received += 1
+        self.bytes_received += block.nbytes
+
+    def has_message(self, key: tuple[int, int]) -> bool:
+        if key in self._arrived:
+            return True
+        self.take_in()
+        return key in self._arrived
+
+    def take_in(self) -> None:
+        """Sort what has arrived by tag."""
+        if self._queues:
+            self._take_in_from_queue()
+            return
+        if not self._taking_in.acquire(blocking=False):  # another thread of the host does
+            return
+        try:
+            self._take_in_from_ring()
+        finally:
+            self._taking_in.release()
+
+    def _take_in_from_ring(self) -> None:
+        ring = self._in
+        tail, head = ring[_TAIL], ring[_HEAD]
+        if tail == head:
+            return
+        self._endpoint.signals.fence()
+        while tail < head:
+            self._sort(self._in_shared_memory(ring[_FIRST_SLOT + tail % SLOTS]))
+            tail += 1
+        ring[_TAIL] = tail
+        self._endpoint.signals.wake((self._peer,))
+
+    def _take_in_from_queue(self) -> None:
+        assert self._queues is not None
+        while True:
+            try:
+                epoch, offset, header, block = self._queues[1].get_nowait()
+            except (queue.Empty, ValueError):  # nothing there, or closed with the cluster
+                return
+            if epoch != self._epoch[0]:  # of a run that failed
+                continue
+            self._in[_TAIL] += 1
+            words = self._endpoint.arena.words(offset, 8)
+
+            def taken(words: memoryview = words) -> None:
+                words[TAKEN] = words[RELEASED] = 1
+                self._endpoint.signals.wake((self._peer,))
+
+            def load(block: bytearray = block) -> Any:
+                return decode(np.frombuffer(block, np.uint8))
+
+            self._sort(Envelope(header[LANE], header[TAG], header[NBYTES], load, taken))
+
+    def _sort(self, envelope: Envelope) -> None:
+        self._arrived.setdefault((envelope.lane, envelope.tag), deque()).append(envelope)
+
+    def _in_shared_memory(self, offset: int) -> Envelope:
+        endpoint = self._endpoint
+        arena = endpoint.arena
+        header = arena.words(offset, 8)
+        if header[NUMBER] and (offset not in self._known or self._known[offset].number != header[NUMBER]):
+            if len(self._known) >= KNOWN_BLOCKS:
+                self._known.clear()
+            self._known[offset] = Block(endpoint, offset)
+
+        def taken() -> None:
+            header[TAKEN] = 1
+            endpoint.signals.wake((self._peer,))
+
+        return Envelope(
+            header[LANE], header[TAG], header[NBYTES], lambda: self.adopt(offset), taken
+        )
+
+    def nbytes_at(self, offset: int) -> int:
+        """The bytes of the arrays in a block."""
+        return int(self._endpoint.arena.words(offset, HEADER_BYTES // 8)[NBYTES])
+
+    def adopt(self, offset: int) -> Any:
+        """The content of a block of the peer; the block is given back when the last array in it has gone."""
+        return adopt(self._endpoint.arena, offset, self._held)
+
+    def reuse_blocks(self, like: Encoded) -> ReusedBlocks:
+        """Blocks for more messages that look like this one."""
+        blocks = ReusedBlocks(self._endpoint, self._peer, like)
+        self._reused.append(blocks)
+        return blocks
+
+    def forget(self) -> None:
+        """Give back what lies ready for more messages; nobody reads those that are under way."""
+        for blocks in self._reused:
+            blocks.give_back()
+        self._reused.clear()
+
+    # -- about --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come that was not received."""
+        return not self._arrived and self._in[_HEAD] == self._in[_TAIL]
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have arrived and were not received."""
+        self.take_in()
+        return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
+
+    def _needs_message(self, key: tuple[int, int]) -> list[Need]:
+        lane, tag = key
+        me = self._endpoint.layout.rank(self._endpoint.number)
+        sends: Lane = ("send", me, tag) if lane == 0 else ("group", lane)
+        taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has come already, and was not yet noticed
+        return [
+            self._need(sends, self._in_place + 8 * _HEAD, taken_in),
+            self._need(sends, self._in_place + 8 * _CLOSED),
+        ]
+
+    def _needs_room(self, key: tuple[int, int]) -> list[Need]:
+        me = self._endpoint.layout.rank(self._endpoint.number)
+        takes: Lane = ("recv", me, key[1])
+        oldest = self._untaken[key][0][1]
+        return [
+            self._need(takes, oldest.offset + 8 * TAKEN, 0),
+            self._need(takes, self._in_place + 8 * _CLOSED),
+        ]
+
+    def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:
+        """That the peer changes a word from ``value``, or from what it is now."""
+        now = self._endpoint.arena.words(place)[0] if value is None else value
+        return Need(self._endpoint.layout.rank(self._peer), lane, place, now)
+
+    def _nothing_more_comes(self, lane: int) -> bool:
+        """Whether the channel is closed, and all that was sent before has arrived."""
+        if not self._is_closed(lane):
+            return False
+        self._endpoint.signals.fence()
+        return self._in[_HEAD] == self._in[_TAIL]  # a queue delivers late
+
+    def _is_closed(self, lane: int) -> bool:
+        return lane == 0 and (self.closed_here or self.closed_there)  # the collectives' messages go on
+
+    def _check_open(self, lane: int) -> None:
+        if self._is_closed(lane):
+            names = [self._name(self._endpoint.number), self._name(self._peer)]
+            who = names[0] if self.closed_here else names[1]
+            raise ChannelClosedError(f"the channel between {names[0]} and {names[1]} was closed by {who}")
+
+    def _name(self, endpoint: int) -> str:
+        return "the host" if endpoint == self._endpoint.layout.host else f"rank {endpoint}"
+
+    def close(self) -> None:
+        """No more messages from either side; what has arrived can still be received."""
+        self._out[_CLOSED] = 1
+        self._endpoint.signals.wake((self._peer,))
+
+    @property
+    def closed_here(self) -> bool:
+        return bool(self._out[_CLOSED])
+
+    @property
+    def closed_there(self) -> bool:
+        return bool(self._in[_CLOSED])

@@ -1,0 +1,52 @@
+"""The `Work` that an asynchronous operation returns, and who keeps it until somebody waits for it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from vcluster.messages.endpoint import Endpoint
+from vcluster.messages.tasks import Task
+from vcluster.tracing import Recorder
+
+
+class Owner(Protocol):
+    """Who starts operations: a device's collectives, or the host."""
+
+    endpoint: Endpoint
+    recorder: Recorder
+    unwaited: dict[int, Pending]
+
+
+class Pending:
+    """An operation under way: `wait` gives its result, `done` tells whether it has one."""
+
+    def __init__(self, owner: Owner, task: Task, number: int, name: str) -> None:
+        self._owner = owner
+        self._task = task
+        self._number = number
+        self._name = name
+        self._waited = False
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, {'done' if self._task.finished else 'under way'}>"
+
+    def done(self) -> bool:
+        """Whether the result is there; lets pending operations advance."""
+        if not self._task.finished:
+            self._owner.endpoint.signals.check()
+            self._owner.endpoint.tasks.advance()
+        return self._task.finished
+
+    def wait(self) -> Any:
+        """The result, as soon as it is there.  May be called again."""
+        if self._waited:
+            return self._owner.endpoint.tasks.wait(self._task)
+        self._waited = True
+        self._owner.unwaited.pop(self._number, None)
+        recorder = self._owner.recorder
+        start = recorder.enter()
+        try:
+            return self._owner.endpoint.tasks.wait(self._task)
+        finally:
+            recorder.add("wait", self._name, None, work=self._number, **recorder.since(start))
+            recorder.leave()

@@ -1,0 +1,362 @@
+"""The devices of a cluster as the host handles them: started, spoken to, listened to, interrupted, ended.
+
+Two kinds: a `ProcessCrew` has a process for each device, a `ThreadCrew` a thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import queue
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from multiprocessing import Pipe
+from typing import Any, NamedTuple, Protocol
+
+from parallelism.events import HOST
+from vcluster.code import OperationCancelled
+from vcluster.memory import WIRE_BYTES, Arena, give_way
+from vcluster.processes.command_link import LOOKS, Wire
+from vcluster.processes.device_process import Descriptor, Process, start_process
+from vcluster.processes.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
+
+STOP_SECONDS = 2.0
+"""How long a device that was told to end may take before it is killed."""
+
+
+class Died(NamedTuple):
+    """A device's process ended on its own; a negative ``exitcode`` is a signal."""
+
+    exitcode: int
+    pid: int
+    by_host: bool = False
+    """Whether the host killed it, because it did not heed that its run was broken off."""
+
+
+class Crew(Protocol):
+    """The devices, by rank."""
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        """Start a device for each spec, and return when all of them are ready."""
+
+    def send(self, rank: int, message: Any) -> None:
+        """Say something to a device.  A dead one does not mind."""
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        """What devices said, waiting for something; a death is told as `Died`, once."""
+
+    def wake(self) -> None:
+        """Make `receive` return, from a signal handler or another thread."""
+
+    def interrupt(self, rank: int) -> None:
+        """Raise `OperationCancelled` in a kernel that computes."""
+
+    def kill(self, rank: int) -> bool:
+        """End a device at once; False if that cannot be done."""
+
+    def printing(self) -> AbstractContextManager[object]:
+        """While a run goes on."""
+
+    def close(self) -> None:
+        """End all devices; returns when they are gone."""
+
+    def pids(self) -> list[int]:
+        """The process of each rank."""
+
+
+class ProcessCrew:
+    """A process for each device."""
+
+    def __init__(self, arena: Arena, start_method: str | None) -> None:
+        self._arena = arena
+        self._start_method = start_method
+        self._selector = selectors.DefaultSelector()
+        self._processes: dict[int, Process] = {}
+        self._wires: dict[int, Wire] = {}
+        self._killed: set[int] = set()
+        self._said: tuple[Any, bytes] = None, b""
+        """The last message and its bytes: what is said to all is pickled once."""
+        self._waker = os.pipe()
+        os.set_blocking(self._waker[1], False)
+        self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        ranks = []
+        for spec in specs:
+            ours, theirs = Pipe()
+            mine = [*(wire.connection.fileno() for wire in self._wires.values()), ours.fileno()]
+            place = spec.layout.wire(spec.rank)
+            self._arena.clear(place, WIRE_BYTES)
+            try:
+                process = start_process(
+                    run_in_process, (spec, Descriptor(self._arena.fd), theirs), name=f"vcluster-{spec.rank}",
+                    start_method=self._start_method, close=mine,
+                )
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._processes[spec.rank] = process
+            self._wires[spec.rank] = Wire(self._arena, place, ours, host=True)
+            self._selector.register(ours, selectors.EVENT_READ, (spec.rank, "connection"))
+            self._selector.register(process.sentinel, selectors.EVENT_READ, (spec.rank, "sentinel"))
+            ranks.append(spec.rank)
+        _await_ready(self, ranks)
+
+    def send(self, rank: int, message: Any) -> None:
+        if message is None or message is not self._said[0]:
+            self._said = message, pickle.dumps(message, 5)
+        self.send_bytes(rank, self._said[1])
+
+    def send_bytes(self, rank: int, data: bytes) -> None:
+        wire = self._wires.get(rank)
+        if wire is not None:
+            with suppress(OSError):  # its death will be told by `receive`
+                wire.send(data)
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        for _ in range(1 + LOOKS // (1 + len(self._wires))):
+            messages = self._look()
+            if messages or timeout_seconds == 0:
+                break
+            give_way()
+        else:
+            for wire in self._wires.values():
+                wire.fall_asleep()
+            try:
+                messages = self._look() or self._listen(timeout_seconds)
+            finally:
+                for wire in self._wires.values():
+                    wire.awake()
+        return messages or self._listen(0.0) if timeout_seconds == 0 else messages
+
+    def _look(self) -> list[tuple[int, Any]]:
+        """The notes that lie there."""
+        found = [(rank, wire.look()) for rank, wire in self._wires.items()]
+        return [(rank, pickle.loads(data)) for rank, data in found if data is not None]
+
+    def _listen(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        """What comes through the pipes; who rings has left a note, and who hangs up has died."""
+        messages: list[tuple[int, Any]] = []
+        for key, _ in self._selector.select(timeout_seconds):
+            rank, what = key.data
+            if what == "wake":
+                os.read(self._waker[0], 4096)
+            if rank not in self._processes:
+                continue
+            if what == "connection":
+                wire = self._wires[rank]
+                try:
+                    said = [*wire.read(), wire.look() or b""]
+                except (EOFError, OSError):
+                    self._bury(rank, messages)
+                    continue
+                messages += [(rank, pickle.loads(data)) for data in said if data]
+            else:
+                self._bury(rank, messages)
+        return messages
+
+    def wake(self) -> None:
+        with suppress(BlockingIOError):  # it is full: that wakes as well
+            os.write(self._waker[1], b"!")
+
+    def interrupt(self, rank: int) -> None:
+        process = self._processes.get(rank)
+        if process is not None and process.pid is not None and INTERRUPT is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, INTERRUPT)
+
+    def kill(self, rank: int) -> bool:
+        process = self._processes.get(rank)
+        if process is not None:
+            self._killed.add(rank)
+            process.kill()
+        return True
+
+    def printing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def close(self) -> None:
+        for rank in list(self._processes):
+            self.send(rank, None)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in list(self._processes.values()):
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        for wire in list(self._wires.values()):
+            wire.connection.close()
+        self._processes.clear()
+        self._wires.clear()
+        self._selector.close()
+        for fd in self._waker:
+            os.close(fd)
+
+    def pids(self) -> list[int]:
+        return [process.pid or 0 for _, process in sorted(self._processes.items())]
+
+    def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
+        """Take note of a death, after what the device said last."""
+        process, wire = self._processes.pop(rank), self._wires.pop(rank)
+        connection = wire.connection
+        said: list[bytes] = []
+        with suppress(EOFError, OSError):
+            while connection.poll():
+                said += wire.read()
+        said.append(wire.look() or b"")
+        messages += [(rank, pickle.loads(data)) for data in said if data]
+        process.join(STOP_SECONDS)
+        if process.exitcode is None:  # it closed its connection and lives: of no use any more
+            process.kill()
+            process.join()
+        self._selector.unregister(connection)
+        self._selector.unregister(process.sentinel)
+        connection.close()
+        messages.append((rank, Died(process.exitcode or 0, process.pid or 0, rank in self._killed)))
+        self._killed.discard(rank)
+        process.close()
+
+
+class ThreadCrew:
+    """A thread for each device: for debugging, doctests, and where there are no processes."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._threads: dict[int, threading.Thread] = {}
+        self._workers: dict[int, Worker] = {}
+        self._links: dict[int, _QueueLink] = {}
+        self._commands: dict[int, queue.SimpleQueue[Any]] = {}
+        self._replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def start(self, specs: Iterable[DeviceSpec]) -> None:
+        ranks = []
+        for spec in specs:
+            commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            link = self._links[spec.rank] = _QueueLink(spec.rank, commands, self._replies)
+            worker = Worker(spec, self._arena, link, spins=20, own_process=False)
+            thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
+            self._workers[spec.rank], self._commands[spec.rank] = worker, commands
+            self._threads[spec.rank] = thread
+            thread.start()
+            ranks.append(spec.rank)
+        _await_ready(self, ranks)
+
+    def send(self, rank: int, message: Any) -> None:
+        self._commands[rank].put(message)
+
+    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        try:
+            rank, message = self._replies.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return []
+        return [] if rank == HOST else [(rank, message)]
+
+    def wake(self) -> None:
+        self._replies.put((HOST, None))
+
+    def interrupt(self, rank: int) -> None:
+        ident, link = self._threads[rank].ident, self._links[rank]
+        self._workers[rank].interrupt(lambda: link.interrupt(ident))
+
+    def kill(self, rank: int) -> bool:
+        return False
+
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        """Lines that a device's thread prints go the way of its process's; other threads print as ever."""
+        before = sys.stdout, sys.stderr
+        outputs = {thread.ident: self._workers[rank].output for rank, thread in self._threads.items()}
+        sys.stdout = _ByThread(before[0], {ident: streams["stdout"] for ident, streams in outputs.items()})
+        sys.stderr = _ByThread(before[1], {ident: streams["stderr"] for ident, streams in outputs.items()})
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+    def close(self) -> None:
+        for commands in self._commands.values():
+            commands.put(None)
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in self._threads.values():
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for rank, worker in self._workers.items():
+            if not self._threads[rank].is_alive():
+                worker.endpoint.let_go()
+        self._threads.clear()
+        self._workers.clear()
+        self._links.clear()
+        self._commands.clear()
+
+    def pids(self) -> list[int]:
+        return [os.getpid()] * len(self._threads)
+
+
+def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
+    missing = set(ranks)
+    while missing:
+        for rank, message in crew.receive(None):
+            if message == "ready":
+                missing.discard(rank)
+            elif isinstance(message, Died):
+                raise RuntimeError(
+                    f"the process of rank {rank} ended with exit code {message.exitcode} while it started; "
+                    f"what it printed above may tell why"
+                )
+
+
+def _serve(worker: Worker) -> None:
+    worker.link.send("ready")
+    worker.serve()
+
+
+class _QueueLink:
+    def __init__(
+        self, rank: int, commands: queue.SimpleQueue[Any], replies: queue.SimpleQueue[tuple[int, Any]]
+    ) -> None:
+        self._rank = rank
+        self._replies = replies
+        self._interrupted = False
+        self.receive: Callable[[], Any] = commands.get
+
+    def send(self, message: Any) -> None:
+        self._replies.put((self._rank, message))
+
+    def interrupt(self, ident: int | None) -> None:
+        """Raise `OperationCancelled` in the device's thread as it runs on."""
+        self._interrupted = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), ctypes.py_object(OperationCancelled))
+
+    def settle(self) -> None:
+        """Let an interrupt arrive, if there was one: nobody can tell whether it has, so another is sent after it.
+
+        To take it back instead (with a null pointer) would leave a flag of the interpreter's set for good: every thread
+        then looks for exceptions at every step, and in Python 3.11 one that is traced (a debugger, coverage) for ever.
+        """
+        if not self._interrupted:
+            return
+        try:
+            self.interrupt(threading.get_ident())
+            while True:
+                pass
+        except OperationCancelled:
+            self._interrupted = False
+
+
+class _ByThread:
+    """A stream that is another one for some threads."""
+
+    def __init__(self, usual: Any, by_thread: dict[int | None, Any]) -> None:
+        self.usual = usual
+        self._by_thread = by_thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._by_thread.get(threading.get_ident(), self.usual), name)

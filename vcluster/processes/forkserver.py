@@ -1,0 +1,290 @@
+"""The process that devices are forked from: NumPy is loaded in it once, by one thread, and with one BLAS thread.
+
+multiprocessing has a fork server too, one for all who ask.  This one is ours alone: it never runs the caller's
+``__main__``, takes its own environment, leaves no socket in the file system, and its children cannot outlive it.
+
+    host                                 server                                      child
+    ----                                 ------                                      -----
+    data pipe, status pipe
+    send_fds(data, status, others) ----> fork ------------------------------------->  reads what to run from data
+    reads the pid from status <--------- writes the pid to status
+    sees that status is readable <------ writes the exit code, closes status <------  ends
+    ends, however ----(end of file)----> kills its children, ends -----------------> (and falls if the server falls)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+PRELOAD = ("numpy", "cloudpickle", "vcluster.processes", "vcluster.processes.worker")
+"""Modules that a device finds loaded.  One that is missing is left out."""
+
+LOAD_WHEN_IDLE = ("numpy.random",)
+"""Modules that are loaded when the first devices have been started, and that later ones find loaded."""
+
+IDLE_MILLISECONDS = 50
+
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS",
+)  # fmt: skip
+"""What the numerical libraries read, once, as they are loaded."""
+
+MOST_DESCRIPTORS = 253 - 2
+"""What Linux lets travel in one message, less the two pipes."""
+
+STOP_SECONDS = 5.0
+"""How long a server that was told to end may take before it is killed."""
+
+NUMBER = struct.Struct("q")
+
+
+def device_environment() -> dict[str, str]:
+    """The environment variables of a device: the host's of now, and one BLAS thread."""
+    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+
+
+def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """A new interpreter with the host's flags and ``sys.path`` that runs ``call``, keeping ``fds`` open.
+
+    Ctrl-C never reaches it: the signal is blocked until the new process ignores it.
+    """
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    program = f"import sys; sys.path[:] = {[entry or str(Path.cwd()) for entry in sys.path]!r}; {call}"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [sys.executable, *flags, "-c", program], env=device_environment(), stdin=subprocess.DEVNULL, pass_fds=fds
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupt() -> None:
+    """In the new process: whoever presses Ctrl-C means the host."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+class ForkServer:
+    """The host's end: starts the server when it is needed, again if it has died, and asks it for processes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._preload: tuple[str, ...] = ()
+
+    def start(self, *, preload: Sequence[str] = ()) -> None:
+        """Begin to start it, if there is none, and return at once; children will find ``preload`` loaded too."""
+        with self._lock:
+            self._preload = tuple(dict.fromkeys((*self._preload, *preload)))
+            self._running()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start_process(self, fds: Sequence[int]) -> tuple[int, int, int]:
+        """Fork a process that gets ``fds``: its pid, the pipe to write its program to, the pipe that tells its end."""
+        if len(fds) > MOST_DESCRIPTORS:
+            raise ValueError(f"a process can be handed {MOST_DESCRIPTORS} descriptors as it starts, got {len(fds)}")
+        with self._lock:
+            for last_attempt in (False, True):
+                server = self._running()
+                data_r, data_w = os.pipe()
+                status_r, status_w = os.pipe()
+                try:
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                        socket.send_fds(server, [b"+"], [data_r, status_w, *fds])
+                finally:
+                    os.close(data_r)
+                    os.close(status_w)
+                pid = read_number(status_r)
+                if pid is not None:
+                    return pid, data_w, status_r
+                os.close(data_w)
+                os.close(status_r)
+                self._discard()
+                if last_attempt:
+                    break
+        raise RuntimeError("the fork server ended before it started a process: see what it wrote to stderr")
+
+    def stop(self) -> None:
+        """End the server and every process it started; the next `start_process` starts another."""
+        with self._lock:
+            self._discard()
+
+    def forget(self) -> None:
+        """In a child of the host: the server is the parent's, and must not wait for this process too."""
+        self._lock = threading.Lock()
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.returncode = 0  # not ours to wait for
+        self._process = self._socket = None
+
+    def _running(self) -> socket.socket:
+        if self._socket is not None and self._process is not None and self._process.poll() is None:
+            return self._socket
+        self._discard()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            self._process = start_python(
+                f"from vcluster.processes.forkserver import serve; serve({number}, {self._preload!r})", [number]
+            )
+        self._socket = ours
+        return ours
+
+    def _discard(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._socket.shutdown(socket.SHUT_RDWR)  # reaches it even if a stray fork keeps a copy of our end
+            self._socket.close()
+        if self._process is not None:
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:  # stopped by a signal, or by its imports
+                self._process.kill()
+                self._process.wait()
+        self._process = self._socket = None
+
+
+SERVER = ForkServer()
+"""The one that devices come from."""
+
+
+def start_early() -> None:
+    """Begin to start it where a cluster is about to ask for it, so that it loads NumPy while the host does."""
+    process = sys.modules.get("multiprocessing.process")
+    if sys.platform == "linux" and not (process is not None and process.current_process().daemon):
+        SERVER.start()
+
+
+def read_number(fd: int) -> int | None:
+    """A number from a pipe; None at its end."""
+    data = b""
+    while len(data) < NUMBER.size:
+        piece = os.read(fd, NUMBER.size - len(data))
+        if not piece:
+            return None
+        data += piece
+    return int(NUMBER.unpack(data)[0])
+
+
+# -- in the server -----------------------------------------------------------------------------------------------------
+
+
+class _Child:
+    """What the server keeps of a process it forked."""
+
+    def __init__(self, status: int, life: int) -> None:
+        self.status = status
+        self.life = life
+        """Write end of a pipe that nobody writes to: it ends when the server does."""
+
+    def tell(self, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the host is gone, or no longer asks
+            os.write(self.status, NUMBER.pack(number))
+
+    def close(self) -> None:
+        os.close(self.status)
+        os.close(self.life)
+
+
+def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
+    """Run the server on the socket with this descriptor; ends with the host, and takes its children along.
+
+    ``preload`` are modules to load besides `PRELOAD`.
+    """
+    ignore_interrupt()
+    gc.disable()  # of what is loaded nothing is garbage
+    _preload((*PRELOAD, *preload))
+    run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes").run_received
+    gc.freeze()  # so that no child's collector writes to, and so copies, the pages all share
+    gc.enable()
+
+    later: tuple[str, ...] = LOAD_WHEN_IDLE
+    children: dict[int, _Child] = {}
+    host = socket.socket(fileno=number)
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_r, False)
+    os.set_blocking(wake_w, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(host, select.POLLIN)
+    poll.register(wake_r, select.POLLIN)
+    try:
+        while True:
+            ready = {fd for fd, _ in poll.poll(IDLE_MILLISECONDS if later and children else None)}
+            if not ready:
+                _preload(later)
+                later = ()
+                gc.collect()
+                gc.freeze()
+            if wake_r in ready:
+                os.read(wake_r, 4096)
+                _reap(children)
+            if number not in ready:
+                continue
+            message, fds, _, _ = socket.recv_fds(host, 1, 256, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+            if not message:
+                break
+            data, status, *handed = fds
+            life_r, life_w = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    host.close()
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for child in children.values():
+                        child.close()
+                    for fd in (wake_r, wake_w, life_w, status):
+                        os.close(fd)
+                    os._exit(run(data, life_r, handed))
+                finally:
+                    os._exit(1)
+            child = children[pid] = _Child(status, life_w)
+            child.tell(pid)
+            for fd in (data, life_r, *handed):
+                os.close(fd)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _preload(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _reap(children: dict[int, _Child]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        child = children.pop(pid)
+        child.tell(os.waitstatus_to_exitcode(status))
+        child.close()

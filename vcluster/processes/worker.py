@@ -1,0 +1,365 @@
+"""What lives in a device's process (or thread): it waits for the host, runs a kernel, tells how it went; again."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from parallelism.events import HOST
+from parallelism.mesh import Mesh
+from vcluster.code import (
+    Environment,
+    Failure,
+    Frame,
+    OperationCancelled,
+    apply_environment,
+    code_of,
+    describe_exception,
+    refresh_modules,
+    where_cancelled,
+)
+from vcluster.code.arguments import fill
+from vcluster.device import VirtualDevice
+from vcluster.memory import FINISHED, Arena, HomeCore, Layout
+from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
+from vcluster.messages.encoding import decode, encode
+from vcluster.processes.command_link import LOOKS, Wire
+from vcluster.processes.device_process import Descriptor
+from vcluster.processes.line_coverage import measure
+from vcluster.tracing import LONG, Packed
+from vcluster.tracing.columns import pack
+
+SMALL_RESULT_BYTES = 1024
+"""A result whose block is no larger travels in the reply: neither side handles a block of shared memory."""
+
+INTERRUPT = getattr(signal, "SIGUSR1", None)
+"""Sent to a device that computes while its run has failed elsewhere."""
+
+
+class RunCommand(NamedTuple):
+    """Run a program: the function and what all devices get lie at ``common``, what this one gets at ``own``."""
+
+    number: int
+    generation: int
+    """Changes when channels and groups were emptied after a failure."""
+    gone: tuple[int, ...]
+    """Ranks that died since the last run."""
+    common: int
+    common_block_nbytes: int
+    common_nbytes: int
+    own: int | None
+    environment: Environment | None
+
+
+class Done(NamedTuple):
+    """The output lies at ``place``, or is that block itself if it is small; a long record lies at ``record``.
+
+    ``counts`` are messages (sent to, received from) each peer so far.
+    ``dropped`` are lines that throw away the result of a collective, and which.
+    """
+
+    place: int | bytearray
+    record: bytes | Packed | int
+    counts: dict[int, tuple[int, int]]
+    dropped: dict[str, str]
+
+
+class Failed(NamedTuple):
+    failure: Failure
+    record: bytes
+
+
+class Cancelled(NamedTuple):
+    """The run was broken off here because of a failure elsewhere; ``stack`` is where the kernel was."""
+
+    record: bytes
+    stack: tuple[Frame, ...] = ()
+
+
+class Printed(NamedTuple):
+    stream: str
+    text: str
+
+
+class Link(Protocol):
+    """The way between a device and its host for short messages."""
+
+    def send(self, message: Any) -> None: ...
+    def receive(self) -> Any: ...
+
+    def settle(self) -> None:
+        """Let an interrupt that is on its way arrive."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """All that a device is made from."""
+
+    rank: int
+    mesh: Mesh
+    layout: Layout
+    capacity: int
+    seed: int
+    queues: dict[int, tuple[Any, Any]] | None
+    generation: int
+
+
+class Worker:
+    """Serves one device."""
+
+    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, spins: int, own_process: bool) -> None:
+        self.spec = spec
+        self._own_process = own_process
+        self.link = link
+        self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
+        self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
+        self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
+        self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
+        self._generation = spec.generation
+        self._in_kernel = False
+        self._gate = threading.Lock()
+        self._code: CodeType | None = None
+        """Of the program that runs."""
+
+    def serve(self) -> None:
+        """Do what the host says until it says stop (None)."""
+        if self._own_process:
+            self.endpoint.signals.home = HomeCore(self.spec.rank)
+        while True:
+            command = self.link.receive()
+            if command is None:
+                return
+            try:
+                reply = self._run(command)
+            except OperationCancelled:  # an interrupt fell just behind the kernel's end
+                self._leave_kernel()
+                reply = Cancelled(self._short_record())
+            for stream in self.output.values():
+                stream.finish_line()
+            self.link.send(reply)
+
+    def interrupt(self, raise_there: Callable[[], object]) -> None:
+        """Call ``raise_there`` if the kernel computes; a library call looks for a cancelled run by itself."""
+        if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
+            try:
+                if self._in_kernel:
+                    self.endpoint.signals.told_cancelled = True
+                    raise_there()
+            finally:
+                self._gate.release()
+
+    def _leave_kernel(self) -> None:
+        """No interrupt comes from here on, and none is on its way."""
+        while True:
+            try:
+                with self._gate:
+                    self._in_kernel = False
+                self.link.settle()
+                return
+            except OperationCancelled:  # it was
+                continue
+
+    def _run(self, command: RunCommand) -> Done | Failed | Cancelled:
+        device, recorder = self.device, self.device.recorder
+        if command.generation != self._generation:
+            self._generation = command.generation
+            self.endpoint.forget_traffic(command.gone)
+            device.forget_traffic()
+        if command.number == 1:
+            device.state.clear()
+        device.seed_with((self.spec.seed, self.spec.rank, command.number))
+        self.endpoint.signals.told_cancelled = False
+        self.endpoint.signals.has_waited = False
+        device.collectives.dropped.clear()
+        recorder.start()
+        recorder.enter()
+        try:
+            output = self._call(command)
+            self.endpoint.status.set(device.rank, FINISHED)
+            recorder.enter()    # what packs and unpacks is no work of the kernel's
+            encoded = encode(output, "the result")
+            place = (
+                encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
+                else hand_over(self.endpoint, encoded, self.spec.layout.host)
+            )
+            recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
+            recorder.leave()
+            return Done(place, self._record(), self._counts(), device.collectives.dropped)
+        except BaseException as error:
+            self._leave_kernel()
+            if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it
+                return Cancelled(self._short_record(), where_cancelled(error))
+            self.endpoint.signals.cancel()
+            return Failed(describe_exception(error, self._code), self._short_record())
+
+    def _call(self, command: RunCommand) -> Any:
+        self._code = None
+        if self._own_process:  # a thread shares the host's modules, and must leave them alone
+            if command.environment is not None:
+                apply_environment(command.environment)
+            refresh_modules()
+        nbytes = command.common_nbytes
+        own: list[Any] = []
+        try:
+            program, args, kwargs = self._copy_in(command.common, command.common_block_nbytes)
+            if command.own is not None:
+                mailbox = self.endpoint.mailbox(self.spec.layout.host)
+                nbytes += mailbox.nbytes_at(command.own)
+                own = mailbox.adopt(command.own)
+        except Exception as error:
+            error.add_note("as the program and its arguments were unpacked in the device")
+            raise
+        self._code = code_of(program)
+        args = [fill(value, own) for value in args]
+        kwargs = {name: fill(value, own) for name, value in kwargs.items()}
+        self.device.recorder.add_traffic("h2d", "arguments", HOST, bytes_received=nbytes)
+        self.device.recorder.leave()
+        self._in_kernel = True
+        output = program(self.device, *args, **kwargs)
+        self._leave_kernel()
+        self.device.collectives.wait_for_all()
+        return output
+
+    def _copy_in(self, offset: int, nbytes: int) -> Any:
+        """What all devices get, as this one's own copy."""
+        source = np.frombuffer(self.endpoint.arena.view, np.uint8, nbytes, offset)
+        if nbytes <= COPIED_BYTES:
+            return decode(np.frombuffer(bytearray(source), np.uint8))
+        block = self.endpoint.heap.block(nbytes)[1]
+        np.copyto(block, source)
+        return decode(block)
+
+    def _short_record(self) -> bytes:
+        """Of a run that failed: it goes as it is, since nobody may come to read what lies elsewhere."""
+        zero, entries = self.device.recorder.stop()
+        return pickle.dumps((zero, entries), 5) if len(entries) < LONG else pickle.dumps(pack((zero, entries)), 5)
+
+    def _record(self) -> bytes | int:
+        record = self.device.recorder.stop()
+        if len(record[1]) < LONG:
+            return pickle.dumps(record, 5)
+        packed = pack(record)
+        try:
+            return hand_over(self.endpoint, encode(packed, "the record"), self.spec.layout.host)
+        except MemoryError:     # what the program holds leaves no room
+            return pickle.dumps(packed, 5)
+
+    def _counts(self) -> dict[int, tuple[int, int]]:
+        boxes = self.endpoint.mailboxes
+        return {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what a kernel's temporary arrays leave, so that the next do not fault in page after page.
+
+    By default glibc gives the end of its heap back as soon as 256 KiB of it are free, and maps arrays from 128 KiB on
+    anew each time until one has been freed.  What the user's environment says of it stays; elsewhere there is nothing
+    to set.
+    """
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
+        with suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+            mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 64 << 20
+
+
+class RankedOutput(io.TextIOBase):
+    """Standard output of a device: whole lines go to the host, which prints them with the rank in front."""
+
+    def __init__(self, link: Link, stream: str) -> None:
+        self._link = link
+        self._stream = stream
+        self._partial = ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._partial += text
+        if "\n" in text:
+            lines, _, self._partial = self._partial.rpartition("\n")
+            self._link.send(Printed(self._stream, lines + "\n"))
+        return len(text)
+
+    def finish_line(self) -> None:
+        """Send what has no line end yet."""
+        if self._partial:
+            self.write("\n")
+
+
+class _WireLink:
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._lock = threading.Lock()
+        self._speaking = False
+        self._interrupted = False
+
+    def send(self, message: Any) -> None:
+        data = pickle.dumps(message, 5)
+        mine = threading.current_thread() is threading.main_thread()
+        if mine:
+            self._speaking = True
+        try:
+            with self._lock:  # a kernel's own threads may print
+                self._wire.send(data)
+        finally:
+            if mine:
+                self._speaking = False
+                self.settle()
+
+    def interrupt(self) -> None:
+        """Raise `OperationCancelled` in the main thread; a message is finished first."""
+        if self._speaking:
+            self._interrupted = True
+        else:
+            raise OperationCancelled("another device failed")
+
+    def settle(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise OperationCancelled("another device failed")
+
+    def receive(self) -> Any:
+        return pickle.loads(self._wire.receive())
+
+
+def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
+    """The body of a device's process."""
+    gc.freeze()  # what was there before the fork stays shared with the others
+    keep_freed_memory()
+    arena = Arena(spec.layout.nbytes, descriptor.take())
+    looks = LOOKS // spec.layout.size
+    link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
+    worker = Worker(spec, arena, link, spins=200, own_process=True)
+    sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
+
+    if INTERRUPT is not None:
+        signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
+    save_coverage = measure()
+    link.send("ready")
+    with suppress(EOFError, OSError):  # the host has gone
+        worker.serve()
+    save_coverage()
+    os._exit(0)

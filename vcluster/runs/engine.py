@@ -1,0 +1,304 @@
+"""The running part of a cluster, from start to close: its devices, its memory, the host's endpoint, run after run."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import queue
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from parallelism.mesh import Mesh
+from parallelism.operation import Operation
+from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
+from vcluster.code.pickling import environment
+from vcluster.memory import Arena, Layout, Status
+from vcluster.messages import Endpoint, Pending, VirtualChannel, decode_alone, hand_over
+from vcluster.messages.blocks import release
+from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
+from vcluster.runs.interrupts import DeferredInterrupt
+from vcluster.runs.outcome import Reply, memory_kills
+from vcluster.runs.run import Run
+from vcluster.runs.run_loop import Conduct, ShowOutput, show_with_rank
+from vcluster.runs.run_payload import pack
+from vcluster.tracing import Recorder
+
+if TYPE_CHECKING:
+    from parallelism.timeline import Pricing
+
+
+class Body:
+    """The running part of a cluster, from start to close."""
+
+    finalizer: Any
+
+    def __init__(
+        self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
+        deadline_seconds: float | None, pricing: Pricing | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._pricing = pricing
+        self._capacity = capacity
+        self._seed = seed
+        self._deadline_seconds = deadline_seconds
+        self._processes = backend == "process"
+        if self._processes:
+            default_start_method()  # refuses where there are no processes
+        self.layout = Layout.for_devices(mesh.size, sparse=sys.platform != "win32")
+        self.arena = Arena(self.layout.nbytes)
+        self.crew: Crew = ProcessCrew(self.arena, start_method) if self._processes else ThreadCrew(self.arena)
+        self._queued = transport == "queue"
+        self.endpoints: list[Endpoint] = []
+        """The host's: one, and under the ``queue`` transport a new one when devices have died."""
+        self._number = 0
+        self._generation = 0
+        self._gone: tuple[int, ...] = ()
+        self._status = Status(self.arena, self.layout)
+        self._environments: dict[int, Environment] = {}
+        self._conduct: Conduct | None = None
+        self._asked: BaseException | None = None
+        self._channels: dict[int, VirtualChannel] = {}
+        self._told_generation = 0
+        self.show_output: ShowOutput = show_with_rank
+        self._warned: set[str] = set()
+        self._memory_kills = memory_kills()
+        try:
+            self._start_devices(range(mesh.size))
+        except BaseException:
+            close(self.crew, self.arena, self.layout, self.endpoints, os.getpid())
+            raise
+
+    def _start_devices(self, ranks: Iterable[int]) -> None:
+        if self._queued:
+            queues = _queues(self.layout, self._processes)
+        self.crew.start([
+            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed,
+                       queues[rank] if self._queued else None, self._generation)
+            for rank in ranks
+        ])
+        if self._queued or not hasattr(self, "endpoint"):
+            mine = queues[self.layout.host] if self._queued else None
+            self.endpoint = Endpoint(self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=mine)
+            self._owner = _HostOwner(self.endpoint)
+            for replaced in self.endpoints:
+                replaced.let_go()
+                self.layout.forget_traffic(self.arena)  # it has closed its channels
+            self.endpoints[:] = [self.endpoint]
+
+    @property
+    def closed(self) -> bool:
+        return not self.finalizer.alive
+
+    def channel(self, rank: int) -> VirtualChannel:
+        found = self._channels.get(rank)
+        if found is None:
+            found = self._channels[rank] = VirtualChannel(self._owner, rank)
+        return found
+
+    def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
+        """``shipped`` is what the devices run in the place of ``program``, if that is something else."""
+        size = self._mesh.size
+        if isinstance(program, Operation):
+            args = _by_rank(program.inputs(self._mesh, *args), size, program)
+        elif not callable(program):
+            raise TypeError(f"run() takes a function of a device, or an Operation, got {type(program).__name__}")
+        encoded, mine = pack(program, shipped, args, kwargs, self._mesh)
+        with DeferredInterrupt(self.crew.wake) as interrupt:
+            common = hand_over(self.endpoint, encoded, self.layout.host)
+            self._number += 1
+            now = environment()
+
+            usual = RunCommand(
+                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None
+            )
+
+            def command(rank: int) -> RunCommand:
+                changed, self._environments[rank] = self._environments.get(rank) != now, now
+                if not mine and not changed:
+                    return usual
+                own = hand_over(self.endpoint, mine[rank], rank) if mine else None
+                return usual._replace(own=own, environment=now if changed else None)
+
+            self._conduct = conduct = Conduct(
+                self.crew, self.endpoint, self._status, size, self._deadline_seconds, self.show_output, self.finalizer
+            )
+            if self._asked is not None:
+                conduct.break_off(self._asked)
+            try:
+                conduct.collect(command, interrupt)
+            finally:
+                self._conduct = None
+                release(self.arena, common)
+            replies = conduct.replies
+            replies.update({rank: self._with_record(rank, reply) for rank, reply in replies.items()})
+            self._told_generation = self._generation
+            error = conduct.error(self._killed_for_memory)
+            if error is not None:
+                if isinstance(error, ClusterError) and not self.closed:
+                    error.outputs, _ = self._outputs(replies)
+                if self.closed:
+                    error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
+                self._heal(replies)
+                if isinstance(error.__cause__, TypeError):
+                    _note_wrong_arguments(error, program, args, kwargs)
+                try:
+                    raise error
+                finally:
+                    del error, conduct  # no cycle with its own traceback, which would keep the caller's variables
+            done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
+            outputs, refused = self._outputs(replies)
+            if refused is not None:
+                raise refused
+            self._warn({line: name for reply in done for line, name in reply.dropped.items()})
+            records = [reply.record for reply in done if not isinstance(reply.record, int)]
+            return Run(self._mesh, program, list(outputs.values()), records, self._pricing)
+
+    def _with_record(self, rank: int, reply: Reply) -> Reply:
+        """The reply with the record itself, where it only said where that lies."""
+        if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
+            return reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
+        return reply
+
+    def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], Exception | None]:
+        """What the devices that came to their end returned, by rank; and the first exception of a class that refuses to
+        be made again."""
+        outputs, refused = {}, None
+        for rank, reply in sorted(replies.items()):
+            if isinstance(reply, Done):
+                try:
+                    outputs[rank] = (
+                        decode_alone(reply.place) if isinstance(reply.place, bytearray)
+                        else self.endpoint.mailbox(rank).adopt(reply.place)
+                    )
+                except Exception as error:
+                    error.add_note(f"as the result of rank {rank} was unpacked on the host")
+                    refused = refused or error
+        return outputs, refused
+
+    def _warn(self, dropped: dict[str, str]) -> None:
+        """Once for each line: who comes from a library that writes in place forgets that results are returned."""
+        for line, name in dropped.items():
+            if line not in self._warned:
+                self._warned.add(line)
+                filename, _, number = line.rpartition(":")
+                warnings.warn_explicit(
+                    f"the result of {name} is not used; it is returned, not written into the argument "
+                    f"(with out=x it is)", UnusedResultWarning, filename, int(number),
+                )
+
+    def break_off(self, error: BaseException) -> None:
+        """From another thread: end the run under way with this error."""
+        self._asked = error
+        if self._conduct is not None:
+            self._conduct.break_off(error)
+
+    def _killed_for_memory(self) -> bool | None:
+        """Whether the system has killed a process for want of memory since the last time."""
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        return None if before is None or self._memory_kills is None else self._memory_kills > before
+
+    def _heal(self, replies: dict[int, Reply]) -> None:
+        """Make the cluster usable again after a failure: all devices are idle or dead."""
+        if self.closed:
+            return
+        dead = sorted(rank for rank, reply in replies.items() if isinstance(reply, Died))
+        self._empty_channels(tuple(dead))
+        self.endpoint.signals.resume()
+        if not dead:
+            return
+        try:
+            if self._queued:  # the lock of a queue may have died with its holder: all devices start anew
+                for rank in range(self._mesh.size):
+                    self.crew.kill(rank)
+                while self.crew.pids():
+                    self.crew.receive(None)
+                dead = list(range(self._mesh.size))
+            for rank in dead:
+                self._bury_heap(rank)
+                self._environments.pop(rank, None)
+            self._start_devices(dead)
+        except Exception:
+            self.finalizer()
+
+    def forget(self) -> None:
+        """Between runs: start from empty channels, and count runs from the first, which starts from empty state."""
+        self._number = 0
+        self._warned.clear()
+        self._empty_channels(() if self._told_generation == self._generation else self._gone)
+
+    def _empty_channels(self, gone: tuple[int, ...]) -> None:
+        self._gone = gone
+        self._generation += 1
+        self._channels.clear()
+        self.endpoint.forget_traffic(gone)
+        self.layout.forget_traffic(self.arena)
+
+    def _bury_heap(self, rank: int) -> None:
+        """Use the region of a dead device again, from its start if nobody holds anything of it."""
+        layout, words = self.layout, self.arena.words
+        for owner in range(layout.endpoints):
+            words(layout.held_word(rank, owner))[0] = 0
+        if not any(words(layout.held_word(holder, rank))[0] for holder in range(layout.endpoints)):
+            words(layout.top_word(rank))[0] = 0
+            self.arena.clear(layout.region(rank), layout.region_nbytes)
+
+
+class _HostOwner:
+    """The host's side of its channels; nothing of it is recorded."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.recorder = Recorder()
+        self.unwaited: dict[int, Pending] = {}
+
+
+def close(crew: Crew, arena: Arena, layout: Layout, endpoints: list[Endpoint], pid: int) -> None:
+    """End the devices, and give back all memory but what results still lie in."""
+    if os.getpid() != pid:  # a forked copy of the host has none of this
+        return
+    with DeferredInterrupt():
+        crew.close()
+        for endpoint in endpoints:
+            endpoint.let_go()
+        for owner in range(layout.endpoints):
+            if not arena.words(layout.held_word(layout.host, owner))[0]:
+                arena.clear(layout.region(owner), layout.region_nbytes)
+        arena.close_descriptor()
+
+
+def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say so if the program could not even be called."""
+    if isinstance(program, Operation):
+        return
+    try:
+        inspect.signature(program).bind(None, *args, **kwargs)
+    except (TypeError, ValueError) as wrong:
+        code = code_of(program)
+        where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        name = getattr(program, "__qualname__", type(program).__name__)
+        error.add_note(f"{name}{where} is called with the device first, then what run() was given: {wrong}")
+
+
+def _by_rank(inputs: list[tuple[Any, ...]], size: int, program: Operation) -> tuple[Any, ...]:
+    """The inputs of an operation as arguments: whole where every rank gets the same object."""
+    if len(inputs) != size:
+        raise ValueError(f"{type(program).__name__}.inputs gave {len(inputs)} tuples for {size} devices")
+    if len({len(mine) for mine in inputs}) > 1:
+        lengths = [len(mine) for mine in inputs]
+        raise ValueError(f"{type(program).__name__}.inputs gave tuples of different lengths: {lengths}")
+    columns = zip(*inputs, strict=True)
+    return tuple(column[0] if all(v is column[0] for v in column) else PerDevice(column) for column in columns)
+
+
+def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]]]:
+    """For each endpoint, for each peer: the queue to it and the queue from it."""
+    context = multiprocessing.get_context("spawn")
+    make: Callable[[], Any] = context.Queue if processes else queue.SimpleQueue
+    all_queues = {(a, b): make() for a in range(layout.endpoints) for b in range(layout.endpoints)}
+    return [
+        {peer: (all_queues[here, peer], all_queues[peer, here]) for peer in range(layout.endpoints)}
+        for here in range(layout.endpoints)
+    ]

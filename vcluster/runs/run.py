@@ -1,0 +1,82 @@
+"""What came of a run: the outputs by rank, the operation's result, the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from parallelism.mesh import Mesh
+from parallelism.operation import Operation
+from vcluster.tracing import Packed, make_trace
+
+if TYPE_CHECKING:
+    from parallelism.sharding import TensorSharding
+    from parallelism.timeline import Pricing
+    from parallelism.trace import Trace
+
+
+class Run(Sequence[Any]):
+    """A finished run: a sequence of the outputs, by rank.
+
+    The outputs belong to the caller and stay valid after the cluster is closed.
+    """
+
+    def __init__(
+        self, mesh: Mesh, program: Any, outputs: list[Any], records: list[bytes | Packed],
+        pricing: Pricing | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.outputs = outputs
+        """What the program returned on each device, by rank."""
+        self._program = program if isinstance(program, Operation) else None
+        self._name = getattr(program, "__qualname__", type(program).__name__)
+        self._records = records
+        self._pricing = pricing
+
+    @overload
+    def __getitem__(self, rank: int) -> Any: ...
+    @overload
+    def __getitem__(self, rank: slice) -> list[Any]: ...
+    def __getitem__(self, rank: int | slice) -> Any:
+        return self.outputs[rank]
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    @cached_property
+    def result(self) -> Any:
+        """What the operation makes of the outputs."""
+        if self._program is None:
+            raise TypeError(
+                f"{self._name} is a function, and has outputs by rank: run[0], run.outputs; "
+                f"run.unshard(sharding) joins them.  Only an Operation has a result"
+            )
+        return self._program.result(self.mesh, self.outputs)
+
+    def unshard(self, sharding: TensorSharding) -> Any:
+        """The outputs joined to the global array, as shards of ``sharding``; what is partial is reduced."""
+        return sharding.unshard(self.outputs, self.mesh)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """What happened in this run, in the virtual time of the cluster's hardware."""
+        trace = make_trace(self._records, dict(self.mesh.shape), self._pricing)
+        self._records = []
+        return trace
+
+    def __repr__(self) -> str:
+        return f"<Run of {self._name} on {self.mesh!r}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{rank}</td><td>{_short(output)}</td></tr>" for rank, output in enumerate(self.outputs))
+        return f"<table><caption>{_escape(repr(self))}</caption><tr><th>rank</th><th>output</th></tr>{rows}</table>"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"<code>{_escape(text if len(text) < 200 else text[:197] + '...')}</code>"
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,5 @@
+"""The record that a device keeps of what it does."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

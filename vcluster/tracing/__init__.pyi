@@ -1,0 +1,9 @@
+from .columns import LONG as LONG, Packed as Packed, columns_of as columns_of, make_trace as make_trace
+from .recorder import (
+    Recorder as Recorder,
+    Row as Row,
+    Template as Template,
+    collective_template as collective_template,
+    dtype_name as dtype_name,
+    message_template as message_template,
+)

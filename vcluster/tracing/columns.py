@@ -1,0 +1,117 @@
+"""How the records of the devices come to the host, and become a trace.
+
+A short record travels as it is.  A long one is packed into arrays first, which go through shared memory: a template
+once, and for each event its number, its place and its times.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vcluster.tracing.recorder import ENTRIES, FIELDS, Record, row_of
+
+if TYPE_CHECKING:
+    from parallelism.events import Columns
+    from parallelism.timeline import Pricing
+    from parallelism.trace import Trace
+
+LONG = 1000 * ENTRIES
+"""Entries from which on a record is packed by the device."""
+
+
+class Packed(NamedTuple):
+    """The record of one device by columns."""
+
+    looks: Columns
+    """What the events were, once for all that are alike; no rank."""
+    look: npt.NDArray[np.int32]
+    """Of each event, its place in ``looks``."""
+    own: Columns
+    """What each event has of its own: place and times.  Wall times are to be added to those of its look."""
+
+
+def pack(record: Record) -> Packed:
+    """A record by columns."""
+    from parallelism.events import Columns, Table
+
+    zero, entries = record
+    looks, look = _numbered(entries[0::ENTRIES])
+    places, place = _numbered(entries[1::ENTRIES])
+    start, end = (np.array(entries[i::ENTRIES], np.int64) for i in (2, 3))
+    own = Columns(len(look), {
+        "location": Table(tuple(places), place),
+        "wall_start_seconds": np.where(start == 0, 0, start - zero) / 1e9, "wall_duration_seconds": (end - start) / 1e9,
+        "cpu_seconds": np.array(entries[4::ENTRIES], np.float64),
+    })
+    return Packed(Columns.of_rows(map(row_of, looks), FIELDS), look, own)
+
+
+def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
+    """The events in the records of some ranks, one rank after the other."""
+    from parallelism.events import Columns
+
+    packed = {rank: _opened(record) for rank, record in records.items()}
+    lengths = [len(part.look) for part in packed.values()]
+    first = np.cumsum([0, *(len(part.looks) for part in packed.values())])
+    look = np.concatenate([part.look + start for part, start in zip(packed.values(), first[:-1], strict=True)])
+    events = Columns.joined([part.looks for part in packed.values()]).take(look)
+    own = dict(Columns.joined([part.own for part in packed.values()]).columns)
+    for name in ("wall_start_seconds", "wall_duration_seconds"):
+        if name in events.columns and name in own:
+            own[name] = events.numbers(name) + own[name]
+    own["rank"] = np.repeat(np.array(list(packed), np.int64), lengths)
+    own["serial"] = np.concatenate([np.arange(length) for length in lengths])
+    events = events.with_columns(**own)
+    return events.with_columns(sequence=_sequences(events))
+
+
+def make_trace(
+    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: Pricing | None = None
+) -> Trace:
+    """The trace of a run, from the record of each rank: replayed in virtual time."""
+    from parallelism.timeline import replay_columns
+    from parallelism.trace import Trace
+
+    columns = columns_of(dict(enumerate(records)))
+    trace = Trace(columns, size=len(records), mesh_shape=mesh_shape)
+    if pricing is not None:
+        return trace.priced_by(pricing)
+    lengths = np.bincount(columns.numbers("rank"), minlength=len(records)).tolist()
+    return Trace(replay_columns(columns, lengths), size=trace.size, mesh_shape=mesh_shape)
+
+
+def _opened(record: bytes | Packed) -> Packed:
+    if isinstance(record, bytes):
+        found = pickle.loads(record)
+        return found if isinstance(found, Packed) else pack(found)
+    return record
+
+
+def _numbered(objects: list[Any]) -> tuple[list[Any], npt.NDArray[np.int32]]:
+    """The different objects, and for each place which of them it is."""
+    place: dict[int, int] = {}
+    index = np.array([place.setdefault(number, len(place)) for number in map(id, objects)], np.int32)
+    found = dict(zip(map(id, objects), objects, strict=True))
+    return [found[number] for number in place], index
+
+
+def _sequences(events: Columns) -> npt.NDArray[np.int64]:
+    """Which one of its kind each event is: of the collectives of its group, of the messages of its channel and tag."""
+    from parallelism.events import ABSENT
+
+    messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent")
+    at = np.flatnonzero(events.isin("kind", {"collective"}) | messages)
+    fields = "rank", "kind", "group", "peer", "tag"
+    key = events.only(*fields).take(at).key(*fields)
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    count = np.arange(len(at))
+    begins = np.maximum.accumulate(np.where(np.concatenate([[True], key[1:] != key[:-1]])[:len(at)], count, 0))
+    sequences = np.full(len(events), ABSENT)
+    sequences[at[order]] = count - begins
+    return sequences
