@@ -46,10 +46,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from parallelism.collectives.algorithms import COLLECTIVES, ROOTED, Pairs, algorithm, algorithms
 from parallelism.collectives.patterns import chain, distances
-from parallelism.hardware import Ints
 
 
 class Phase(NamedTuple):
@@ -59,9 +59,9 @@ class Phase(NamedTuple):
     """
 
     times: int
-    sources: Ints
-    targets: Ints
-    parts: Ints
+    sources: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    parts: npt.NDArray[np.int64]
     whole: int
     piped: bool = False
 

@@ -28,13 +28,13 @@ class HardwareFileError(ValueError):
 
 def presets() -> tuple[str, ...]:
     """The names of the presets."""
-    found = (entry.name for entry in (files("parallelism") / "presets").iterdir())
+    found = (entry.name for entry in (files("parallelism.hardware") / "presets").iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
 def read_preset(name: str) -> dict[str, Any]:
     """The fields of a preset."""
-    return tomllib.loads((files("parallelism") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files("parallelism.hardware") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:

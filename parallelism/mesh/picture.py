@@ -14,8 +14,7 @@ from html import escape
 from itertools import product
 from typing import TYPE_CHECKING
 
-from parallelism.sharding import MOST_HTML, MOST_ROWS, WIDTH, Drawing
-from parallelism.sharding.picture import folded, kept
+from parallelism.display.drawing import MOST_HTML, MOST_ROWS, WIDTH, Drawing, folded, kept
 
 if TYPE_CHECKING:
     from parallelism.mesh.mesh import Mesh

@@ -12,18 +12,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
+
+from parallelism.display.drawing import MOST_HTML, MOST_ROWS, WIDTH, Drawing, folded, kept
 
 if TYPE_CHECKING:
     from parallelism.mesh import Mesh
     from parallelism.sharding.tensor_sharding import TensorSharding
 
-WIDTH = 80
-MOST_ROWS = 16
-MOST_HTML = 64
-"""Rows and columns of a picture in HTML."""
 _MOST_COLUMNS = 16
 _CELL = 22
 """The widest cell."""
@@ -33,21 +30,6 @@ Places = Sequence[tuple[slice, ...]]
 Interval = tuple[int, int]
 Cell = tuple[tuple[int, ...], ...]
 """The ranks that hold each term of a block; one term, where nothing is pending."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture: ``print`` it, or show it in a notebook."""
-
-    text: str
-    """At most 80 columns."""
-    html: str
-
-    def __str__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return self.html
 
 
 def drawing(
@@ -183,27 +165,6 @@ def _text(
 
 def _rule(margin: int, widths: Sequence[int], corners: str) -> str:
     return " " * (margin + 1) + corners[0] + corners[1].join("─" * (n + 2) for n in widths) + corners[2]
-
-
-def kept(count: int, most: int) -> list[int | None]:
-    """The numbers below ``count``, or some of them with None where others are left out."""
-    if count <= most:
-        return list(range(count))
-    return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][:max(most, 1)]
-
-
-def folded(text: str) -> list[str]:
-    """A text as lines of at most `WIDTH`."""
-    lines = [""]
-    for word in text.split(" "):
-        while len(word) > WIDTH:
-            lines.append(word[:WIDTH])
-            word = word[WIDTH:]
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
-    return [line for line in lines if line]
 
 
 # -- HTML ----------------------------------------------------------------------------------------------------------

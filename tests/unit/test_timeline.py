@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from parallelism.timeline import replay as timeline
+import parallelism.timeline.replay as timeline
 from parallelism.timeline.replay import replay
 from parallelism.trace import HOST, Event, Trace
 

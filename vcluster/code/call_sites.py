@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
 
-_ROOT = Path(__file__).absolute().parent.parent
+_ROOT = Path(__file__).absolute().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in PACKAGES)
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _owners: dict[str, bool] = {}
-_WORKER = f"{_ROOT}{os.sep}vcluster{os.sep}worker.py"
+_WORKER = str(_ROOT / "vcluster" / "processes" / "worker.py")
 MOST_SITES = 4096
 _sites: dict[tuple[CodeType, int], CallSite] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,8 @@ def docstrings(package: str = "parallelism") -> str:
 
     Read and never run.  `DataError` where the sources are not there.
     """
-    files = sorted((file for file in resources.files(package).iterdir() if file.name.endswith(".py")),
-                   key=lambda file: file.name)
+    root = Path(str(resources.files(package)))
+    files = sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).parts)
     found = [
         ast.get_docstring(node) for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, _DOCUMENTED)

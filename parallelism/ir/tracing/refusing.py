@@ -12,7 +12,7 @@ import numpy as np
 
 from parallelism.ir.core import RecordError
 
-_OURS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, np.__file__))
+_OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(np.__file__).parent))
 
 _SHAPE = "the shape of its result depends on the numbers"
 REASONS: dict[Any, str] = {

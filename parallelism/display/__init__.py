@@ -1,0 +1,1 @@
+"""Numbers with units, and small pictures, for terminals and notebooks."""

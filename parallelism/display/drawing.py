@@ -1,0 +1,48 @@
+"""A picture as text and as HTML, and how long lines and large grids are cut to fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WIDTH = 80
+"""The columns of a terminal that a picture may use."""
+MOST_ROWS = 16
+"""The most rows of a picture in text."""
+MOST_HTML = 64
+"""The most rows, and the most columns, of a picture in HTML."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture: ``print`` it, or show it in a notebook."""
+
+    text: str
+    """At most 80 columns."""
+    html: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def kept(count: int, most: int) -> list[int | None]:
+    """The numbers below ``count``, or some of them with None where others are left out."""
+    if count <= most:
+        return list(range(count))
+    return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][:max(most, 1)]
+
+
+def folded(text: str) -> list[str]:
+    """A text as lines of at most `WIDTH`."""
+    lines = [""]
+    for word in text.split(" "):
+        while len(word) > WIDTH:
+            lines.append(word[:WIDTH])
+            word = word[WIDTH:]
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return [line for line in lines if line]

@@ -1,0 +1,54 @@
+"""Module paths that documents name and that have moved: an import of the old path gives the new module."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "parallelism.collective_prices": "parallelism.timeline.collective_pricing",
+    "parallelism.columns": "parallelism.events.columns",
+    "parallelism.communication": "parallelism.collectives.algorithms",
+    "parallelism.event": "parallelism.events.event",
+    "parallelism.executable": "parallelism.execution.executable",
+    "parallelism.link_sharing": "parallelism.timeline.fair_sharing",
+    "parallelism.links": "parallelism.hardware.links",
+    "parallelism.phases": "parallelism.collectives.phases",
+    "parallelism.pipeline_execution": "parallelism.pipelining.execution",
+    "parallelism.schedule": "parallelism.pipelining.schedule",
+    "parallelism.schedules": "parallelism.pipelining.generators",
+    "parallelism.simulator": "parallelism.simulation.simulator",
+    "parallelism.trace_split": "parallelism.trace.breakdown",
+    "parallelism.trees": "parallelism.operation.trees",
+    "vcluster.channel": "vcluster.messages.channel",
+    "vcluster.cluster": "vcluster.runs.cluster",
+    "vcluster.errors": "vcluster.code.errors",
+    "vcluster.payload": "vcluster.messages.encoding",
+}
+"""The new path by the old one."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds a moved module under its old path, as the same module object."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(MOVED[spec.name])
+        spec.loader_state = module.__spec__  # the import system is about to replace it
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: the module has run already, under its new path."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def install() -> None:
+    """Make the old paths importable; a second call changes nothing."""
+    if not any(type(finder).__qualname__ == _Finder.__qualname__ and type(finder).__module__ == __name__
+               for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,28 @@
+from . import faults as faults, report as report
+from .code import (
+    ChannelClosedError as ChannelClosedError,
+    ClusterError as ClusterError,
+    ClusterTimeoutError as ClusterTimeoutError,
+    CollectiveMismatchError as CollectiveMismatchError,
+    DeadlockError as DeadlockError,
+    DeviceFailedError as DeviceFailedError,
+    OperationCancelled as OperationCancelled,
+    PerDevice as PerDevice,
+    Sharded as Sharded,
+    UndeliveredMessageError as UndeliveredMessageError,
+    UnusedResultWarning as UnusedResultWarning,
+)
+from .device import (
+    VirtualDevice as VirtualDevice,
+)
+from .messages import (
+    ChannelStatistics as ChannelStatistics,
+    VirtualChannel as VirtualChannel,
+)
+from .runs import (
+    Run as Run,
+    VirtualCluster as VirtualCluster,
+)
+from .testing.communication import (
+    assert_communication as assert_communication,
+)
