@@ -1,0 +1,129 @@
+"""What breaks silently when a file moves: paths that are written as strings, faces of rooms, old paths."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+import importlib.util
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import parallelism
+import pipeline_parallelism
+import tensor_parallelism
+import vcluster
+from parallelism.hardware import Hardware
+from parallelism.ir import RecordError, TensorType, record
+from parallelism.moved import MOVED
+from vcluster import pytest_plugin
+from vcluster.code import call_sites
+from vcluster.demo.text import docstrings
+from vcluster.processes import forkserver
+
+PACKAGES = {package.__name__: Path(package.__path__[0])
+            for package in (parallelism, tensor_parallelism, pipeline_parallelism, vcluster)}
+ROOT = PACKAGES["vcluster"].parent
+ROOMS = sorted(".".join(folder.parent.relative_to(ROOT).parts)
+               for path in PACKAGES.values() for folder in path.rglob("__init__.py"))
+STUBS = sorted(stub for path in PACKAGES.values() for stub in path.rglob("*.pyi"))
+
+
+def modules(package):
+    return [file for file in PACKAGES[package].rglob("*.py")]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_name_of_a_face_is_there(room):
+    face = importlib.import_module(room)
+    assert face.__doc__
+    for name in getattr(face, "__all__", ()):
+        assert getattr(face, name) is not None
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: str(stub.relative_to(ROOT)))
+def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
+    folder = stub.parent
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            for alias in node.names:
+                same = (folder / f"{alias.name}.py").exists() or (folder / alias.name).is_dir()
+                assert not same or stub.name != "__init__.pyi", f"{alias.name} is a module of {folder} too"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_at_most_sixteen_modules(room):
+    folder = ROOT.joinpath(*room.split("."))
+    assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 16
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_a_path_that_documents_name_goes_on_working(old, new):
+    module = importlib.import_module(new)
+    spec = module.__spec__
+    assert importlib.import_module(old) is module
+    assert module.__spec__ is spec
+    assert spec.name == new
+
+
+def test_files_beside_the_modules_are_installed():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = {package: [p.strip() for p in value.split(",")]
+                for package, value in config["options.package_data"].items()}
+    for package, path in PACKAGES.items():
+        for file in path.rglob("*"):
+            if file.is_dir() or file.suffix in (".py", ".pyc") or "__pycache__" in file.parts:
+                continue
+            owner = file.parent
+            while not (owner / "__init__.py").exists():
+                owner = owner.parent
+            name = ".".join(owner.relative_to(ROOT).parts)
+            known = patterns.get(name, []) + patterns["*"]
+            assert any(fnmatch(str(file.relative_to(owner)), p) for p in known), f"{file} of {package} is not installed"
+
+
+def test_every_folder_with_modules_is_a_package():
+    for path in PACKAGES.values():
+        for file in path.rglob("*.py"):
+            assert (file.parent / "__init__.py").exists(), file
+
+
+def test_the_entry_point_of_pytest_is_the_plugin():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["options.entry_points"]["pytest11"].strip() == f"vcluster = {pytest_plugin.__name__}"
+
+
+def test_modules_that_are_loaded_ahead_exist():
+    for name in (*forkserver.PRELOAD, *forkserver.LOAD_WHEN_IDLE, *pytest_plugin.PRELOAD):
+        assert importlib.util.find_spec(name) is not None, name
+
+
+def test_a_line_of_every_package_is_known_as_ours_and_the_workers_as_such():
+    for package in PACKAGES:
+        assert all(call_sites.is_ours(str(file)) for file in modules(package))
+    assert not call_sites.is_ours(__file__)
+    assert Path(call_sites._WORKER).exists()
+
+
+def test_a_program_that_cannot_be_recorded_is_refused_at_the_line_of_the_user():
+    with pytest.raises(RecordError, match=rf"{Path(__file__).name}:\d+: return float\(x\)"):
+        record(_converted, TensorType("f64", (3,)))
+
+
+def _converted(x):
+    return float(x)
+
+
+def test_presets_are_found():
+    assert "dgx-h100" in Hardware.presets()
+
+
+def test_the_text_of_the_small_model_has_the_docstrings_of_every_room():
+    text = docstrings("parallelism")
+    for file in modules("parallelism"):
+        first = ast.get_docstring(ast.parse(file.read_text())) or ""
+        assert first in text, file
