@@ -32,7 +32,7 @@ STUBS = sorted(stub for path in PACKAGES.values() for stub in path.rglob("*.pyi"
 
 
 def modules(package):
-    return [file for file in PACKAGES[package].rglob("*.py")]
+    return list(PACKAGES[package].rglob("*.py"))
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-PRELOAD = ("numpy", "cloudpickle", "vcluster.processes", "vcluster.processes.worker")
+PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
 """Modules that a device finds loaded.  One that is missing is left out."""
 
 LOAD_WHEN_IDLE = ("numpy.random",)
@@ -216,7 +216,7 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
     ignore_interrupt()
     gc.disable()  # of what is loaded nothing is garbage
     _preload((*PRELOAD, *preload))
-    run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes").run_received
+    run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes.device_process").run_received
     gc.freeze()  # so that no child's collector writes to, and so copies, the pages all share
     gc.enable()
 
