@@ -283,7 +283,7 @@ def test_a_child_forked_by_the_user_leaves_the_hosts_processes_alone(start_metho
 SCRIPT = """
 import os, sys
 from multiprocessing import Pipe
-from vcluster.processes import start_process
+from vcluster.processes.device_process import start_process
 
 print("the script runs")
 factor = 7
@@ -321,7 +321,7 @@ def test_a_script_needs_no_main_guard(way, tmp_path):
 def test_the_users_own_start_method_is_left_alone():
     done = run_python("-c", textwrap.dedent("""
         import multiprocessing
-        from vcluster.processes import start_process
+        from vcluster.processes.device_process import start_process
         start_process(int, name="x").join()
         multiprocessing.set_start_method("spawn")   # refused once anybody has asked for the default
         print(multiprocessing.get_start_method(), multiprocessing.active_children())
@@ -332,7 +332,7 @@ def test_the_users_own_start_method_is_left_alone():
 HOST = """
 import os, signal, sys, time
 from multiprocessing import Pipe
-from vcluster.processes import start_process
+from vcluster.processes.device_process import start_process
 
 def block(connection):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -245,7 +245,7 @@ class _Spawned(_Popen):
         life_r, life_w = os.pipe()
         self.sentinel, status_w = os.pipe()
         handed = list(self._fds)
-        call = f"from vcluster.processes import run_spawned; run_spawned({data_r}, {life_r}, {handed})"
+        call = f"from vcluster.processes.device_process import run_spawned; run_spawned({data_r}, {life_r}, {handed})"
         try:
             self._child = start_python(call, [data_r, life_r, status_w, *handed])
         except BaseException:
