@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from parallelism.host_file import told as told_of_host
 from parallelism.mesh import Mesh
+from parallelism.quantities import seconds
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from vcluster.demo.screen import Screen
-
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
 
 def hardware_of(name: str | None, size: int) -> Hardware | None:
@@ -66,9 +65,3 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     screen.line(f"  axes that leave a node {', '.join(leaving) or 'none'}")
     screen.line(f"                         (a node is {unit})")
     return there
-
-
-def seconds(value: float) -> str:
-    """A time with its unit."""
-    scale, unit = next(pair for pair in _UNITS if value >= pair[0])
-    return f"{value / (scale or 1e-9):.3g} {unit}"

@@ -14,10 +14,10 @@ from math import isfinite
 
 import numpy as np
 
+from parallelism.quantities import fit, in_columns, seconds
 from parallelism.trace import Trace
 from parallelism.trace_moving import HOLDING, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
-from parallelism.trace_summary import WIDTH, fit, seconds
 
 SHOWN = 8
 """Rows of a table before the rest is left out."""
@@ -147,7 +147,7 @@ def _text(comparison: Comparison) -> list[str]:
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
-    lines = [fit(line, WIDTH) for line in lines]
+    lines = list(map(fit, lines))
     lines += _table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan])
     lines += _table("all devices together", comparison.names, least=least)
     lines += _table("compute of a device", comparison.devices, least=least)
@@ -162,9 +162,7 @@ def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), 
     rows = [[fit(_SAID.get(change.name, change.name), 40), seconds(change.before), seconds(change.after),
              _changed(change)] for change in shown]
     rows = [[title, "before", "after", "change"], *rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:],
-             strict=True))]) for row in rows)]
+    lines = ["", *in_columns(rows, 1)]
     more = len(changes) - SHOWN
     return [*lines, f"... and {more} more"] if more > 0 else lines
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from parallelism.columns import Columns, Table
 from parallelism.host_file import CALIBRATED
+from parallelism.quantities import fit
 from parallelism.trace import Trace
 from parallelism.trace_moving import HOLDING
-from parallelism.trace_summary import fit
 
 MOST_ROWS = 24
 TURNS = 0.9

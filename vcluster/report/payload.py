@@ -15,11 +15,11 @@ import numpy.typing as npt
 from parallelism.columns import ABSENT, Columns, Table
 from parallelism.critical_path import PathStep, critical_path
 from parallelism.hardware import Hardware
+from parallelism.quantities import fit, nbytes, rate, seconds
 from parallelism.trace import Trace
 from parallelism.trace_collectives import collectives
 from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
-from parallelism.trace_summary import fit, nbytes, rate, seconds
 from vcluster.report.measured import measured
 from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from parallelism.columns import Columns
 from parallelism.hardware import ITEMSIZE, Hardware
 from parallelism.host_file import CALIBRATED
+from parallelism.quantities import fit
 from parallelism.trace import Trace
 from parallelism.trace_split import PARTS, part_of
-from parallelism.trace_summary import fit
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from parallelism.critical_path import PathStep
+from parallelism.quantities import fit, nbytes, rate, seconds
 from parallelism.trace import Trace
 from parallelism.trace_collectives import CollectiveRow
 from parallelism.trace_split import PARTS, Split, part_of
-from parallelism.trace_summary import fit, nbytes, rate, seconds
 
 UNEVEN = 1.1
 """A device that computes so many times as long as the median one is named."""
