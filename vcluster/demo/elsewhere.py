@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vcluster.demo.screen import Screen
 
 
-def hardware_of(name: str | None, size: int) -> Hardware | None:
-    """The hardware of ``--hardware``, with a place for so many devices.  Raises `WrongWords`."""
+def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
+    """The hardware of ``--hardware``, with a place for so many devices (None: any number).  Raises `WrongWords`."""
     if name is None:
         return None
     from parallelism.hardware import Hardware
@@ -27,7 +27,8 @@ def hardware_of(name: str | None, size: int) -> Hardware | None:
         found = Hardware.of_host(size) if name == "host" else Hardware.of(name)
         if found is None:
             raise WrongWords(f"--hardware host: {told_of_host()}")
-        Pricing(found).for_devices(size)
+        if size is not None:
+            Pricing(found).for_devices(size)
     except (ValueError, OSError) as error:
         raise WrongWords(f"--hardware: {error}") from None
     return found

@@ -7,7 +7,6 @@ same by name and by device, where the largest differences are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -18,6 +17,7 @@ from parallelism.quantities import fit, in_columns, seconds
 from parallelism.trace import Trace
 from parallelism.trace_moving import HOLDING, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
+from vcluster.report.naming import part_name, without_numbers
 
 SHOWN = 8
 """Rows of a table before the rest is left out."""
@@ -26,8 +26,6 @@ NEGLIGIBLE = 1e-3
 """Of the makespan: what changed by less is not told."""
 _ROUNDING = 1e-9
 """Of a time: less than what adding up may leave."""
-_SAID = {"communication": "exposed communication", "other": "other compute"}
-_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
         if phase is not None and stage is not None:
             name = f"{PARTS[part]} of stage {stage} ({phase})"
         else:
-            name = _NUMBERS.sub("#", name) + (f" over {', '.join(axes)}" if axes else "")
+            name = without_numbers(name) + (f" over {', '.join(axes)}" if axes else "")
             name = name if kind in ("collective", name) else f"{kind} {name}"
         found[name] = found.get(name, 0.0) + amount
     return found
@@ -139,7 +137,7 @@ def _text(comparison: Comparison) -> list[str]:
         main = max(parts, key=lambda part: abs(part.seconds), default=None)
         if main is not None:
             share = main.seconds / makespan.seconds
-            lines.append(f"mostly by {_SAID.get(main.name, main.name)}: {_signed(main.seconds)} on the mean device, "
+            lines.append(f"mostly by {part_name(main.name)}: {_signed(main.seconds)} on the mean device, "
                          f"{share:.0%} of the difference")
         names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
         if names:
@@ -159,7 +157,7 @@ def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), 
     if not changes:
         return []
     shown = [*changes[:SHOWN], *total]
-    rows = [[fit(_SAID.get(change.name, change.name), 40), seconds(change.before), seconds(change.after),
+    rows = [[fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
              _changed(change)] for change in shown]
     rows = [[title, "before", "after", "change"], *rows]
     lines = ["", *in_columns(rows, 1)]
