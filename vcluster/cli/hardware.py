@@ -6,8 +6,7 @@ from textwrap import wrap
 
 from parallelism.hardware import Hardware
 from parallelism.hardware.host import told as told_of_host
-
-WIDTH = 80
+from parallelism.quantities import WIDTH
 
 
 def every() -> str:
