@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WIDTH = 80
-"""The columns of a terminal that a picture may use."""
+from parallelism.display.quantities import WIDTH
+
 MOST_ROWS = 16
 """The most rows of a picture in text."""
 MOST_HTML = 64

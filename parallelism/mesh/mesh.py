@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parallelism.display.drawing import Drawing
+    from parallelism.display import Drawing
 
 Axes = str | tuple[str, ...] | None
 """Names of mesh axes: one, several (the first is the slowest), or None for all of them."""

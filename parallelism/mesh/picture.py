@@ -14,7 +14,8 @@ from html import escape
 from itertools import product
 from typing import TYPE_CHECKING
 
-from parallelism.display.drawing import MOST_HTML, MOST_ROWS, WIDTH, Drawing, folded, kept
+from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
+from parallelism.display.drawing import folded, kept
 
 if TYPE_CHECKING:
     from parallelism.mesh.mesh import Mesh

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from parallelism.display.drawing import MOST_HTML, MOST_ROWS, WIDTH, Drawing, folded, kept
+from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
+from parallelism.display.drawing import folded, kept
 
 if TYPE_CHECKING:
     from parallelism.mesh import Mesh

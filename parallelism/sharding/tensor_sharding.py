@@ -29,7 +29,7 @@ from parallelism.sharding import notation
 from parallelism.sharding.partial import check_op, combine, identity
 
 if TYPE_CHECKING:
-    from parallelism.display.drawing import Drawing
+    from parallelism.display import Drawing
 
 Shape = tuple[int, ...]
 Array = NDArray[Any]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallelism.display.quantities import fit, nbytes, plural
 from parallelism.hardware.host import told as told_of_host
 from vcluster.cli.machine import DEVICES, Container, Facts, Started, gather
 
-WIDTH = 80
 WANTED_DEVICES = 16
 """Limits that leave room for fewer are in the way."""
 DESCRIPTORS_PER_DEVICE = 3
@@ -58,12 +58,12 @@ def _memory(facts: Facts) -> Finding:
     free = min((n for n in (facts.memory_available, left) if n is not None), default=None)
     if free is None:
         return Finding("memory", "cannot be told")
-    found = f"{_size(free)} free" + (f" of {_size(facts.memory)}" if facts.memory is not None else "")
+    found = f"{nbytes(free)} free" + (f" of {nbytes(facts.memory)}" if facts.memory is not None else "")
     if free >= WANTED_MEMORY:
         return Finding("memory", found)
     limited = left is not None and free == left
     who = "raise the memory limit of the container" if limited else "end other programs"
-    return Finding("memory", found, f"{who}: a device may be killed with less than {_size(WANTED_MEMORY)}")
+    return Finding("memory", found, f"{who}: a device may be killed with less than {nbytes(WANTED_MEMORY)}")
 
 
 def _container(box: Container) -> Finding:
@@ -71,7 +71,7 @@ def _container(box: Container) -> Finding:
     if box.cores is not None:
         told.append(f"{box.cores:g} cores' time")
     if box.memory is not None:
-        told.append(f"{_size(box.memory)} memory")
+        told.append(f"{nbytes(box.memory)} memory")
     if box.processes is not None:
         told.append(f"{box.processes} processes and threads")
     return Finding("container", f"limits to {', '.join(told)}" if told else "no limits")
@@ -94,7 +94,7 @@ def _start(started: Started) -> list[Finding]:
     if started.threads is None:
         return [start, Finding("BLAS", "cannot be told; pip install threadpoolctl shows it")]
     several = {name: count for name, count in started.threads.items() if count > 1}
-    told = ", ".join(f"{name}: {_many(count, 'thread')} a device" for name, count in started.threads.items())
+    told = ", ".join(f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items())
     if not several:
         return [start, Finding("BLAS", told or "none with threads of its own")]
     return [start, Finding("BLAS", told, f"limit {' and '.join(several)} to 1 thread, or devices crowd the cores")]
@@ -104,7 +104,7 @@ def _files(facts: Facts) -> Finding:
     if facts.files_limit is None:
         return Finding("open files", "no limit")
     devices = max(0, facts.files_limit - facts.files_open) // DESCRIPTORS_PER_DEVICE
-    found = f"limit {facts.files_limit}, {facts.files_open} open: room for about {_many(devices, 'device')}"
+    found = f"limit {facts.files_limit}, {facts.files_open} open: room for about {plural(devices, 'device')}"
     return Finding("open files", found, "ulimit -n 4096" if devices < WANTED_DEVICES else None)
 
 
@@ -130,9 +130,9 @@ def _space(facts: Facts) -> Finding:
         (facts.file_size_limit, "size of a file", "ulimit -f unlimited"),
     ):
         if limit is not None and limit < needed:
-            found = f"{what} limited to {_size(limit)}; {_size(needed)} needed, sparse"
+            found = f"{what} limited to {nbytes(limit)}; {nbytes(needed)} needed, sparse"
             return Finding("address space", found, to_do)
-    return Finding("address space", f"enough for the {_size(needed)} that {DEVICES} devices map, sparse")
+    return Finding("address space", f"enough for the {nbytes(needed)} that {DEVICES} devices map, sparse")
 
 
 def _private_memory(started: Started) -> Finding:
@@ -162,9 +162,8 @@ def report(findings: Sequence[Finding]) -> str:
         if finding.to_do is not None:
             lines.append(f"{'':<17}to do: {finding.to_do}")
     wrong = sum(finding.to_do is not None for finding in findings)
-    verdict = "Nothing gets in the way." if not wrong else f"{_many(wrong, 'thing')} in the way, marked with !"
-    shortened = (line[: WIDTH - 3] + "..." if len(line) > WIDTH else line for line in map(_plain, lines))
-    return "\n".join([*shortened, "", verdict])
+    verdict = "Nothing gets in the way." if not wrong else f"{plural(wrong, 'thing')} in the way, marked with !"
+    return "\n".join([*map(fit, lines), "", verdict])
 
 
 def show() -> int:
@@ -172,21 +171,3 @@ def show() -> int:
     findings = [*examine(gather()), Finding("host", told_of_host())]
     print(report(findings))
     return int(any(finding.to_do is not None for finding in findings))
-
-
-def _plain(text: str) -> str:
-    """On one line, whatever an error said."""
-    lead = text[: len(text) - len(text.lstrip())]
-    return lead + "".join(c if c.isprintable() else " " for c in text.lstrip())
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
-
-
-def _size(nbytes: int) -> str:
-    value, units = float(nbytes), ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from textwrap import wrap
 
+from parallelism.display import WIDTH
 from parallelism.hardware import Hardware
 from parallelism.hardware.host import told as told_of_host
-
-WIDTH = 80
 
 
 def every() -> str:

@@ -15,12 +15,21 @@ import numpy as np
 from parallelism import ir
 from parallelism.execution import Executable, Profile
 from parallelism.hardware import Hardware
-from parallelism.hardware.host import told as told_of_host
 from parallelism.layouts import Conflict, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
-from vcluster.demo.command_line import MOST_DEVICES, Parser, WrongWords, mesh_of, whole, writable
+from vcluster.demo.command_line import (
+    MOST_DEVICES,
+    Parser,
+    WrongWords,
+    accessing,
+    mesh_of,
+    parsed,
+    whole,
+    writable,
+)
+from vcluster.demo.elsewhere import hardware_of
 from vcluster.report import beside, compare, html
 from vcluster.runs import VirtualCluster
 
@@ -33,6 +42,7 @@ FOLDED_FROM = 65
 MOST_DESCRIBED = 1 << 20
 """Devices that are shown or simulated."""
 MOST_BYTES = 1 << 26
+ONE_DEVICE = Mesh(devices=1)
 
 LAYOUTS = """
 a file is written in Python, where layouts name axes of the mesh; the rest is in
@@ -184,21 +194,14 @@ def _add_hardware(made: Parser, *, required: bool) -> None:
 
 
 def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    try:
-        arguments = made.parse(words)
-    except SystemExit:      # --help has said all
+    arguments = parsed(made, words)
+    if arguments is None:
         return None
     for option in ("report", "save", "profile"):
         if getattr(arguments, option, None) is not None:
-            try:
-                writable(getattr(arguments, option))
-            except WrongWords as error:
-                raise WrongWords(f"--{option}: {error}") from None
-    hardware = getattr(arguments, "hardware", None)
-    if hardware is not None:
-        arguments.hardware = _right(lambda: Hardware.of_host() if hardware == "host" else Hardware.of(hardware))
-        if arguments.hardware is None:
-            raise WrongWords(f"--hardware host: {told_of_host()}")
+            writable(getattr(arguments, option), option)
+    if "hardware" in arguments:
+        arguments.hardware = hardware_of(arguments.hardware)
     return arguments
 
 
@@ -214,11 +217,8 @@ def _right(make: Callable[[], Any]) -> Any:
 
 def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
     path: Path = arguments.file
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise WrongWords(f"{path} cannot be read: {error.strerror or error}") from None
+    with accessing(path, "read"), path.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:
@@ -254,14 +254,14 @@ def _size(text: str) -> tuple[str, int]:
 
 def _described(arguments: argparse.Namespace) -> Mesh:
     """The mesh, of devices that are not run."""
-    mesh = mesh_of(arguments, "devices", any_axes=True, most=None)
+    mesh = mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
     if mesh.size > MOST_DESCRIBED:
         raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are described")
     return mesh
 
 
 def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
-    mesh = _described(arguments) if most is None else mesh_of(arguments, "devices", any_axes=True, most=most)
+    mesh = _described(arguments) if most is None else mesh_of(arguments, ONE_DEVICE, any_axes=True, most=most)
     function = _function(arguments)
     seconds = None if arguments.profile is None else _right(lambda: Profile(arguments.profile))
     return Executable(_right(lambda: localize(function, mesh)), seconds=seconds)
@@ -277,12 +277,13 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
             for value in function.inputs
         }
     try:
-        with zipfile.ZipFile(arguments.inputs):     # NumPy would take others for pickles, and advise to trust them
-            pass
-        with np.load(arguments.inputs, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except OSError as error:
-        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error.strerror or error}") from None
+        with accessing(arguments.inputs, "read", "inputs"):
+            with zipfile.ZipFile(arguments.inputs):     # NumPy would take others for pickles, and advise to trust them
+                pass
+            with np.load(arguments.inputs, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except WrongWords:
+        raise
     except Exception as error:      # of a broken archive zipfile and what unpacks it raise many kinds
         raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is no .npz, as numpy.savez writes it "
                          f"({error})") from None

@@ -7,7 +7,8 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +49,14 @@ class Parser(argparse.ArgumentParser):
                 raise WrongWords(f"there is no option {word}{nearest(word, options)}")
             raise WrongWords(f"nothing is expected here: {word!r}")
         return namespace
+
+
+def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
+    """The words as a namespace; None where ``--help`` has said all."""
+    try:
+        return parser.parse(words)
+    except SystemExit:
+        return None
 
 
 def nearest(word: str, right: Sequence[str]) -> str:
@@ -111,19 +120,19 @@ def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
 
 
 def mesh_of(
-    arguments: argparse.Namespace, default: str, *, any_axes: bool = False, most: int | None = MOST_DEVICES
+    arguments: argparse.Namespace, usual: Mesh, *, any_axes: bool = False, most: int | None = MOST_DEVICES
 ) -> Mesh:
     """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, cp and tp.
 
-    ``default`` is the axis of a mesh of 1 where nothing was said; ``any_axes``: ``--mesh`` may name others than there
-    are flags for; ``most`` devices (None: any number).  Raises `WrongWords`.
+    ``usual`` is the mesh where no axis was given; ``any_axes``: ``--mesh`` may name others than there are flags for;
+    ``most`` devices (None: any number).  Raises `WrongWords`.
     """
     flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
     if arguments.mesh is not None:
         if flags:
             raise WrongWords(f"--mesh says it all; leave out {' and '.join('--' + axis for axis in flags)}")
         flags = _axes_of(arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)])
-    mesh = Mesh(**(flags or {default: 1}))
+    mesh = Mesh(**flags) if flags else usual
     if most is not None and mesh.size > most:
         raise WrongWords(f"{mesh!r} has {mesh.size} devices; at most {most} are run here")
     return mesh
@@ -149,18 +158,25 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
     return extents
 
 
-def writable(path: Path) -> Path:
-    """``path``, which is found to be writable now and left as it was.  Raises `WrongWords`."""
+@contextmanager
+def accessing(path: Path, verb: str = "written", option: str = "") -> Iterator[None]:
+    """Turns an `OSError` into `WrongWords`: the file of an option cannot be written, or read."""
     try:
+        yield
+    except OSError as error:
+        raise WrongWords(f"{option and f'--{option}: '}{path} cannot be {verb}: {error.strerror or error}") from None
+
+
+def writable(path: Path, option: str = "") -> Path:
+    """``path``, which is found to be writable now and left as it was.  Raises `WrongWords`."""
+    with accessing(path, option=option):
         existed = path.exists()
         if path.is_fifo():  # to open it would wait for a reader
-            raise WrongWords(f"{path} cannot be written: it is a pipe, not a file")
+            raise WrongWords(f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file")
         with path.open("ab"):
             pass
         if not existed:
             path.unlink()
-    except OSError as error:
-        raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 
 

@@ -7,17 +7,18 @@ same by name and by device, where the largest differences are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 
-from parallelism.trace import HOLDING, PARTS, WIDTH, Split, Trace, part_of
+from parallelism.display import in_columns
+from parallelism.display.quantities import fit, seconds
+from parallelism.trace import HOLDING, PARTS, Split, Trace, part_of
 from parallelism.trace.breakdown import split
-from parallelism.trace.summary import fit, seconds
 from parallelism.trace.transfers import moving, rounded
+from vcluster.report.naming import part_name, without_numbers
 
 SHOWN = 8
 """Rows of a table before the rest is left out."""
@@ -26,8 +27,6 @@ NEGLIGIBLE = 1e-3
 """Of the makespan: what changed by less is not told."""
 _ROUNDING = 1e-9
 """Of a time: less than what adding up may leave."""
-_SAID = {"communication": "exposed communication", "other": "other compute"}
-_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
         if phase is not None and stage is not None:
             name = f"{PARTS[part]} of stage {stage} ({phase})"
         else:
-            name = _NUMBERS.sub("#", name) + (f" over {', '.join(axes)}" if axes else "")
+            name = without_numbers(name) + (f" over {', '.join(axes)}" if axes else "")
             name = name if kind in ("collective", name) else f"{kind} {name}"
         found[name] = found.get(name, 0.0) + amount
     return found
@@ -139,7 +138,7 @@ def _text(comparison: Comparison) -> list[str]:
         main = max(parts, key=lambda part: abs(part.seconds), default=None)
         if main is not None:
             share = main.seconds / makespan.seconds
-            lines.append(f"mostly by {_SAID.get(main.name, main.name)}: {_signed(main.seconds)} on the mean device, "
+            lines.append(f"mostly by {part_name(main.name)}: {_signed(main.seconds)} on the mean device, "
                          f"{share:.0%} of the difference")
         names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
         if names:
@@ -147,7 +146,7 @@ def _text(comparison: Comparison) -> list[str]:
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
-    lines = [fit(line, WIDTH) for line in lines]
+    lines = list(map(fit, lines))
     lines += _table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan])
     lines += _table("all devices together", comparison.names, least=least)
     lines += _table("compute of a device", comparison.devices, least=least)
@@ -159,12 +158,10 @@ def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), 
     if not changes:
         return []
     shown = [*changes[:SHOWN], *total]
-    rows = [[fit(_SAID.get(change.name, change.name), 40), seconds(change.before), seconds(change.after),
+    rows = [[fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
              _changed(change)] for change in shown]
     rows = [[title, "before", "after", "change"], *rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:],
-             strict=True))]) for row in rows)]
+    lines = ["", *in_columns(rows, 1)]
     more = len(changes) - SHOWN
     return [*lines, f"... and {more} more"] if more > 0 else lines
 

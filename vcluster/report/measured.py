@@ -6,24 +6,18 @@ may be that of other hardware; and where devices took turns on the cores, the wa
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 
+from parallelism.display.quantities import fit
 from parallelism.events import Columns, Table
 from parallelism.hardware import CALIBRATED
 from parallelism.trace import HOLDING, Trace
-from parallelism.trace.summary import fit
+from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
 
 MOST_ROWS = 24
 TURNS = 0.9
 """Of the wall time of its compute, what a device has a core for; with less, devices took turns."""
-_LONGEST_NAME = 80
 _LONGEST = 1e100
-_NUMBERS = re.compile(r"\d+")
-
-Data = dict[str, Any]
 
 
 def measured(trace: Trace) -> Data:
@@ -55,11 +49,10 @@ def _names(events: Columns) -> tuple[list[str], np.ndarray]:
     looks = zip(*(events.take(first).values(field) for field in fields), strict=True)
     told = []
     for kind, name, phase in looks:
-        words = f"compute, phase {phase}" if phase is not None and kind == "compute" else _NUMBERS.sub("#", str(name))
-        told.append(fit(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}",
-                        _LONGEST_NAME))
-    number = {name: i for i, name in enumerate(dict.fromkeys(told))}
-    return list(number), np.array([number[name] for name in told])[place.ravel()]
+        words = f"compute, phase {phase}" if phase is not None and kind == "compute" else without_numbers(name)
+        told.append(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}")
+    names, number = numbered(told)
+    return names, number[place.ravel()]
 
 
 def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
@@ -69,7 +62,7 @@ def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
         if trace.hardware is None:
             said.append("Messages and collectives are free in the virtual time of a machine that was not calibrated.")
     else:
-        said = [f"Virtual time is that of {fit(trace.hardware or '', _LONGEST_NAME)}, wall time that of the machine "
+        said = [f"Virtual time is that of {fit(trace.hardware or '', LONGEST_NAME)}, wall time that of the machine "
                 "which ran it: their ratio says how much faster the one is, not how far off."]
     said.append("Both count waiting for others." + (
         " Virtual time is of what was declared." if trace.compute == "modelled" else ""))

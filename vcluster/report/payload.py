@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import fit, nbytes, rate, seconds
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
 from parallelism.trace import HOLDING, PARTS, Moving, PathStep, Split, Trace, part_of
 from parallelism.trace.breakdown import split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
-from parallelism.trace.summary import fit, nbytes, rate, seconds
 from parallelism.trace.transfers import asynchronous, moving, rounded
 from vcluster.report.measured import measured
+from vcluster.report.naming import Data
 from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict
 
@@ -34,8 +35,6 @@ LONGEST_NAME = 120
 _ASYNCHRONOUS_LANES = 3
 _DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "algorithm",
             "priced_algorithm", "bytes_sent", "bytes_received", "flops", "location")
-
-Data = dict[str, Any]
 
 
 def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | None = None) -> Data:

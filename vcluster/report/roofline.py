@@ -7,26 +7,20 @@ declared, seconds are virtual.  Computes that look alike are one point.
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.display.quantities import fit
 from parallelism.events import Columns
 from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware
 from parallelism.trace import PARTS, Trace, part_of
-from parallelism.trace.summary import fit
+from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4
 _BINS = 12
 """Of a factor of ten."""
-_LONGEST_NAME = 80
 _LARGEST = 1e100
-_NUMBERS = re.compile(r"\d+")
-
-Data = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
@@ -80,10 +74,8 @@ def _scale(trace: Trace, events: Columns) -> Floats:
 def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     _, first, look = np.unique(events.key("name", "phase"), return_index=True, return_inverse=True)
     looks = zip(*(events.take(first).values(field) for field in ("name", "phase")), strict=True)
-    plain = [fit(_NUMBERS.sub("#", str(name)) if phase is None else f"phase {phase}", _LONGEST_NAME)
-             for name, phase in looks]
-    number = {name: i for i, name in enumerate(dict.fromkeys(plain))}
-    name = np.array([number[text] for text in plain], np.int64)[look.ravel()]
+    words, number = numbered([without_numbers(name) if phase is None else f"phase {phase}" for name, phase in looks])
+    name = number[look.ravel()]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
@@ -92,7 +84,6 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     largest = np.argsort(-spent, kind="stable")[:MOST_POINTS]
     largest = largest[np.lexsort((y[first[largest]], x[first[largest]]))]
     at = first[largest]
-    words = list(number)
     return {
         "points": [
             {"name": words[name[i]], "part": PARTS[parts[i]], "x": float(x[i]), "y": float(y[i]),
@@ -102,7 +93,7 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
 
 
 def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
-    name = "this machine" if trace.hardware is None else fit(trace.hardware, _LONGEST_NAME)
+    name = "this machine" if trace.hardware is None else fit(trace.hardware, LONGEST_NAME)
     if hardware is None:
         return {"hardware": name, "roofs": []}
     first = next(iter(hardware.flops_per_second))

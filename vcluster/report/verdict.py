@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from parallelism.display.quantities import fit, nbytes, rate, seconds
 from parallelism.trace import PARTS, CollectiveRow, PathStep, Split, Trace, part_of
-from parallelism.trace.summary import fit, nbytes, rate, seconds
+from vcluster.report.naming import part_name
 
 UNEVEN = 1.1
 """A device that computes so many times as long as the median one is named."""
 LONGEST = 1e300
 """Seconds of a makespan; a forged one that is longer may add up to more than a float holds."""
 _COMPUTE = ("forward", "backward", "recompute", "other")
-_SAID = {"communication": "exposed communication", "other": "other compute"}
 
 
 def verdict(
@@ -34,7 +34,7 @@ def verdict(
     share = {part: amount / whole for part, amount in zip(PARTS, total, strict=True)}
     devices = f"{len(by_rank)} device{'s' * (len(by_rank) != 1)}"
     compute = sum(share[part] for part in _COMPUTE)
-    lost = [f"{_SAID.get(part, part)} {share[part]:.1%}" for part in ("communication", "bubble", "idle")]
+    lost = [f"{part_name(part)} {share[part]:.1%}" for part in ("communication", "bubble", "idle")]
     said = [f"{devices} for {seconds(makespan)}: {compute:.1%} of it compute, {', '.join(lost)}."]
     if share["recompute"] > 0:
         said.append(f"{share['recompute'] / compute:.1%} of the compute is recompute.")
@@ -87,6 +87,6 @@ def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
     for step in path:
         seconds_of[PARTS[parts[step.event]]] += step.end_seconds - step.start_seconds
     through = len({int(ranks[step.event]) for step in path})
-    shares = [f"{_SAID.get(part, part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
+    shares = [f"{part_name(part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
               for part, amount in sorted(seconds_of.items(), key=lambda item: -item[1])]
     return [f"The critical path goes through {through} device{'s' * (through != 1)}: {', '.join(shares)}."]
