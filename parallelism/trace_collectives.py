@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from parallelism.columns import Columns, Table, operations
+from parallelism.kinds import KINDS, NAMED_OTHERWISE, bus_factor
 from parallelism.trace_moving import Moving, moving, rounded
 
 if TYPE_CHECKING:
@@ -59,19 +60,6 @@ def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRo
             first.name, first.priced_algorithm or run, first.axes, operations(alike), received, sent, seconds,
             bus_bytes / seconds if bus_bytes and seconds > 0 else None))
     return tuple(rows)
-
-
-def bus_factor(name: str, size: int) -> float | None:
-    """Bus bandwidth over S / t, after nccl-tests; None for what they do not measure.
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4), bus_factor("barrier", 4)
-    (1.5, 0.75, 1.0, None)
-    """
-    if name in ("broadcast", "reduce"):
-        return 1.0
-    if name in ("all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"):
-        return (size - 1) / size
-    return 2 * (size - 1) / size if name == "all_reduce" else None
 
 
 def received_parts(name: str, algorithm: str, size: int) -> float | None:
