@@ -9,75 +9,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.collective_call import MemberCall
 from parallelism.splitting import split_sizes
 
 Ints = NDArray[np.int64]
-Shape = tuple[int, ...]
-
-
-class Said(NamedTuple):
-    """A collective as a member calls it, as far as it is counted."""
-
-    kind: str
-    shape: Shape
-    itemsize: int
-    dim: int = 0
-    """Along which it is cut."""
-    factors: tuple[int, ...] = ()
-    """How an extent is cut over the group: the extents of the axes."""
-    pairs: tuple[tuple[int, int], ...] = ()
-    sizes: tuple[int, ...] | None = None
-    """The elements of each piece of a flat array, where they are told."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of the array that it gives."""
-        return self.itemsize * prod(self.shape)
-
-    def pieces(self, size: int) -> Ints:
-        """Bytes of the pieces that the array is cut into, one for each of the group."""
-        if self.kind == "all_reduce":
-            return np.array(split_sizes(prod(self.shape), (size,)), np.int64) * self.itemsize
-        if self.sizes is not None:
-            return np.array(self.sizes, np.int64) * self.itemsize
-        rest = self.itemsize * prod(n for d, n in enumerate(self.shape) if d != self.dim)
-        return np.array(split_sizes(self.shape[self.dim], self.factors), np.int64) * rest
 
 
 class Moved:
     """Bytes and messages by position: ``sent``, ``received``, ``messages``; ``sources`` of one position."""
 
-    def __init__(self, said: Sequence[Said]) -> None:
-        """``said`` by position."""
-        first, g = said[0], len(said)
+    def __init__(self, calls: Sequence[MemberCall]) -> None:
+        """``calls`` by position."""
+        first, g = calls[0], len(calls)
         self.kind, self._size = first.kind, g
-        self._own: Ints = np.array([each.nbytes for each in said], np.int64)
+        self._own: Ints = np.array([call.nbytes for call in calls], np.int64)
+        self.payload_bytes: float = int(self._own[0])
+        """S of the call; see `parallelism.collective_call.CollectiveCall`."""
         self.messages: Ints = np.full(g, g - 1, np.int64)
         self.pairs: tuple[tuple[int, int], ...] = ()
         """Of a permute: who sends to whom, as far as there is anything to send."""
         match first.kind:
             case "all_reduce":
-                self._pieces = first.pieces(g)
+                self._pieces = _pieces(first, g)
                 self.received = self.sent = (g - 2) * self._pieces + self._own
                 self.messages = 2 * self.messages
             case "all_gather":
+                self.payload_bytes = int(self._own.sum())
                 self.received = self._own.sum() - self._own
                 self.sent = (g - 1) * self._own
             case "reduce_scatter":
-                self._pieces = first.pieces(g)
+                self._pieces = _pieces(first, g)
                 self.received = (g - 1) * self._pieces
                 self.sent = self._own - self._pieces
             case "all_to_all":
-                self._cut = _cut(said)
+                self._cut = _cut(calls)
                 kept = np.diagonal(self._cut)
                 self.received, self.sent = self._cut.sum(0) - kept, self._cut.sum(1) - kept
+                leaving = int(self.received.sum())
+                self.payload_bytes = leaving if g == 1 else leaving / (g - 1) if leaving % (g - 1) else leaving // (g - 1)
             case _:
-                moved = [(s, t) for s, t in first.pairs if s != t]
+                moved = [(s, t) for s, t in first.pairs or () if s != t]
+                self.payload_bytes = max((int(self._own[s]) for s, _ in moved), default=0)
                 self.pairs = tuple(sorted((s, t) for s, t in moved if self._own[s]))
                 self._source = {t: s for s, t in moved}
                 self.received, self.sent = np.zeros(g, np.int64), np.zeros(g, np.int64)
@@ -109,19 +86,30 @@ class Moved:
 
 
 @lru_cache(maxsize=4096)
-def moved(said: tuple[Said, ...]) -> Moved:
+def moved(calls: tuple[MemberCall, ...]) -> Moved:
     """What everybody moves, remembered."""
-    return Moved(said)
+    return Moved(calls)
 
 
 @lru_cache(maxsize=4096)
-def moved_alike(said: Said, size: int) -> Moved:
-    """What everybody moves where all ``size`` call the same."""
-    return Moved((said,) * size)
+def moved_alike(call: MemberCall, size: int) -> Moved:
+    """What everybody moves where all ``size`` members call the same."""
+    return Moved((call,) * size)
 
 
-def _cut(said: Sequence[Said]) -> Any:
+def _pieces(call: MemberCall, size: int) -> Ints:
+    """Bytes of the pieces that the array of a member is cut into, one for each of the group."""
+    assert call.dtype is not None
+    assert call.shape is not None
+    if not call.of_kind.cuts:
+        return np.array(split_sizes(prod(call.shape), (size,)), np.int64) * call.dtype.itemsize
+    rest = call.dtype.itemsize * prod(n for d, n in enumerate(call.shape) if d != call.dim)
+    return np.array(call.sizes or split_sizes(call.shape[call.dim], (size,)), np.int64) * rest
+
+
+def _cut(calls: Sequence[MemberCall]) -> Any:
     """Bytes from position to position."""
-    if all(each is said[0] for each in said):
-        return np.broadcast_to(said[0].pieces(len(said)), (len(said), len(said)))
-    return np.stack([each.pieces(len(said)) for each in said])
+    size = len(calls)
+    if all(call is calls[0] for call in calls):
+        return np.broadcast_to(_pieces(calls[0], size), (size, size))
+    return np.stack([_pieces(call, size) for call in calls])

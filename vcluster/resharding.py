@@ -18,7 +18,7 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.relayout import run_plan
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from vcluster.calls import Traffic
+from parallelism.collective_call import Traffic
 from vcluster.places import call_site
 
 if TYPE_CHECKING:

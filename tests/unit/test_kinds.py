@@ -1,12 +1,33 @@
-"""The table of kinds: one record each, and one place that says what each is."""
+"""The tables of kinds and of algorithms: one record each, complete, and consistent with itself."""
 
 import pytest
 
 from parallelism import cost, trace_collectives
+from parallelism.algorithm_checks import check
+from parallelism.algorithm_records import ALGORITHMS
 from parallelism.communication import COLLECTIVES
+from parallelism.kinds import KINDS, bus_factor
+from parallelism.phases import names, phases
+
+EVERY = list(dict.fromkeys(ALGORITHMS.records.values()))
+
+
+@pytest.mark.parametrize("record", EVERY, ids=lambda record: f"{record.name}-{'-'.join(record.kinds)}")
+def test_closed_form_steps_and_phases_agree_and_the_steps_give_what_the_kind_says(record):
+    check(record, sizes=(*range(2, 10), 16))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_price_and_a_trace_mean_the_same_bus_bandwidth(name):
-    for size in (1, 2, 4, 7):
-        assert cost.bus_factor(name, size) == trace_collectives.bus_factor(name, size)
+def test_a_kind_is_checked_as_one_that_is_registered(name):
+    KINDS._check(KINDS.records[name])
+    assert (name, "direct") in ALGORITHMS.records
+
+
+def test_bus_factors_are_those_of_nccl_tests_and_none_is_defined_for_a_barrier():
+    size = 4
+    most = {"all_reduce": 1.5, "broadcast": 1.0, "reduce": 1.0, "permute": 1.0, "barrier": None}
+    assert {name: bus_factor(name, size) for name in COLLECTIVES} == dict.fromkeys(COLLECTIVES, 0.75) | most
+
+
+def test_a_price_and_a_trace_mean_the_same_bus_bandwidth():
+    assert not {"bus_factor"} & {*vars(cost)} - {"bus_factor"}
