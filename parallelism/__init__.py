@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from parallelism.algorithm_records import CollectiveAlgorithm
     from parallelism.cost import CollectiveCost, Costs
     from parallelism.executable import Executable
     from parallelism.explanation import Explanation, explain
     from parallelism.hardware import Hardware
     from parallelism.hardware_files import HardwareFileError
+    from parallelism.kinds import CollectiveKind
     from parallelism.links import HostLink, Link
     from parallelism.mesh import Mesh, MeshIndex
     from parallelism.operation import Device, Operation, ShardedOperation
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from parallelism.pipelining import Action, Overlapped, Pipeline, PipelineStage, Schedule, Status
     from parallelism.process_groups import replica_groups
     from parallelism.profile import Profile
+    from parallelism.registration import register_algorithm, register_kind
+    from parallelism.registry import RegistrationError
     from parallelism.resharding import ReshardingPlan, ReshardingStep, plan_resharding
     from parallelism.sharding import DimSharding, TensorSharding
     from parallelism.simulator import equal_devices, simulate
@@ -28,11 +32,13 @@ if TYPE_CHECKING:
     from parallelism.trace import Event, Trace
 
 _MODULES = {
+    "algorithm_records": ("CollectiveAlgorithm",),
     "cost": ("CollectiveCost", "Costs"),
     "executable": ("Executable",),
     "explanation": ("Explanation", "explain"),
     "hardware": ("Hardware",),
     "hardware_files": ("HardwareFileError",),
+    "kinds": ("CollectiveKind",),
     "links": ("HostLink", "Link"),
     "mesh": ("Mesh", "MeshIndex"),
     "operation": ("Device", "Operation", "ShardedOperation"),
@@ -42,6 +48,8 @@ _MODULES = {
     "pipelining": ("Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"),
     "process_groups": ("replica_groups",),
     "profile": ("Profile",),
+    "registration": ("register_algorithm", "register_kind"),
+    "registry": ("RegistrationError",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
     "sharding": ("DimSharding", "TensorSharding"),
     "simulator": ("equal_devices", "simulate"),
@@ -51,11 +59,12 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "CollectiveCost", "Costs", "Device", "DimSharding", "Event", "Executable", "Explanation", "Hardware",
-    "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex", "Operation", "Overlapped",
-    "Pipeline", "PipelineStage", "PipelinedOperation", "PipelinedProgram", "PipelinedStep", "Profile",
-    "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status", "Straggler", "TensorSharding",
-    "Trace", "equal_devices", "explain", "plan_resharding", "replica_groups", "simulate",
+    "Action", "CollectiveAlgorithm", "CollectiveCost", "CollectiveKind", "Costs", "Device", "DimSharding", "Event",
+    "Executable", "Explanation", "Hardware", "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh",
+    "MeshIndex", "Operation", "Overlapped", "Pipeline", "PipelineStage", "PipelinedOperation", "PipelinedProgram",
+    "PipelinedStep", "Profile", "RegistrationError", "ReshardingPlan", "ReshardingStep", "Schedule",
+    "ShardedOperation", "Status", "Straggler", "TensorSharding", "Trace", "equal_devices", "explain",
+    "plan_resharding", "register_algorithm", "register_kind", "replica_groups", "simulate",
 ]
 
 

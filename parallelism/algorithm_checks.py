@@ -74,7 +74,7 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
         if len(getattr(cost, field)) != g:
             refuse(f"closed_form gives {len(getattr(cost, field))} numbers as {field}, for {g} positions")
     if sum(cost.sent) != sum(cost.received):
-        refuse(f"by closed_form {sum(cost.sent)}/{cost.whole} S are sent and {sum(cost.received)}/{cost.whole} received")
+        refuse(f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received")
     sent = [Fraction(part, cost.whole) for part in cost.sent]
     received = [Fraction(part, cost.whole) for part in cost.received]
     if record.steps is not None:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.kinds import Pairs, kind_of
+from parallelism.kinds import Pairs
 from parallelism.patterns import Stage
-from parallelism.registry import Registry
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -155,32 +154,4 @@ class CollectiveAlgorithm:
 def power_of_two(size: int) -> bool:
     """Whether a size is a power of two."""
     return size & (size - 1) == 0
-
-
-def _checked(record: CollectiveAlgorithm) -> None:
-    from parallelism.algorithm_checks import check  # it runs the steps, and stands above them
-
-    check(record)
-
-
-ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
-    "algorithm", lambda record: [(kind, record.name) for kind in record.kinds], _checked)
-
-
-def records_of(kind: str, size: int) -> list[CollectiveAlgorithm]:
-    """The algorithms of a kind that apply to a size, in the order in which they were added."""
-    kind_of(kind)
-    return [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
-
-
-def record_of(kind: str, name: str, size: int, *, run: bool = False) -> CollectiveAlgorithm:
-    """The record; ``ValueError`` with the names that apply.  ``run``: only those that can be run."""
-    record = ALGORITHMS.records.get((kind, name))
-    names = [each.name for each in records_of(kind, size) if each.steps is not None or not run]
-    if record is None or name not in names:
-        why = f" (it needs {record.needs})" if record is not None and not record.fits(size) else ""
-        if record is not None and not why:
-            why = " (it is priced and never run)"
-        raise ValueError(f"no algorithm {name!r} for {kind} over {size}{why}; these apply: {', '.join(names)}")
-    return record
 

@@ -11,8 +11,8 @@ dissemination barrier; NVIDIA's nccl-tests, doc/PERFORMANCE.md, for 2(g-1)/g and
 
 from __future__ import annotations
 
-from parallelism.algorithm_records import ClosedForm, record_of
-from parallelism.communication import Pairs, algorithm
+from parallelism.algorithm_records import ClosedForm
+from parallelism.communication import Pairs, algorithm, record_of
 
 
 def bytes_received_per_rank(

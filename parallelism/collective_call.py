@@ -156,10 +156,13 @@ def payload_bytes(plan: Algorithm, chunks: Sequence[int]) -> float:
     if kind.paired:
         return max((chunks[source] for source, target in plan.pairs if source != target), default=0)
     if kind.unit == BLOCKS_OF_ALL and g > 1:
-        kept = sum(chunks[:: g + 1])
-        leaving = sum(chunks) - kept
-        return leaving // (g - 1) if leaving % (g - 1) == 0 else leaving / (g - 1)
+        return even_buffer(sum(chunks) - sum(chunks[:: g + 1]), g)
     return sum(chunks)
+
+
+def even_buffer(leaving: int, g: int) -> float:
+    """S of an all_to_all of which ``leaving`` bytes leave their member: g times the mean of the g (g-1) blocks."""
+    return leaving / (g - 1) if leaving % (g - 1) else leaving // (g - 1)
 
 
 @lru_cache(maxsize=8192)

@@ -77,7 +77,7 @@ def _by_themselves(
 ) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
     """The different prices, and by operation which of them it has."""
     least = np.minimum.reduceat(scale[order], begins)
-    operations = events.only("kind", *_CALL).take(order[begins])
+    operations = events.only("rank", "kind", *_CALL).take(order[begins])
     whole = members == group_sizes(operations)
     key = combined(operations.key(*_CALL), np.unique(least, return_inverse=True)[1].astype(np.int64), whole.astype(int))
     _, first, place = np.unique(key, return_index=True, return_inverse=True)

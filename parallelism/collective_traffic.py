@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collective_call import MemberCall
+from parallelism.collective_call import MemberCall, even_buffer
 from parallelism.splitting import split_sizes
 
 Ints = NDArray[np.int64]
@@ -50,8 +50,8 @@ class Moved:
                 self._cut = _cut(calls)
                 kept = np.diagonal(self._cut)
                 self.received, self.sent = self._cut.sum(0) - kept, self._cut.sum(1) - kept
-                leaving = int(self.received.sum())
-                self.payload_bytes = leaving if g == 1 else leaving / (g - 1) if leaving % (g - 1) else leaving // (g - 1)
+                if g > 1:
+                    self.payload_bytes = even_buffer(int(self.received.sum()), g)
             case _:
                 moved = [(s, t) for s, t in first.pairs or () if s != t]
                 self.payload_bytes = max((int(self._own[s]) for s, _ in moved), default=0)

@@ -1,9 +1,9 @@
 """The algorithms of the collectives at one size, as data: who sends which piece to whom, step by step.
 
-`algorithm` makes one of the records of `parallelism.algorithm_records`.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step by step, the messages that
-move them.  It moves nothing itself: `parallelism.chunks` says what the chunks are and what a position makes
-of a message, vcluster runs the steps over channels, `parallelism.explanation` shows them, and the bytes and the
-messages are counted from the steps.  `parallelism.closed_forms` has the textbook's formulas beside them.
+`algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step by
+step, the messages that move them.  It moves nothing itself: `parallelism.chunks` says what the chunks are and what a
+position makes of a message, vcluster runs the steps over channels, `parallelism.explanation` shows them, and the bytes
+and the messages are counted from the steps.  `parallelism.closed_forms` has the textbook's formulas beside them.
 
     ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j
     0 --[3]--> 1 --[0]--> 2 --[1]--> 3      has the whole sum of chunk j, and 3 more steps pass the
@@ -26,18 +26,23 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from parallelism.algorithm_records import ALGORITHMS, CollectiveAlgorithm, record_of, records_of
-from parallelism.direct_algorithms import DIRECT
+from parallelism.algorithm_records import CollectiveAlgorithm
+from parallelism.direct_algorithms import DIRECT, direct_of
 from parallelism.doubling_algorithms import DOUBLINGS
-from parallelism.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, Pairs, kind_of
+from parallelism.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, CollectiveKind, Pairs, kind_of
 from parallelism.patterns import Stage
-from parallelism.registry import ON_CHANGE
+from parallelism.registry import ON_CHANGE, Registry
 from parallelism.ring_algorithms import RINGS
 from parallelism.tree_algorithms import TREES
 
 __all__ = [
-    "COLLECTIVES", "REDUCING", "ROOTED", "Algorithm", "Pairs", "Step", "Transfer", "algorithm", "algorithms",
+    "ALGORITHMS", "COLLECTIVES", "REDUCING", "ROOTED", "Algorithm", "Pairs", "Step", "Transfer", "algorithm",
+    "algorithms", "record_of", "records_of",
 ]
+
+ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
+    "algorithm", lambda record: [(kind, record.name) for kind in record.kinds])
+"""By the names of kind and algorithm."""
 
 
 ALGORITHMS.add_own(*DIRECT, *RINGS, *DOUBLINGS, *TREES)
@@ -165,6 +170,33 @@ def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
     if len(chunks) == 1:
         return chunk_nbytes[chunks[0]]
     return sum(map(chunk_nbytes.__getitem__, chunks))
+
+
+def records_of(kind: str, size: int) -> list[CollectiveAlgorithm]:
+    """The algorithms of a kind that apply to a size, in the order in which they were added."""
+    found = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
+    of_kind = kind_of(kind)
+    return found if (kind, "direct") in ALGORITHMS.records else [_derived(of_kind), *found]
+
+
+def record_of(kind: str, name: str, size: int, *, run: bool = False) -> CollectiveAlgorithm:
+    """The record; ``ValueError`` with the names that apply.  ``run``: only those that can be run."""
+    applying = records_of(kind, size)
+    if not run:
+        applying.sort(key=lambda each: each.preference)
+    for record in applying:
+        if record.name == name and (record.steps is not None or not run):
+            return record
+    known = ALGORITHMS.records.get((kind, name))
+    why = "" if known is None else f" (it needs {known.needs})" if not known.fits(size) else " (it is only priced)"
+    names = ", ".join(each.name for each in applying if each.steps is not None or not run)
+    raise ValueError(f"no algorithm {name!r} for {kind} over {size}{why}; these apply: {names}")
+
+
+@lru_cache(maxsize=256)
+def _derived(kind: CollectiveKind) -> CollectiveAlgorithm:
+    """The direct algorithm of a kind that has no record of one."""
+    return direct_of(kind)
 
 
 def algorithms(collective: str, size: int) -> tuple[str, ...]:

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING
 
-from parallelism.algorithm_records import record_of
-from parallelism.communication import Pairs
+from parallelism.communication import Pairs, record_of
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.hierarchy import HIERARCHICAL, PARTS, Group, Groups, taken_apart
 from parallelism.kinds import bus_factor, kind_of

@@ -168,7 +168,8 @@ class CollectiveKind:
         return CollectiveKind, (*values, self.bus_factor)
 
 
-def _check(kind: CollectiveKind) -> None:
+def check_kind(kind: CollectiveKind) -> None:
+    """Raises `RegistrationError` for a record that is incomplete or contradicts itself."""
     def refuse(why: str) -> None:
         raise RegistrationError(f"kind {kind.name!r}: {why}")
 
@@ -213,7 +214,7 @@ def _one(g: int) -> float:
     return 1.0
 
 
-KINDS: Registry[CollectiveKind] = Registry("kind", lambda kind: (kind.name,), _check)
+KINDS: Registry[CollectiveKind] = Registry("kind", lambda kind: (kind.name,))
 
 KINDS.add_own(
     CollectiveKind("all_reduce", "everybody gets the {op} of all", "reduced",

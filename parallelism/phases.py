@@ -44,8 +44,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallelism.algorithm_records import Phase, Phases, record_of, records_of
-from parallelism.communication import Pairs, algorithm
+from parallelism.algorithm_records import Phase, Phases
+from parallelism.communication import Pairs, algorithm, record_of, records_of
 from parallelism.kinds import kind_of
 from parallelism.phase_patterns import listed
 

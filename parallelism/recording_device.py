@@ -108,7 +108,7 @@ class RecordingDevice:
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
         if isinstance(x, tuple | list | dict):
-            return self._reduce_tree(x, axes, op, options)
+            return self._reduce_tree("all_reduce", x, axes, op, options)
         return self._collective("all_reduce", x, axes, op=op, **options)
 
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
@@ -149,6 +149,16 @@ class RecordingDevice:
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         return self._collective("barrier", None, axes, **options)
+
+    def collective(
+        self, kind: str, x: Any, axes: Axes = None, *, split_sizes: Sequence[int] | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
+    ) -> Any:
+        """The collective of this name; see `vcluster.VirtualDevice.collective`."""
+        if kind_of(kind).elementwise and isinstance(x, tuple | list | dict):
+            return self._reduce_tree(kind, x, axes, options.pop("op", None), options)
+        named = None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
+        return self._collective(kind, x, axes, cut=split_sizes, pairs=named, **options)
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
         group = self.group(axes)
@@ -335,12 +345,12 @@ class RecordingDevice:
                                  f"calls {other}")
         return everybody
 
-    def _reduce_tree(self, tree: Any, axes: Axes, op: ReduceOp, options: dict[str, Any]) -> Any:
+    def _reduce_tree(self, kind: str, tree: Any, axes: Axes, op: ReduceOp | None, options: dict[str, Any]) -> Any:
         """One buffer for each dtype, as one operation."""
         place = len(self._events)
         for dtype in dict.fromkeys(np.asarray(leaf).dtype for leaf in leaves(tree)):
             size = sum(np.asarray(leaf).size for leaf in leaves(tree) if np.asarray(leaf).dtype == dtype)
-            self._collective("all_reduce", np.zeros(size, dtype), axes, op=op, **{**options, "async_op": False})
+            self._collective(kind, np.zeros(size, dtype), axes, op=op, **{**options, "async_op": False})
         parts = self._events[place:]
         sources: Counter[int] = Counter()
         for part in parts:

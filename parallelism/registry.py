@@ -18,12 +18,10 @@ class RegistrationError(ValueError):
 
 
 class Registry(Generic[Record]):
-    """Records by key; ``keys`` gives those of a record, ``check`` raises for one that cannot stand here."""
+    """Records by key; ``keys`` gives those of a record."""
 
-    def __init__(
-        self, what: str, keys: Callable[[Record], Sequence[Hashable]], check: Callable[[Record], object]
-    ) -> None:
-        self._what, self._keys, self._check = what, keys, check
+    def __init__(self, what: str, keys: Callable[[Record], Sequence[Hashable]]) -> None:
+        self._what, self._keys = what, keys
         self.records: dict[Any, Record] = {}
         self._outside: list[Record] = []
         TABLES.append(self)
@@ -33,17 +31,27 @@ class Registry(Generic[Record]):
         for record in records:
             self.records.update(dict.fromkeys(self._keys(record), record))
 
-    def register(self, record: Record, replace: bool = False) -> None:
-        """Check a record and add it; one that says the same as that of its name changes nothing."""
+    def register(self, record: Record, check: Callable[[Record], object], replace: bool = False) -> None:
+        """Add a record that passes the check; one that says the same as that of its name changes nothing.
+
+        The check may look the record up.  `RegistrationError` where the name is taken.
+        """
         known = [self.records[key] for key in self._keys(record) if key in self.records]
         if known and all(_same(record, other) for other in known):
             return
-        if known and not (replace and all(other in self._outside for other in known)):
-            how = "is part of the package" if known[0] not in self._outside else "is registered; replace=True replaces"
-            raise RegistrationError(f"{self._what} {self._keys(record)[0]!r} {how}")
-        self._check(record)
+        own = next((other for other in known if other not in self._outside), None)
+        if own is not None or (known and not replace):
+            why = "is part of the package" if own is not None else "is registered; replace=True takes its place"
+            raise RegistrationError(f"{self._what} {self._keys(record)[0]!r} {why}")
+        before = dict(self.records), list(self._outside)
         self._put(record)
         _changed()
+        try:
+            check(record)
+        except BaseException:
+            self.records, self._outside = before
+            _changed()
+            raise
 
     def forget(self, record: Record) -> None:
         """Take out a record that was registered."""

@@ -17,8 +17,8 @@ from parallelism.collective_call import CollectiveCall, MemberCall
 from parallelism.collective_traffic import Moved, moved, moved_alike
 from parallelism.columns import Columns, Table
 from parallelism.ir import Op
-from parallelism.layouts import step_of
 from parallelism.kinds import kind_of
+from parallelism.layouts import step_of
 from parallelism.mesh import Mesh
 from parallelism.relayout import called
 from parallelism.simulated_rows import DTYPE, FIELDS, NAME, Axes, Rows

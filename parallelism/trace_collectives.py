@@ -1,8 +1,8 @@
 """The collectives of a trace as a table: how many, how many bytes, how long, and at what bus bandwidth.
 
 Bus bandwidth is S / t times the factor of its kind (`parallelism.kinds.bus_factor`), by which, whatever the number of
-ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the last member
-has come until the last is through.
+ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the last
+member has come until the last is through.
 """
 
 from __future__ import annotations
@@ -79,4 +79,5 @@ def _times(events: Columns, since: np.ndarray, name: str) -> tuple[float, float 
         payloads[operation] = payload
     if kind is None or kind.bus_factor is None or None in payloads or not np.array_equal(sizes, came):
         return seconds, None
-    return seconds, sum(kind.bus_factor(g) * (nbytes or 0.0) for g, nbytes in zip(sizes.tolist(), payloads, strict=True))
+    factors = map(kind.bus_factor, sizes.tolist())
+    return seconds, sum(factor * (nbytes or 0.0) for factor, nbytes in zip(factors, payloads, strict=True))

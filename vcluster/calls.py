@@ -11,7 +11,6 @@ import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 

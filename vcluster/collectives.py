@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism import registry
 from parallelism.kinds import CollectiveKind, kind_of
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
@@ -113,12 +114,21 @@ class Collectives:
         self._by_messages = by_messages
         self._groups: dict[tuple[int, ...], Group] = {}
         self._known: dict[Any, Plan] = {}
+        self._version = registry.version()
+        """Of the tables of kinds and algorithms that the known calls were checked by."""
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
         self._groups.clear()
         self._known.clear()
         self.unwaited.clear()
+
+    def begin_run(self) -> None:
+        """Forget what the last run has dropped, and calls of kinds that may have been replaced since."""
+        self.dropped.clear()
+        if self._version != registry.version():
+            self._version = registry.version()
+            self._known.clear()
 
     def wait_for_all(self) -> None:
         """Finish what nobody waited for."""
@@ -353,7 +363,8 @@ class Collectives:
             if self._rank in members:
                 mine = members
         if mine is None and not kind.copies:     # a rank in no group gets zeros of a copy
-            raise ValueError(f"rank {self._rank} is in none of groups={[list(g) for g in groups]}, but calls {kind.name}")
+            lists = [list(group) for group in groups]
+            raise ValueError(f"rank {self._rank} is in none of groups={lists}, but calls {kind.name}")
         return mine, None, () if mine is None else (len(mine),)
 
     def _call(

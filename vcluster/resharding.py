@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.collective_call import Traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.relayout import run_plan
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from parallelism.collective_call import Traffic
 from vcluster.places import call_site
 
 if TYPE_CHECKING:
