@@ -1,7 +1,7 @@
 """The algorithms of the collectives at one size, as data: who sends which piece to whom, step by step.
 
-`algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step by
-step, the messages that move them.  It moves nothing itself: `parallelism.chunks` says what the chunks are and what a
+`algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step
+by step, the messages that move them.  It moves nothing itself: `parallelism.chunks` says what the chunks are and what a
 position makes of a message, vcluster runs the steps over channels, `parallelism.explanation` shows them, and the bytes
 and the messages are counted from the steps.  `parallelism.closed_forms` has the textbook's formulas beside them.
 

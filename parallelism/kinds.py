@@ -177,13 +177,10 @@ def check_kind(kind: CollectiveKind) -> None:
         refuse("name must be an identifier")
     if not (isinstance(kind.title, str) and kind.title):
         refuse("title must be a sentence")
-    for field, value, allowed in (
-        ("result", kind.result, RESULTS), ("sources", kind.sources, SOURCES), ("gives", kind.gives, MEMBERS),
-        ("gets", kind.gets, MEMBERS),
-    ):
-        if value not in allowed and not (callable(value) and field in ("result", "sources")):
-            refuse(f"{field} must be one of {', '.join(allowed)}{' or a function' if field[-1] == 't' else ''}, "
-                   f"got {value!r}")
+    for field, allowed in (("result", RESULTS), ("sources", SOURCES), ("gives", MEMBERS), ("gets", MEMBERS)):
+        value, function = getattr(kind, field), " or a function" if field in ("result", "sources") else ""
+        if value not in allowed and not (callable(value) and function):
+            refuse(f"{field} must be one of {', '.join(allowed)}{function}, got {value!r}")
     if kind.moves != (kind.gives != "none") or kind.moves != (kind.gets != "none"):
         refuse(f"result={kind.result!r} contradicts gives={kind.gives!r}, gets={kind.gets!r}")
     if kind.gives == "root" and kind.sources != "root":
