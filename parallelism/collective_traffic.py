@@ -6,7 +6,7 @@ list of the messages: of those a group of thousands has millions.  Pieces may be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collective_call import MemberCall, even_buffer
+from parallelism.kinds import Pairs
 from parallelism.splitting import split_sizes
 
 Ints = NDArray[np.int64]
@@ -26,42 +27,48 @@ class Moved:
     def __init__(self, calls: Sequence[MemberCall]) -> None:
         """``calls`` by position."""
         first, g = calls[0], len(calls)
-        self.kind, self._size = first.kind, g
-        self._own: Ints = np.array([call.nbytes for call in calls], np.int64)
-        self.payload_bytes: float = int(self._own[0])
+        self.kind = kind = first.of_kind
+        own: Ints = np.array([call.nbytes for call in calls], np.int64)
+        self.payload_bytes: float = int(own[0])
         """S of the call; see `parallelism.collective_call.CollectiveCall`."""
         self.messages: Ints = np.full(g, g - 1, np.int64)
-        self.pairs: tuple[tuple[int, int], ...] = ()
-        """Of a permute: who sends to whom, as far as there is anything to send."""
-        match first.kind:
-            case "all_reduce":
-                self._pieces = _pieces(first, g)
-                self.received = self.sent = (g - 2) * self._pieces + self._own
-                self.messages = 2 * self.messages
-            case "all_gather":
-                self.payload_bytes = int(self._own.sum())
-                self.received = self._own.sum() - self._own
-                self.sent = (g - 1) * self._own
-            case "reduce_scatter":
-                self._pieces = _pieces(first, g)
-                self.received = (g - 1) * self._pieces
-                self.sent = self._own - self._pieces
-            case "all_to_all":
-                self._cut = _cut(calls)
-                kept = np.diagonal(self._cut)
-                self.received, self.sent = self._cut.sum(0) - kept, self._cut.sum(1) - kept
-                if g > 1:
-                    self.payload_bytes = even_buffer(int(self.received.sum()), g)
-            case _:
-                moved = [(s, t) for s, t in first.pairs or () if s != t]
-                self.payload_bytes = max((int(self._own[s]) for s, _ in moved), default=0)
-                self.pairs = tuple(sorted((s, t) for s, t in moved if self._own[s]))
-                self._source = {t: s for s, t in moved}
-                self.received, self.sent = np.zeros(g, np.int64), np.zeros(g, np.int64)
-                self.messages = np.zeros(g, np.int64)
-                for s, t in moved:
-                    self.received[t] = self.sent[s] = self._own[s]
-                    self.messages[s] = 1
+        self.pairs: Pairs = ()
+        """(source, target) of a permute, as far as anything moves."""
+        self._given: Callable[[int], Ints]
+        """By position, the bytes that it gets from each other one."""
+        if kind.sums_all:
+            pieces = _pieces(first, g)
+            self.received = self.sent = (g - 2) * pieces + own
+            self.messages = 2 * self.messages
+            self._given = lambda position: pieces + pieces[position]
+        elif kind.paired:
+            self._permute(first, own)
+        elif kind.blocks_of_all:
+            cut = _cut(calls)
+            kept = np.diagonal(cut)
+            self.received, self.sent = cut.sum(0) - kept, cut.sum(1) - kept
+            self._given = lambda position: cut[:, position]
+            if g > 1:
+                self.payload_bytes = even_buffer(int(self.received.sum()), g)
+        elif kind.cuts:
+            pieces = _pieces(first, g)
+            self.received, self.sent = (g - 1) * pieces, own - pieces
+            self._given = lambda position: np.full(g, pieces[position])
+        else:
+            self.payload_bytes = int(own.sum())
+            self.received, self.sent = self.payload_bytes - own, (g - 1) * own
+            self._given = lambda position: own
+
+    def _permute(self, first: MemberCall, own: Ints) -> None:
+        moved = [(s, t) for s, t in first.pairs or () if s != t]
+        self.payload_bytes = max((int(own[s]) for s, _ in moved), default=0)
+        self.pairs = tuple(sorted((s, t) for s, t in moved if own[s]))
+        source_of = {t: s for s, t in moved}
+        self.received, self.sent, self.messages = np.zeros((3, len(own)), np.int64)
+        for s, t in moved:
+            self.received[t] = self.sent[s] = own[s]
+            self.messages[s] = 1
+        self._given = lambda position: np.where(np.arange(len(own)) == source_of.get(position, -1), own, 0)
 
     @property
     def even(self) -> bool:
@@ -70,18 +77,7 @@ class Moved:
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, bytes) of everybody who gives it anything."""
-        match self.kind:
-            case "all_reduce":
-                given = self._pieces + self._pieces[position]
-            case "all_gather":
-                given = self._own
-            case "reduce_scatter":
-                given = np.full(self._size, self._pieces[position])
-            case "all_to_all":
-                given = self._cut[:, position]
-            case _:
-                source = self._source.get(position)
-                return () if source is None or not self._own[source] else ((source, int(self._own[source])),)
+        given = self._given(position)
         return tuple((i, nbytes) for i, nbytes in enumerate(given.tolist()) if nbytes and i != position)
 
 

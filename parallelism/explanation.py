@@ -155,14 +155,13 @@ def explain(
     moved = tuple((s, t) for s, t in pairs or ()) if kind.paired else None
     plan = find_algorithm(collective, algorithm, size, root=root if kind.rooted else 0, pairs=moved)
 
-    exchanges = kind.cuts and kind.joins
-    cut, joined = (split_dim, concat_dim) if exchanges else (dim, dim)
+    cut, joined = (split_dim, concat_dim) if kind.blocks_of_all else (dim, dim)
     arrays = _checked(plan, inputs, joined)
     first = arrays[plan.root]
     rule = reduction(op, first.dtype) if kind.reduces and first is not None else None
     if rule is not None:
         arrays = [_frozen(np.asarray(array, rule.dtype)) for array in arrays]
-    sizes = _sizes_by_rank(split_sizes, size) if exchanges else [None] * size
+    sizes = _sizes_by_rank(split_sizes, size) if kind.blocks_of_all else [None] * size
 
     held = [
         {c: _frozen(a) for c, a in chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]).items()}

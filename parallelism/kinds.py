@@ -159,6 +159,11 @@ class CollectiveKind:
         return PIECES if self.reduces or self.gives == "root" else ARRAYS
 
     @cached_property
+    def blocks_of_all(self) -> bool:
+        """Whether every member has a block for every other, which it joins with its like: an exchange."""
+        return self.cuts and self.joins
+
+    @cached_property
     def in_shards(self) -> bool:
         """Whether S is all members' arrays together; otherwise S is one member's array."""
         return self.unit == ARRAYS and not self.paired

@@ -144,7 +144,7 @@ class Templates:
         """
         found = []
         for look, by_group in self._uneven.items():
-            if next(iter(by_group.values())).kind == "all_reduce":
+            if next(iter(by_group.values())).kind.sums_all:
                 continue
             groups = self.groups[self.axes_of[look]]
             for of in ("sent", "received", "messages"):

@@ -130,6 +130,6 @@ def _difference(a: Call, b: Call) -> str | None:
     free = None if not kind.joins else a.concat_dim if kind.cuts else a.dim
     if any(m != n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != free):
         return "shape" if free is None else f"shape (other than along dim {free})"
-    if kind.joins and kind.cuts and a.dim != a.concat_dim and a.sizes != b.sizes:
+    if kind.blocks_of_all and a.dim != a.concat_dim and a.sizes != b.sizes:
         return "split_sizes"
     return None

@@ -52,7 +52,7 @@ def run_stepwise(
             messages.append(Message(transfer.source, transfer.chunks, envelope.open(), transfer.reduce))
         held = arrive(held, messages, position, op)
     kind = call.of_kind
-    dim = call.concat_dim if kind.cuts and kind.joins else call.dim
+    dim = call.concat_dim if kind.blocks_of_all else call.dim
     result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
     return _own(result, reduction, len(kind.sources_of(position, group.size, call.root))), calls
 
