@@ -17,10 +17,12 @@ from parallelism.algorithm_records import CollectiveAlgorithm, Cost, Phase
 from parallelism.collective_call import MemberCall, payload_bytes
 from parallelism.collective_results import result_of
 from parallelism.communication import Algorithm
+from parallelism.hierarchy import HIERARCHICAL
 from parallelism.kinds import KINDS, CollectiveKind, Pairs
 from parallelism.patterns import Listed, Pairwise
 from parallelism.reductions import reduction
 from parallelism.registry import RegistrationError
+from parallelism.torus import TORUS
 
 SIZES = (2, 3, 4, 5, 8)
 
@@ -32,6 +34,8 @@ def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
 
     if not (isinstance(record.name, str) and record.name.isidentifier()):
         refuse("name must be an identifier")
+    if record.name in (HIERARCHICAL, TORUS):
+        refuse("this name stands for prices that depend on the hardware")
     if not record.kinds:
         refuse("kinds must name at least one kind")
     for name in record.kinds:

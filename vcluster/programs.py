@@ -252,14 +252,17 @@ class Environment:
     """The kinds and algorithms of collectives that were added on the host; empty: none were."""
 
 
-def environment() -> Environment:
-    """The host's ``sys.path``, current directory and registered collectives, for `apply_environment`."""
+def environment(*, processes: bool = True) -> Environment:
+    """The host's ``sys.path``, current directory and registered collectives, for `apply_environment`.
+
+    Devices that are no ``processes`` have the host's tables of collectives.
+    """
     try:
         directory = os.getcwd()  # noqa: PTH109  (a path object costs ten times as much, in every run)
     except FileNotFoundError:
         directory = None
     path = tuple(entry or directory or entry for entry in sys.path)
-    return Environment(path, directory, _registered(registry.version()))
+    return Environment(path, directory, _registered(registry.version()) if processes else b"")
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -210,6 +212,15 @@ def test_it_is_explained_priced_recorded_and_traced_by_its_closed_form(tmp_path)
     assert Trace.load(tmp_path / "trace.json") == run.trace
 
 
+def test_threads_need_no_record_that_can_be_sent():
+    lock = threading.Lock()
+    register_kind(CollectiveKind("guarded", "a sum", lambda arrays: sum(arrays) if lock is not None else None))
+    with VirtualCluster(2, backend="thread") as cluster:
+        assert list(cluster.run(lambda device: int(device.collective("guarded", 3)))) == [6, 6]
+    with pytest.raises(TypeError, match="what was registered cannot be sent"), VirtualCluster(2) as cluster:
+        cluster.run(lambda device: device.rank)
+
+
 def test_members_that_call_different_things_are_told_so():
     register_kind(SCAN)
     with VirtualCluster(2, backend="thread") as cluster, pytest.raises(CollectiveMismatchError, match="shape"):
@@ -245,6 +256,7 @@ def test_a_kind_that_is_incomplete_or_contradicts_itself_is_refused(changed, why
 
 @pytest.mark.parametrize(("changed", "why"), [
     ({"name": ""}, "name must be an identifier"),
+    ({"name": "torus"}, "stands for prices that depend on the hardware"),
     ({"kinds": ()}, "kinds must name at least one kind"),
     ({"kinds": ("all_reduced",)}, "there is no kind 'all_reduced'"),
     ({"formula": ""}, "formula must say"),

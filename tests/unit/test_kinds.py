@@ -2,6 +2,7 @@
 
 import pytest
 
+from parallelism import phases
 from parallelism.algorithm_checks import check
 from parallelism.communication import ALGORITHMS, COLLECTIVES
 from parallelism.kinds import KINDS, bus_factor, check_kind
@@ -18,6 +19,12 @@ def test_closed_form_steps_and_phases_agree_and_the_steps_give_what_the_kind_say
 def test_a_kind_is_checked_as_one_that_is_registered(name):
     check_kind(KINDS.records[name])
     assert (name, "direct") in ALGORITHMS.records
+
+
+def test_the_table_in_the_documentation_names_every_algorithm_that_is_priced():
+    table = phases.__doc__.partition("all_reduce")[2].partition("A device sends one")[0]
+    named = {word.strip(",") for word in table.split()}
+    assert {record.name for record in EVERY} | set(COLLECTIVES) <= named | {"all_reduce"}
 
 
 def test_bus_factors_are_those_of_nccl_tests_and_none_is_defined_for_a_barrier():
