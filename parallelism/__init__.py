@@ -7,7 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from parallelism.collectives import Explanation, explain
+    from parallelism.collectives import (
+        CollectiveAlgorithm,
+        CollectiveKind,
+        Explanation,
+        RegistrationError,
+        explain,
+        register_algorithm,
+        register_kind,
+    )
     from parallelism.cost import CollectiveCost, Costs
     from parallelism.execution import Executable, PipelinedProgram, Profile
     from parallelism.hardware import Hardware, HardwareFileError, HostLink, Link, LinkFault, Straggler
@@ -20,11 +28,13 @@ if TYPE_CHECKING:
     from parallelism.trace import Event, Trace
 
 _MODULES = {
+    "algorithm_records": ("CollectiveAlgorithm",),
     "cost": ("CollectiveCost", "Costs"),
     "executable": ("Executable",),
     "explanation": ("Explanation", "explain"),
     "hardware": ("Hardware",),
     "hardware_files": ("HardwareFileError",),
+    "kinds": ("CollectiveKind",),
     "links": ("HostLink", "Link"),
     "mesh": ("Mesh", "MeshIndex"),
     "operation": ("Device", "Operation", "ShardedOperation"),
@@ -34,6 +44,8 @@ _MODULES = {
     "pipelining": ("Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"),
     "process_groups": ("replica_groups",),
     "profile": ("Profile",),
+    "registration": ("register_algorithm", "register_kind"),
+    "registry": ("RegistrationError",),
     "resharding": ("ReshardingPlan", "ReshardingStep", "plan_resharding"),
     "sharding": ("DimSharding", "TensorSharding"),
     "simulator": ("equal_devices", "simulate"),
@@ -43,11 +55,12 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Action", "CollectiveCost", "Costs", "Device", "DimSharding", "Event", "Executable", "Explanation", "Hardware",
-    "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex", "Operation", "Overlapped",
-    "Pipeline", "PipelineStage", "PipelinedOperation", "PipelinedProgram", "PipelinedStep", "Profile",
-    "ReshardingPlan", "ReshardingStep", "Schedule", "ShardedOperation", "Status", "Straggler", "TensorSharding",
-    "Trace", "equal_devices", "explain", "plan_resharding", "replica_groups", "simulate",
+    "Action", "CollectiveAlgorithm", "CollectiveCost", "CollectiveKind", "Costs", "Device", "DimSharding", "Event",
+    "Executable", "Explanation", "Hardware", "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh",
+    "MeshIndex", "Operation", "Overlapped", "Pipeline", "PipelineStage", "PipelinedOperation", "PipelinedProgram",
+    "PipelinedStep", "Profile", "RegistrationError", "ReshardingPlan", "ReshardingStep", "Schedule",
+    "ShardedOperation", "Status", "Straggler", "TensorSharding", "Trace", "equal_devices", "explain",
+    "plan_resharding", "register_algorithm", "register_kind", "replica_groups", "simulate",
 ]
 
 

@@ -12,7 +12,9 @@ import parallelism
 if TYPE_CHECKING:
     from parallelism import (
         Action,
+        CollectiveAlgorithm,
         CollectiveCost,
+        CollectiveKind,
         Costs,
         Device,
         DimSharding,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         PipelinedStep,
         PipelineStage,
         Profile,
+        RegistrationError,
         ReshardingPlan,
         ReshardingStep,
         Schedule,
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
         equal_devices,
         explain,
         plan_resharding,
+        register_algorithm,
+        register_kind,
         replica_groups,
         simulate,
     )
@@ -89,14 +94,15 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "HOST", "Action", "ChannelClosedError", "ChannelStatistics", "ClusterError", "ClusterTimeoutError",
-    "CollectiveCost", "CollectiveMismatchError", "Costs", "DeadlockError", "Device", "DeviceFailedError",
-    "DimSharding", "Event", "Executable", "Explanation", "Hardware", "HardwareFileError", "HostLink", "Link",
-    "LinkFault", "Mesh", "MeshIndex", "Operation", "OperationCancelled", "Overlapped", "PerDevice", "Pipeline",
-    "PipelineStage", "PipelinedOperation", "PipelinedProgram", "PipelinedStep", "Profile", "ReshardingPlan",
-    "ReshardingStep", "Run", "Schedule", "Sharded", "ShardedOperation", "Status", "Straggler", "TensorSharding",
-    "Trace", "UndeliveredMessageError", "UnusedResultWarning", "VirtualChannel", "VirtualCluster", "VirtualDevice",
-    "assert_communication", "equal_devices", "explain", "faults", "plan_resharding", "replica_groups", "report",
-    "simulate",
+    "CollectiveAlgorithm", "CollectiveCost", "CollectiveKind", "CollectiveMismatchError", "Costs", "DeadlockError",
+    "Device", "DeviceFailedError", "DimSharding", "Event", "Executable", "Explanation", "Hardware",
+    "HardwareFileError", "HostLink", "Link", "LinkFault", "Mesh", "MeshIndex", "Operation", "OperationCancelled",
+    "Overlapped", "PerDevice", "Pipeline", "PipelineStage", "PipelinedOperation", "PipelinedProgram",
+    "PipelinedStep", "Profile", "RegistrationError", "ReshardingPlan", "ReshardingStep", "Run", "Schedule",
+    "Sharded", "ShardedOperation", "Status", "Straggler", "TensorSharding", "Trace", "UndeliveredMessageError",
+    "UnusedResultWarning", "VirtualChannel", "VirtualCluster", "VirtualDevice", "assert_communication",
+    "equal_devices", "explain", "faults", "plan_resharding", "register_algorithm", "register_kind",
+    "replica_groups", "report", "simulate",
 ]
 
 

@@ -7,11 +7,12 @@ import pytest
 from test_pricing import compute, machine, on, recv, ring, send, times, wait
 
 from benchmarks.storms import all_pairs, random_pairs
-from parallelism.collectives import COLLECTIVES, closed_form
+from parallelism.collectives.algorithms import COLLECTIVES
+from parallelism.collectives.closed_forms import closed_form
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware, Link
 from parallelism.mesh import Mesh
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.sharding import TensorSharding
 from parallelism.timeline import fair_sharing as link_sharing
 

@@ -15,7 +15,7 @@ from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.pipelining.execution import run_actions
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.sharding import TensorSharding
 from parallelism.timeline import Pricing
 from parallelism.timeline.fair_sharing import SharedLinks
@@ -50,7 +50,7 @@ def ring(rank, group, nbytes, sequence=0, **fields):
     """An all_reduce of so many bytes, whole in all parts."""
     received = 2 * (len(group) - 1) * nbytes // len(group)
     return Event(rank, "collective", "all_reduce", group=group, sequence=sequence, algorithm="ring",
-                 bytes_received=received, bytes_sent=received, **fields)
+                 bytes_received=received, bytes_sent=received, payload_bytes=nbytes, **fields)
 
 
 def wait(rank, work):
