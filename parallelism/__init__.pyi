@@ -1,6 +1,11 @@
 from .collectives import (
+    CollectiveAlgorithm as CollectiveAlgorithm,
+    CollectiveKind as CollectiveKind,
     Explanation as Explanation,
+    RegistrationError as RegistrationError,
     explain as explain,
+    register_algorithm as register_algorithm,
+    register_kind as register_kind,
 )
 from .cost import (
     CollectiveCost as CollectiveCost,

@@ -1,13 +1,20 @@
-from .algorithms import (
-    COLLECTIVES as COLLECTIVES,
-    REDUCING as REDUCING,
-    ROOTED as ROOTED,
-    Algorithm as Algorithm,
-    Pairs as Pairs,
-)
-from .buffers import Message as Message, all_to_all_nbytes as all_to_all_nbytes, chunk_nbytes as chunk_nbytes
-from .closed_forms import closed_form as closed_form
-from .direct_traffic import Moved as Moved, Said as Said, moved_alike as moved_alike
+from .algorithm_records import CollectiveAlgorithm as CollectiveAlgorithm, Phase as Phase, Phases as Phases
+from .algorithms import Algorithm as Algorithm, record_of as record_of
+from .buffers import Message as Message
+from .call import CollectiveCall as CollectiveCall, MemberCall as MemberCall, Traffic as Traffic
+from .direct_traffic import Moved as Moved, moved_alike as moved_alike
 from .explanation import Explanation as Explanation, explain as explain
-from .phases import Phase as Phase, Phases as Phases
+from .kinds import (
+    COLLECTIVES as COLLECTIVES,
+    KINDS as KINDS,
+    NAMED_OTHERWISE as NAMED_OTHERWISE,
+    CollectiveKind as CollectiveKind,
+    Pairs as Pairs,
+    bus_factor as bus_factor,
+    kind_of as kind_of,
+    kind_of_event as kind_of_event,
+)
 from .reductions import Reduction as Reduction
+from .registration import register_algorithm as register_algorithm, register_kind as register_kind
+from .registry import RegistrationError as RegistrationError
+from .results import Result as Result, copy_of as copy_of, result_of as result_of

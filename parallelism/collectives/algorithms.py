@@ -1,9 +1,9 @@
-"""The collectives and their algorithms as data: who sends which piece to whom, step by step.
+"""The algorithms of the collectives at one size, as data: who sends which piece to whom, step by step.
 
-An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step by step, the messages that
-move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks are and what a position makes
-of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation` shows them, and the bytes and the
-messages are counted from the steps.  `parallelism.collectives.closed_forms` has the textbook's formulas beside them.
+`algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step
+by step, the messages that move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks are and what a
+position makes of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation` shows them, and the bytes
+and the messages are counted from the steps.  `parallelism.collectives.closed_forms` has the textbook's formulas beside them.
 
     ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j
     0 --[3]--> 1 --[0]--> 2 --[1]--> 3      has the whole sum of chunk j, and 3 more steps pass the
@@ -26,10 +26,26 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from parallelism.collectives import patterns
-from parallelism.collectives.patterns import Listed, Stage, Stages, everyone
+from parallelism.collectives.algorithm_records import CollectiveAlgorithm
+from parallelism.collectives.direct_algorithms import DIRECT, direct_of
+from parallelism.collectives.doubling_algorithms import DOUBLINGS
+from parallelism.collectives.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, CollectiveKind, Pairs, kind_of
+from parallelism.collectives.patterns import Stage
+from parallelism.collectives.registry import ON_CHANGE, Registry
+from parallelism.collectives.ring_algorithms import RINGS
+from parallelism.collectives.tree_algorithms import TREES
 
-Pairs = tuple[tuple[int, int], ...]
+__all__ = [
+    "ALGORITHMS", "COLLECTIVES", "REDUCING", "ROOTED", "Algorithm", "Pairs", "Step", "Transfer", "algorithm",
+    "algorithms", "record_of", "records_of",
+]
+
+ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
+    "algorithm", lambda record: [(kind, record.name) for kind in record.kinds])
+"""By the names of kind and algorithm."""
+
+
+ALGORITHMS.add_own(*DIRECT, *RINGS, *DOUBLINGS, *TREES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +82,14 @@ class Algorithm:
     chunks: int
     order: str
     pairs: Pairs = ()
+    record: CollectiveAlgorithm | None = field(default=None, repr=False)
     _stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def chunks_of_buffer(self) -> int:
+        """How many chunks the buffer S of the closed forms has; the chunks of an all_to_all are those of g buffers."""
+        kind = kind_of(self.collective)
+        return 1 if kind.paired else max(1, self.chunks // (self.size if kind.unit == BLOCKS_OF_ALL else 1))
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -149,104 +172,36 @@ def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
     return sum(map(chunk_nbytes.__getitem__, chunks))
 
 
-_GROUP = "in group order"
-_TREE = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
-_RING = "round the ring: piece j starts at the position after j and ends at j"
-_CHAIN = "along the chain, from the position before the root backwards round the ring to the root"
+def records_of(kind: str, size: int) -> list[CollectiveAlgorithm]:
+    """The algorithms of a kind that apply to a size, in the order in which they were added."""
+    found = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
+    of_kind = kind_of(kind)
+    return found if (kind, "direct") in ALGORITHMS.records else [_derived(of_kind), *found]
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    stages: Callable[[int, int], Stages]
-    """From size and root."""
-    chunks: Callable[[int], int]
-    order: str = ""
-    powers_of_two: bool = False
+def record_of(kind: str, name: str, size: int, *, run: bool = False) -> CollectiveAlgorithm:
+    """The record; ``ValueError`` with the names that apply.  ``run``: only those that can be run."""
+    applying = records_of(kind, size)
+    if not run:
+        applying.sort(key=lambda each: each.preference)
+    for record in applying:
+        if record.name == name and (record.steps is not None or not run):
+            return record
+    known = ALGORITHMS.records.get((kind, name))
+    why = "" if known is None else f" (it needs {known.needs})" if not known.fits(size) else " (it is only priced)"
+    names = ", ".join(each.name for each in applying if each.steps is not None or not run)
+    raise ValueError(f"no algorithm {name!r} for {kind} over {size}{why}; these apply: {names}")
 
 
-def _g(g: int) -> int:
-    return g
-
-
-def _one(g: int) -> int:
-    return 1
-
-
-_take_theirs = _Recipe(lambda g, r: everyone(lambda s, t: (s,)), _g)
-_from_root = _Recipe(lambda g, r: everyone(lambda s, t: (0,) if s == r else None), _one)
-_to_root = _Recipe(lambda g, r: everyone(lambda s, t: (0,) if t == r else None, True), _one, _GROUP)
-
-_RECIPES: dict[str, dict[str, _Recipe]] = {
-    "all_reduce": {
-        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (t,), True) + everyone(lambda s, t: (s,)), _g, _GROUP),
-        "naive": _Recipe(lambda g, r: everyone(lambda s, t: (0,), True), _one, _GROUP),
-        "ring": _Recipe(lambda g, r: patterns.ring_reduce_scatter(g) + patterns.ring_all_gather(g), _g, _RING),
-        "recursive_doubling": _Recipe(lambda g, r: patterns.recursive_doubling(g), _one, _TREE, True),
-        "halving_doubling": _Recipe(
-            lambda g, r: patterns.recursive_halving(g) + patterns.halving_undone(g), _g, _TREE, True
-        ),
-        "tree": _Recipe(lambda g, r: patterns.binomial_reduce(g, 0) + patterns.binomial_broadcast(g, 0), _one, _TREE),
-    },
-    "all_gather": {
-        "direct": _take_theirs,
-        "naive": _take_theirs,
-        "ring": _Recipe(lambda g, r: patterns.ring_all_gather(g), _g),
-        "recursive_doubling": _Recipe(lambda g, r: patterns.block_doubling(g), _g, "", True),
-    },
-    "reduce_scatter": {
-        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (t,), True), _g, _GROUP),
-        "naive": _Recipe(lambda g, r: (lambda all_: everyone(lambda s, t: all_, True))(tuple(range(g))), _g, _GROUP),
-        "ring": _Recipe(lambda g, r: patterns.ring_reduce_scatter(g), _g, _RING),
-        "halving_doubling": _Recipe(lambda g, r: patterns.recursive_halving(g), _g, _TREE, True),
-    },
-    "all_to_all": {
-        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (s * g + t,)), lambda g: g * g),
-        "ring": _Recipe(lambda g, r: patterns.ring_all_to_all(g), lambda g: g * g),
-    },
-    "broadcast": {
-        "direct": _from_root,
-        "naive": _from_root,
-        "ring": _Recipe(lambda g, r: [Listed(((s, t, (0,)),)) for s, t in patterns.chain(g, r)], _one),
-        "tree": _Recipe(patterns.binomial_broadcast, _one),
-    },
-    "reduce": {
-        "direct": _to_root,
-        "naive": _to_root,
-        "ring": _Recipe(
-            lambda g, r: [Listed(((t, s, (0,)),), True) for s, t in patterns.chain(g, r)[::-1]], _one, _CHAIN
-        ),
-        "tree": _Recipe(patterns.binomial_reduce, _one, _TREE),
-    },
-    "scatter": {
-        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (t,) if s == r else None), _g),
-        "tree": _Recipe(patterns.binomial_scatter, _g),
-    },
-    "gather": {
-        "direct": _Recipe(lambda g, r: everyone(lambda s, t: (s,) if t == r else None), _g),
-        "tree": _Recipe(patterns.binomial_gather, _g),
-    },
-    "all_scatter": {"direct": _take_theirs, "ring": _Recipe(lambda g, r: patterns.ring_all_gather(g), _g)},
-    "permute": {"direct": _Recipe(lambda g, r: [], _g)},
-    "barrier": {
-        "direct": _Recipe(lambda g, r: everyone(lambda s, t: ()), lambda g: 0),
-        "dissemination": _Recipe(
-            lambda g, r: [Listed(tuple((p, (p + d) % g, ()) for p in range(g))) for d in patterns.distances(g)],
-            lambda g: 0,
-        ),
-    },
-}
-
-COLLECTIVES = tuple(_RECIPES)
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+@lru_cache(maxsize=256)
+def _derived(kind: CollectiveKind) -> CollectiveAlgorithm:
+    """The direct algorithm of a kind that has no record of one."""
+    return direct_of(kind)
 
 
 def algorithms(collective: str, size: int) -> tuple[str, ...]:
-    """The names of the algorithms that apply to a collective over ``size`` positions; the first is the default."""
-    if collective not in _RECIPES:
-        raise ValueError(f"no collective {collective!r}; there are {', '.join(_RECIPES)}")
-    power = size & (size - 1) == 0
-    return tuple(name for name, recipe in _RECIPES[collective].items() if power or not recipe.powers_of_two)
+    """The names of the algorithms that run a collective over ``size`` positions; the first is the default."""
+    return tuple(record.name for record in records_of(collective, size) if record.steps is not None)
 
 
 def algorithm(
@@ -269,22 +224,21 @@ def algorithm(
 def _algorithm(collective: str, name: str, size: int, root: int, pairs: Pairs | None) -> Algorithm:
     if size < 1:
         raise ValueError(f"{collective} needs at least 1 position, got {size}")
-    names = algorithms(collective, size)
-    if name not in names:
-        why = " (it needs a power of two)" if name in _RECIPES[collective] else ""
-        raise ValueError(f"no algorithm {name!r} for {collective} over {size}{why}; these apply: {', '.join(names)}")
+    record, kind = record_of(collective, name, size, run=True), kind_of(collective)
     if not 0 <= root < size:
         raise ValueError(f"root of {collective} must be a position from 0 to {size - 1}, got {root}")
-    if root and collective not in ROOTED:
+    if root and not kind.rooted:
         raise ValueError(f"{collective} has no root, got root={root}")
-    if (pairs is not None) != (collective == "permute"):
+    if (pairs is not None) != kind.paired:
         raise ValueError(f"pairs belong to permute: {collective} got pairs={pairs}")
-    recipe = _RECIPES[collective][name]
-    stages = recipe.stages(size, root) if size > 1 else []
     if pairs:
         _check_pairs(pairs, size)
-        stages = [Listed(tuple((s, t, (s,)) for s, t in sorted(pairs) if s != t))]
-    return Algorithm(collective, name, size, root, recipe.chunks(size), recipe.order, pairs or (), tuple(stages))
+    assert record.steps is not None
+    stages = tuple(record.steps(size, root, pairs or ())) if size > 1 else ()
+    return Algorithm(collective, name, size, root, record.chunks(size), record.order, pairs or (), record, stages)
+
+
+ON_CHANGE.append(_algorithm.cache_clear)
 
 
 def _check_pairs(pairs: Pairs, size: int) -> None:
@@ -298,4 +252,4 @@ def _check_pairs(pairs: Pairs, size: int) -> None:
 
 
 def _remake(collective: str, name: str, size: int, root: int, pairs: Pairs) -> Algorithm:
-    return algorithm(collective, name, size, root=root, pairs=pairs if collective == "permute" else None)
+    return algorithm(collective, name, size, root=root, pairs=pairs if kind_of(collective).paired else None)

@@ -30,15 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives.algorithms import Algorithm, Transfer
+from parallelism.collectives.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, PIECES, kind_of
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
 Array = NDArray[Any]
 Held = dict[int, Array]
-
-_WHOLE = ("all_reduce", "reduce", "broadcast")
-_OWN = ("all_gather", "gather", "all_scatter", "permute")
-_BLOCKS = ("reduce_scatter", "scatter", "all_to_all")
 
 
 class Message(NamedTuple):
@@ -61,15 +58,16 @@ def start(
     that cannot be cut, and for sizes that do not add up.
     """
     collective, size = algorithm.collective, algorithm.size
-    if collective == "barrier" or (collective in ("broadcast", "scatter") and position != algorithm.root):
+    kind = kind_of(collective)
+    if not kind.is_given_by(position, algorithm.root):
         return {}
     if x is None:
         raise ValueError(f"{collective} needs an array at position {position}, got None")
-    if collective in _OWN:
+    if kind.unit == ARRAYS:
         return {position: x}
-    if collective in _BLOCKS:
+    if kind.cuts:
         blocks = _blocks(collective, x, size, dim, sizes)
-        first = position * size if collective == "all_to_all" else 0
+        first = position * size if kind.unit == BLOCKS_OF_ALL else 0
         return {first + i: block for i, block in enumerate(blocks)}
     if algorithm.chunks == 1:
         return {0: x}
@@ -121,9 +119,10 @@ def finish(
     broadcast in several chunks, whose receivers know none; no algorithm has one so far.
     """
     collective, size, root = algorithm.collective, algorithm.size, algorithm.root
-    if collective == "barrier" or (collective in ("reduce", "gather") and position != root):
+    kind = kind_of(collective)
+    if not kind.is_got_by(position, root):
         return None
-    if collective in _WHOLE:
+    if kind.unit == PIECES:
         if algorithm.chunks == 1:
             return held[0]
         if shape is None:
@@ -131,16 +130,17 @@ def finish(
                 raise ValueError(f"{collective} in {algorithm.chunks} chunks needs the shape of its result")
             shape = x.shape
         return np.concatenate([held[i] for i in range(algorithm.chunks)]).reshape(shape)
-    if collective in ("all_gather", "gather"):
-        return join([held[i] for i in range(size)], dim)
-    if collective == "all_scatter":
-        return [held[i] for i in range(size)]
-    if collective == "all_to_all":
-        return join([held[i * size + position] for i in range(size)], dim)
-    if collective == "permute":
-        source = next((s for s, t in algorithm.pairs if t == position), None)
-        return np.zeros_like(x) if source is None else held[source]
-    return held[position]
+    if kind.unit == BLOCKS:
+        return held[position]
+    sources = kind.sources_of(position, size, root, algorithm.pairs)
+    if not sources:
+        return np.zeros_like(x)
+    arrays = [held[i * size + position if kind.unit == BLOCKS_OF_ALL else i] for i in sources]
+    if kind.joins:
+        return join(arrays, dim)
+    if kind.function is not None:
+        return np.asarray(kind.function(arrays))
+    return arrays if kind.lists else arrays[0]
 
 
 def join(shards: Sequence[Array], dim: int) -> Array:
@@ -158,15 +158,15 @@ def chunk_nbytes(
     where all are alike.  ``sizes`` are everybody's; where each position of an all_to_all has sizes of its own,
     put them together with `all_to_all_nbytes`.
     """
-    collective, size = algorithm.collective, algorithm.size
-    if collective == "barrier":
+    kind, size = kind_of(algorithm.collective), algorithm.size
+    if not kind.moves:
         return ()
-    if collective in _OWN:
+    if kind.unit == ARRAYS:
         return tuple(itemsize * prod(_known(shapes, position)) for position in range(size))
-    if collective == "all_to_all":
+    if kind.unit == BLOCKS_OF_ALL:
         return all_to_all_nbytes([_known(shapes, p) for p in range(size)], itemsize, dim, [sizes] * size)
     shape = _known(shapes, algorithm.root)
-    if collective in _BLOCKS:
+    if kind.cuts:
         return _block_nbytes(shape, itemsize, size, dim, sizes)
     return tuple(itemsize * n for n in split_sizes(prod(shape), (algorithm.chunks,)))
 

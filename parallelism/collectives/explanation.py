@@ -22,12 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from parallelism.collectives import buffers as chunks
-from parallelism.collectives.algorithms import REDUCING, ROOTED, Algorithm, algorithm as find_algorithm
+from parallelism.collectives.algorithms import Algorithm, algorithm as find_algorithm
+from parallelism.collectives.kinds import CollectiveKind, kind_of
 from parallelism.collectives.reductions import reduction
 from parallelism.operation import ReduceOp
 
 if TYPE_CHECKING:
-    from parallelism.collectives.closed_forms import ClosedForm
+    from parallelism.collectives.algorithm_records import ClosedForm
 
 Array = NDArray[Any]
 
@@ -136,8 +137,8 @@ def explain(
 ) -> Explanation:
     """Every step of a collective over ``len(inputs)`` ranks, with real values.
 
-    ``collective`` is one of `communication.COLLECTIVES` or ``"shift"``; ``inputs`` has each rank's array or scalar,
-    None where it does not count (the others of broadcast and scatter; barrier).  The other arguments mean what
+    ``collective`` is the name of a kind (`parallelism.collectives.kinds`) or ``"shift"``; ``inputs`` has each rank's array or
+    scalar, None where it does not count (the others of broadcast and scatter; barrier).  The other arguments mean what
     they mean on a device and are looked at where they apply; ``split_sizes`` is for all ranks, or a list of
     them by rank.  Raises ``ValueError`` or ``TypeError`` for an unknown name, a root or pairs outside the
     group, and inputs whose dtypes or shapes do not agree.
@@ -147,18 +148,19 @@ def explain(
         raise ValueError(f"{collective} needs the input of at least one rank, got none")
     if collective == "shift":
         collective, pairs = "permute", [(p, (p + by) % size) for p in range(size)]
-    if collective == "permute" and pairs is None:
-        raise ValueError("permute needs pairs=[(source, target), ...], got none")
-    moved = tuple((s, t) for s, t in pairs or ()) if collective == "permute" else None
-    plan = find_algorithm(collective, algorithm, size, root=root if collective in ROOTED else 0, pairs=moved)
+    kind = kind_of(collective)
+    if kind.paired and pairs is None:
+        raise ValueError(f"{collective} needs pairs=[(source, target), ...], got none")
+    moved = tuple((s, t) for s, t in pairs or ()) if kind.paired else None
+    plan = find_algorithm(collective, algorithm, size, root=root if kind.rooted else 0, pairs=moved)
 
-    cut, joined = (split_dim, concat_dim) if collective == "all_to_all" else (dim, dim)
+    cut, joined = (split_dim, concat_dim) if kind.blocks_of_all else (dim, dim)
     arrays = _checked(plan, inputs, joined)
     first = arrays[plan.root]
-    rule = reduction(op, first.dtype) if collective in REDUCING and first is not None else None
+    rule = reduction(op, first.dtype) if kind.reduces and first is not None else None
     if rule is not None:
         arrays = [_frozen(np.asarray(array, rule.dtype)) for array in arrays]
-    sizes = _sizes_by_rank(split_sizes, size) if collective == "all_to_all" else [None] * size
+    sizes = _sizes_by_rank(split_sizes, size) if kind.blocks_of_all else [None] * size
 
     held = [
         {c: _frozen(a) for c, a in chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]).items()}
@@ -187,19 +189,19 @@ def explain(
         results.append(_frozen(result) if isinstance(result, np.ndarray) else result)
     name = rule.name if rule is not None else ""
     return Explanation(
-        plan, _title(plan, name, cut, joined), name, tuple(arrays), start, tuple(steps), tuple(results),
-        _buffer_nbytes(plan, arrays), closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
+        plan, _title(plan, kind, name, cut, joined), name, tuple(arrays), start, tuple(steps), tuple(results),
+        _buffer_nbytes(kind, arrays), closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
     )
 
 
 def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> list[Array | None]:
     """The inputs as read-only arrays that agree where they must; None where they do not count."""
     collective, root = plan.collective, plan.root
-    if collective == "barrier":
-        return [None] * plan.size
+    kind = kind_of(collective)
+    free = dim if kind.joins else None
     arrays: list[Array | None] = []
     for rank, value in enumerate(inputs):
-        if collective in ("broadcast", "scatter") and rank != root:
+        if not kind.is_given_by(rank, root):
             arrays.append(None)
             continue
         if value is None:
@@ -208,14 +210,13 @@ def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> l
         if array.dtype.kind not in "biufc":
             raise TypeError(f"{collective} takes numbers and bools; rank {rank} has dtype {array.dtype}")
         arrays.append(_frozen(array))
-        first = arrays[root if collective in ("broadcast", "scatter") else 0]
-        if first is None or collective in ("all_scatter", "permute"):
+        first = arrays[root if kind.gives == "root" else 0]
+        if first is None or not kind.alike:
             continue
         if array.dtype != first.dtype:
             raise ValueError(f"dtypes differ in {collective}: rank 0 has {first.dtype}, rank {rank} has {array.dtype}")
-        if first.ndim and collective in ("all_gather", "gather", "all_to_all") and not -first.ndim <= dim < first.ndim:
+        if first.ndim and kind.joins and not -first.ndim <= dim < first.ndim:
             raise ValueError(f"{collective} needs a dim from {-first.ndim} to {first.ndim - 1}, got {dim}")
-        free = dim if collective in ("all_gather", "gather", "all_to_all") else None
         if _fixed(array, free) != _fixed(first, free):
             but = "" if free is None else f" in more than dim {free}"
             raise ValueError(
@@ -240,29 +241,17 @@ def _sizes_by_rank(sizes: Any, size: int) -> list[Sequence[int] | None]:
     return list(sizes)
 
 
-def _buffer_nbytes(plan: Algorithm, arrays: Sequence[Array | None]) -> int:
+def _buffer_nbytes(kind: CollectiveKind, arrays: Sequence[Array | None]) -> int:
     """The S of `closed_forms`; where ranks differ in it, the mean."""
     sizes = [array.nbytes for array in arrays if array is not None]
-    if plan.collective in ("all_gather", "gather", "all_scatter"):
+    if kind.in_shards:
         return sum(sizes)
     return sum(sizes) // max(len(sizes), 1)
 
 
-def _title(plan: Algorithm, op: str, cut: int, joined: int) -> str:
-    root = plan.root
-    return {
-        "all_reduce": f"everybody gets the {op} of all",
-        "all_gather": f"everybody gets all shards, joined along dim {joined}",
-        "reduce_scatter": f"rank j gets block j, along dim {cut}, of the {op} of all",
-        "all_to_all": f"rank j gets everybody's block j: cut along dim {cut}, joined along dim {joined}",
-        "broadcast": f"everybody gets the array of rank {root}",
-        "reduce": f"rank {root} gets the {op} of all",
-        "scatter": f"rank j gets block j, along dim {cut}, of the array of rank {root}",
-        "gather": f"rank {root} gets all shards, joined along dim {joined}",
-        "all_scatter": "everybody gets everybody's array, not joined",
-        "permute": f"{', '.join(f'{s} to {t}' for s, t in plan.pairs)}; zeros where nothing comes",
-        "barrier": "nobody goes on before everybody is there",
-    }[plan.collective]
+def _title(plan: Algorithm, kind: CollectiveKind, op: str, cut: int, joined: int) -> str:
+    pairs = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
+    return kind.title.format(op=op, root=plan.root, cut=cut, joined=joined, pairs=pairs)
 
 
 def _views(held: Sequence[Mapping[int, Array]]) -> tuple[Mapping[int, Array], ...]:

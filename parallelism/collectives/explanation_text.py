@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.collectives.kinds import BLOCKS_OF_ALL, PIECES, kind_of
 from parallelism.display import WIDTH
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def text(explanation: Explanation) -> str:
         if any(step.bytes_received):
             lines += _wrapped(["so far", *_by_rank(step.bytes_received, "bytes received")], " ", _INDENT)
         before = step.held
-    told = [] if explanation.algorithm.collective == "barrier" else list(enumerate(explanation.results))
+    told = [] if not explanation.algorithm.chunks else list(enumerate(explanation.results))
     lines += ["", "result"] if told else []
     for rank, result in _some(told, "ranks"):
         lines.append(f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12))
@@ -107,12 +108,12 @@ def _heading(explanation: Explanation) -> str:
 
 def _label(explanation: Explanation, chunk: int) -> str:
     plan = explanation.algorithm
-    if plan.collective == "all_to_all":
+    kind = kind_of(plan.collective)
+    if kind.unit == BLOCKS_OF_ALL:
         return "block {}>{}".format(*divmod(chunk, plan.size))
-    if plan.collective in ("all_reduce", "reduce", "broadcast"):
+    if kind.unit == PIECES:
         return "buffer" if plan.chunks == 1 else f"piece {chunk}"
-    word = {"reduce_scatter": "block", "scatter": "block", "all_gather": "shard", "gather": "shard"}
-    return f"{word.get(plan.collective, 'array')} {chunk}"
+    return f"{'block' if kind.cuts else 'shard' if kind.joins else 'array'} {chunk}"
 
 
 def _sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
@@ -147,7 +148,8 @@ def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: s
         return []
     chunks = range(explanation.algorithm.chunks)
     rows = _some(list(enumerate(held)), "ranks")
-    if explanation.algorithm.collective not in ("all_to_all", "permute") and len(chunks) * 4 < WIDTH:
+    kind = kind_of(explanation.algorithm.collective)
+    if kind.unit != BLOCKS_OF_ALL and not kind.paired and len(chunks) * 4 < WIDTH:
         for limit in (8, 4, 2):
             cells = [[_cell(held, before, rank, c, limit) for c in chunks] for rank, _ in enumerate(held)]
             heads = [_label(explanation, c) for c in chunks]

@@ -134,8 +134,3 @@ def binomial_scatter(g: int, root: int) -> Stages:
 
 def chain(g: int, root: int) -> list[tuple[int, int]]:
     return [((root + k) % g, (root + k + 1) % g) for k in range(g - 1)]
-
-
-def everyone(chunks: Callable[[int, int], tuple[int, ...] | None], reduce: bool = False) -> Stages:
-    """One step in which each source sends each target what the rule says (None: no message)."""
-    return [Pairwise(chunks, reduce)]

@@ -42,49 +42,19 @@ all_gather and all_to_all in lg g steps.  Hensgen, Finkel and Manber (1988): the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
+from parallelism.collectives.algorithm_records import Phase, Phases
+from parallelism.collectives.algorithms import Pairs, algorithm, record_of, records_of
+from parallelism.collectives.kinds import kind_of
+from parallelism.collectives.phase_patterns import listed
 
-from parallelism.collectives.algorithms import COLLECTIVES, ROOTED, Pairs, algorithm, algorithms
-from parallelism.collectives.patterns import chain, distances
-
-
-class Phase(NamedTuple):
-    """Messages by position that are sent together, ``times`` over; each carries its part of S over ``whole``.
-
-    ``piped``: the phase stands for a chain that S goes down in pieces, so many at a time as suits.
-    """
-
-    times: int
-    sources: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
-    parts: npt.NDArray[np.int64]
-    whole: int
-    piped: bool = False
-
-
-Phases = tuple[Phase, ...]
-
-_MORE = {
-    "all_gather": ("bruck",), "reduce_scatter": ("pairwise",), "all_to_all": ("pairwise", "bruck"),
-    "broadcast": ("van_de_geijn", "pipelined_ring"), "reduce": ("van_de_geijn", "pipelined_ring"),
-}
-"""Algorithms that are priced and not run: beside those of `communication`."""
-
-_PREFERRED = (
-    "ring", "recursive_doubling", "halving_doubling", "tree", "pairwise", "bruck", "van_de_geijn", "pipelined_ring",
-    "dissemination", "direct", "naive",
-)
-"""Of two that take as long, the first."""
+__all__ = ["Phase", "Phases", "names", "phases"]
 
 
 def names(collective: str, size: int) -> tuple[str, ...]:
-    """The algorithms that have phases over ``size`` positions."""
-    both = (*algorithms(collective, size), *_MORE.get(collective, ()))
-    return tuple(sorted(both, key=_PREFERRED.index))
+    """The algorithms that have phases over ``size`` positions; of two that take as long, the first is preferred."""
+    return tuple(record.name for record in sorted(records_of(collective, size), key=lambda each: each.preference))
 
 
 def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = ()) -> Phases:
@@ -92,158 +62,20 @@ def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = 
 
     ``ValueError`` for a name that does not apply, naming those that do.
     """
-    applying = names(collective, size)
-    if name not in applying:
-        raise ValueError(f"no algorithm {name!r} for {collective} over {size}; these apply: {', '.join(applying)}")
-    if collective in ROOTED or name in algorithms(collective, size):
-        algorithm(collective, None, size, root=root, pairs=pairs if collective == "permute" else None)   # refuses
+    record, kind = record_of(collective, name, size), kind_of(collective)
+    named = pairs if kind.paired else None
+    if kind.rooted or record.steps is not None:
+        algorithm(collective, None, size, root=root, pairs=named)   # refuses a root or pairs outside the group
     if size == 1:
         return ()
-    rule = _RULES.get((collective, name))
-    return tuple(rule(size, root)) if rule is not None else tuple(_listed(collective, name, size, root, pairs))
+    if record.phases is not None:
+        return tuple(record.phases(size, root, pairs))
+    return tuple(_of_steps(collective, name, size, root, named))
 
 
-def _listed(collective: str, name: str, g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
-    """The steps of `communication`, each a phase."""
-    plan = algorithm(collective, name, g, root=root, pairs=pairs if collective == "permute" else None)
-    whole = 1 if collective in ("permute", "barrier") else plan.chunks
+def _of_steps(collective: str, name: str, size: int, root: int, pairs: Pairs | None) -> Iterator[Phase]:
+    """The steps of an algorithm, each a phase."""
+    plan = algorithm(collective, name, size, root=root, pairs=pairs)
     for step in plan.steps:
         if step:
-            ends = np.array([(move.source, move.target, len(move.chunks)) for move in step], np.int64)
-            yield Phase(1, ends[:, 0], ends[:, 1], ends[:, 2], whole)
-
-
-def _round(g: int, distance: int, part: int, whole: int, times: int = 1) -> Phase:
-    """Everybody to whom is so far behind."""
-    here = np.arange(g)
-    return Phase(times, here, (here + distance) % g, np.full(g, part), whole)
-
-
-def _turns(part: int, whole: Callable[[int], int]) -> Callable[[int, int], Iterator[Phase]]:
-    """Everybody with everybody, the nearest first."""
-    return lambda g, root: (_round(g, d, part, whole(g)) for d in range(1, g))
-
-
-def _rings(times: int) -> Callable[[int, int], Iterator[Phase]]:
-    return lambda g, root: iter([_round(g, 1, 1, g, times * (g - 1))])
-
-
-def _both_turns(g: int, root: int) -> Iterator[Phase]:
-    for _ in range(2):
-        yield from (_round(g, d, 1, g) for d in range(1, g))
-
-
-def _ring_all_to_all(g: int, root: int) -> Iterator[Phase]:
-    return (_round(g, 1, left, g) for left in range(g - 1, 0, -1))
-
-
-def _swaps(g: int, distance: int, part: int, whole: int) -> Phase:
-    """Everybody with whom is so far away; g is a power of two."""
-    here = np.arange(g)
-    return Phase(1, here, here ^ distance, np.full(g, part), whole)
-
-
-def _recursive_doubling(g: int, root: int) -> Iterator[Phase]:
-    return (_swaps(g, d, 1, 1) for d in distances(g))
-
-
-def _halving(g: int, root: int) -> Iterator[Phase]:
-    return (_swaps(g, d, g // (2 * d), g) for d in distances(g))
-
-
-def _halving_doubling(g: int, root: int) -> Iterator[Phase]:
-    halving = tuple(_halving(g, root))
-    return iter(halving + halving[::-1])
-
-
-def _block_doubling(g: int, root: int) -> Iterator[Phase]:
-    return (_swaps(g, d, d, g) for d in distances(g))
-
-
-def _bruck_all_gather(g: int, root: int) -> Iterator[Phase]:
-    return (_round(g, -d, min(d, g - d), g) for d in distances(g))
-
-
-def _bruck_all_to_all(g: int, root: int) -> Iterator[Phase]:
-    return (_round(g, d, sum(block & d > 0 for block in range(g)), g) for d in distances(g))
-
-
-def _with_root(away: bool, whole: Callable[[int], int]) -> Callable[[int, int], Iterator[Phase]]:
-    """The root with one after the other."""
-    def made(g: int, root: int) -> Iterator[Phase]:
-        one = np.ones(1, np.int64)
-        for d in range(1, g):
-            here, there = one * root, one * ((root + d) % g)
-            yield Phase(1, *((here, there) if away else (there, here)), one, whole(g))
-    return made
-
-
-def _down_the_chain(away: bool, piped: bool) -> Callable[[int, int], Iterator[Phase]]:
-    """From the root round to the position before it, or back."""
-    def made(g: int, root: int) -> Iterator[Phase]:
-        ends = np.array(chain(g, root) if away else [(t, s) for s, t in chain(g, root)[::-1]], np.int64)
-        one = np.ones(1, np.int64)
-        if piped:
-            yield Phase(g - 1, ends[:, 0], ends[:, 1], np.ones(g - 1, np.int64), 1, True)
-        else:
-            yield from (Phase(1, one * s, one * t, one, 1) for s, t in ends.tolist())
-    return made
-
-
-def _van_de_geijn(g: int, root: int) -> Iterator[Phase]:
-    yield from _listed("scatter", "tree", g, root, ())
-    yield from _rings(1)(g, root)
-
-
-def _rabenseifner(g: int, root: int) -> Iterator[Phase]:
-    yield from _rings(1)(g, root)
-    yield from _listed("gather", "tree", g, root, ())
-
-
-def _g(g: int) -> int:
-    return g
-
-
-def _one(g: int) -> int:
-    return 1
-
-
-_RULES: dict[tuple[str, str], Callable[[int, int], Iterator[Phase]]] = {
-    ("all_reduce", "ring"): _rings(2),
-    ("all_reduce", "recursive_doubling"): _recursive_doubling,
-    ("all_reduce", "halving_doubling"): _halving_doubling,
-    ("all_reduce", "direct"): _both_turns,
-    ("all_reduce", "naive"): _turns(1, _one),
-    ("all_gather", "ring"): _rings(1),
-    ("all_gather", "recursive_doubling"): _block_doubling,
-    ("all_gather", "direct"): _turns(1, _g),
-    ("all_gather", "naive"): _turns(1, _g),
-    ("all_gather", "bruck"): _bruck_all_gather,
-    ("reduce_scatter", "ring"): _rings(1),
-    ("reduce_scatter", "halving_doubling"): _halving,
-    ("reduce_scatter", "direct"): _turns(1, _g),
-    ("reduce_scatter", "pairwise"): _turns(1, _g),
-    ("reduce_scatter", "naive"): _turns(1, _one),
-    ("all_to_all", "direct"): _turns(1, _g),
-    ("all_to_all", "pairwise"): _turns(1, _g),
-    ("all_to_all", "ring"): _ring_all_to_all,
-    ("all_to_all", "bruck"): _bruck_all_to_all,
-    ("all_scatter", "ring"): _rings(1),
-    ("all_scatter", "direct"): _turns(1, _g),
-    ("broadcast", "ring"): _down_the_chain(True, False),
-    ("broadcast", "pipelined_ring"): _down_the_chain(True, True),
-    ("broadcast", "direct"): _with_root(True, _one),
-    ("broadcast", "naive"): _with_root(True, _one),
-    ("broadcast", "van_de_geijn"): _van_de_geijn,
-    ("reduce", "ring"): _down_the_chain(False, False),
-    ("reduce", "pipelined_ring"): _down_the_chain(False, True),
-    ("reduce", "direct"): _with_root(False, _one),
-    ("reduce", "naive"): _with_root(False, _one),
-    ("reduce", "van_de_geijn"): _rabenseifner,
-    ("scatter", "direct"): _with_root(True, _g),
-    ("gather", "direct"): _with_root(False, _g),
-    ("barrier", "direct"): _turns(0, _one),
-}
-"""What is quicker said as a rule than step by step; the rest is taken from the steps of `communication`."""
-
-assert all(collective in COLLECTIVES for collective, _ in _RULES)
+            yield listed([(each.source, each.target, len(each.chunks)) for each in step], plan.chunks_of_buffer)

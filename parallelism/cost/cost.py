@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING
 
-from parallelism.collectives import COLLECTIVES, Pairs, Phases
+from parallelism.collectives import Pairs, Phases, bus_factor, kind_of, record_of
 from parallelism.collectives.phases import names, phases
 from parallelism.cost.hierarchical import HIERARCHICAL, PARTS, Group, Groups, taken_apart
 from parallelism.cost.phase_costs import Term, channel_loads, terms
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
-_IN_TURN = ("direct", "pairwise", "naive")
-_RING_IN_TURN = ("all_to_all", "broadcast", "reduce")
-"""Of these the ring has, too."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +56,8 @@ class CollectiveCost:
 
     @property
     def bus_bytes_per_second(self) -> float:
-        """What that means for the links, whatever the number of ranks; nccl-tests call it busbw."""
-        return self.algorithm_bytes_per_second * bus_factor(self.collective, self.size)
-
-
-def bus_factor(collective: str, size: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests define it (doc/PERFORMANCE.md).
-
-    >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
-    (1.75, 0.875, 1.0)
-    """
-    if collective not in COLLECTIVES:
-        raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
-    if collective in ("broadcast", "reduce", "permute"):
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (size - 1) / size
+        """What that means for the links, whatever the number of ranks; nccl-tests call it busbw.  0 for a barrier."""
+        return self.algorithm_bytes_per_second * (bus_factor(self.collective, self.size) or 0.0)
 
 
 class Costs:
@@ -226,8 +210,8 @@ class Costs:
             more += (TORUS,)
         known = names(collective, len(groups[0]))
         if len(groups) * len(groups[0]) ** 2 > MOST_IN_TURN ** 2:
-            in_turn = (*_IN_TURN, "ring") if collective in _RING_IN_TURN else _IN_TURN
-            known = tuple(name for name in known if name not in in_turn) or known
+            size = len(groups[0])
+            known = tuple(name for name in known if not record_of(collective, name, size).turns) or known
         return (*more, *known)
 
     def _by(
@@ -245,8 +229,9 @@ class Costs:
         found = self._terms.get(key)
         if found is None:
             made = self._phases(collective, name, groups[0], root, pairs)
-            rounds = 0 if name != "direct" else 2 if collective == "all_reduce" else 1
-            share = 1 / len(groups[0]) if collective in _IN_SHARDS else 1.0
+            size = len(groups[0])
+            rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
+            share = 1 / size if kind_of(collective).in_shards else 1.0
             found = self._terms[key] = terms(self.hardware, made, groups, rounds, share)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
 
@@ -302,10 +287,6 @@ def _ranks(group: Iterable[int]) -> Group:
     if not ranks or len(set(ranks)) < len(ranks):
         raise ValueError(f"a group is ranks that differ, at least one; got {ranks}")
     return ranks
-
-
-_IN_SHARDS = ("all_gather", "gather", "all_scatter")
-"""Of the S of these each member has one part in g, and not all of it."""
 
 
 def _others(size: int) -> float:

@@ -71,5 +71,11 @@ class Event:
     part: int = 0
     """Which piece of its compute block this is: calls of the library inside divide one.  Flops and bytes are the
     first one's."""
+    payload_bytes: float | None = None
+    """Of a collective: S, the bytes of the whole buffer (`parallelism.collectives.call`); None: it is not known."""
+    root: int | None = None
+    """Of a collective with a root: its position in the group."""
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Of a permute: (source, target), positions in the group, of what moves."""
     priced_algorithm: str | None = None
     """By which a collective was priced, where it was: that of its run, or for a direct one the cheapest."""

@@ -22,7 +22,7 @@ from operator import mul
 from os import PathLike
 from typing import Any, NamedTuple
 
-from parallelism.collectives import COLLECTIVES
+from parallelism.collectives import KINDS
 from parallelism.hardware import fields as checked, files as hardware_files, table as hardware_table
 from parallelism.hardware.degradations import LinkFault, Straggler
 from parallelism.hardware.files import HardwareFileError
@@ -379,8 +379,8 @@ def _by_collective(values: Any) -> Mapping[str, float]:
     if not isinstance(values, Mapping):
         raise TypeError(f"{field} must be a table of numbers by collective; got {checked.shown(values)}")
     for name in values:
-        if name not in COLLECTIVES:
-            close = checked.did_you_mean(name, COLLECTIVES) or f"; there are {', '.join(COLLECTIVES)}"
+        if name not in KINDS.records:
+            close = checked.did_you_mean(name, tuple(KINDS.records)) or f"; there are {', '.join(KINDS.records)}"
             raise ValueError(f"{field} must be of collectives; got {checked.shown(name)}{close}")
     return checked.Table({
         name: checked.number(f"{field}.{name}", rate, "of bytes a second", above=0) for name, rate in values.items()

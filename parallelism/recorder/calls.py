@@ -9,106 +9,50 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import Algorithm, all_to_all_nbytes, chunk_nbytes
-from parallelism.collectives.algorithms import algorithm
+from parallelism.collectives import MemberCall, result_of
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Said:
-    """A collective as one member calls it."""
+@dataclass(frozen=True, slots=True)
+class CountedCall(MemberCall):
+    """A collective as one member calls it, whose array is counted and not looked at."""
 
-    kind: str
-    value: Any
-    """Of the shape and dtype that take part; None where this member gives nothing."""
-    dim: int = 0
-    concat_dim: int = 0
-    sizes: tuple[int, ...] = ()
-    """Extents of the pieces along ``dim``."""
-    root: int = 0
-    pairs: tuple[tuple[int, int], ...] | None = None
-    algorithm: str | None = None
-    told: Any = None
-    """What the others are to know, besides what is counted."""
+    value: Any = None
+    """What takes the place of the array at the other members: a tree of arrays, an object; None: the array itself."""
 
-    def differs(self, other: Said) -> bool:
+    def differs(self, other: CountedCall) -> bool:
         """Whether two members cannot be taking part in one operation."""
         if self.kind != other.kind or (self.root, self.pairs) != (other.root, other.pairs):
             return True
-        gives = self.value is not None and other.value is not None
+        gives = self.gives and other.gives
         return gives and (self.dim, self.concat_dim, self.algorithm) != (other.dim, other.concat_dim, other.algorithm)
 
     def __str__(self) -> str:
-        x = "nothing" if self.value is None else f"{self.value.dtype}{list(self.value.shape)}"
+        x = "nothing" if self.dtype is None else f"{self.dtype}{list(self.shape or ())}"
         return f"{self.kind}({x}, dim={self.dim}, root={self.root}, algorithm={self.algorithm})"
 
-    def steps(self, size: int) -> Algorithm:
-        """The algorithm as data."""
-        return algorithm(self.kind, self.algorithm, size, root=self.root, pairs=self.pairs)
 
-
-def chunk_sizes(everybody: Sequence[Said]) -> tuple[int, ...]:
-    """The bytes of every chunk, as the algorithm numbers them."""
-    giver = next((said for said in everybody if said.value is not None), None)
-    if giver is None:
-        return ()
-    shapes = [None if said.value is None else said.value.shape for said in everybody]
-    if giver.kind == "all_to_all":
-        known = [shape for shape in shapes if shape is not None]
-        return all_to_all_nbytes(known, giver.value.itemsize, giver.dim, [said.sizes for said in everybody])
-    steps, sizes = giver.steps(len(everybody)), giver.sizes or None
-    return chunk_nbytes(steps, shapes, giver.value.itemsize, dim=giver.dim, sizes=sizes)
-
-
-def result(everybody: Sequence[Said], position: int, x: Any) -> Any:
+def result(everybody: Sequence[CountedCall], position: int, x: Any) -> Any:
     """What the member at ``position`` gets: zeros."""
-    said = everybody[position]
-    root = everybody[said.root]
-    match said.kind:
-        case "barrier":
-            return None
-        case "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all":
-            found = _made(everybody, position)
-            return found if isinstance(x, np.ndarray) or found.ndim else found[()]
-        case "reduce" | "gather":
-            return _made(everybody, position) if position == said.root else None
-        case "broadcast":
-            return zeros(root.value if root.told is None else root.told)
-        case "scatter":
-            return _zeros_of(root.value, {root.dim: root.sizes[position]})
-        case "all_scatter":
-            return [zeros(other.value) for other in everybody]
-    source = next((everybody[s] for s, t in said.pairs or () if t == position), None)
-    return zeros(x) if source is None else zeros(source.value if source.told is None else source.told)
+    mine, size = everybody[position], len(everybody)
+    kind = mine.of_kind
+    if kind.lists:
+        return [np.zeros(call.shape or (), call.dtype) for call in everybody]
+    if kind.copies:
+        sources = kind.sources_of(position, size, mine.root, mine.pairs)
+        given = everybody[sources[0]] if sources else None
+        return zeros(x if given is None else given.value if given.value is not None else blank(given))
+    made = result_of(everybody, position, [blank(call) for call in everybody])
+    if made is None:
+        return None
+    found = np.zeros(made.shape, made.dtype)
+    return found if isinstance(x, np.ndarray) or found.ndim else found[()]
 
 
-def _made(everybody: Sequence[Said], position: int) -> Array:
-    said = everybody[position]
-    match said.kind:
-        case "all_gather" | "gather":
-            if said.value.ndim == 0:
-                return np.zeros(len(everybody), said.value.dtype)
-            return _zeros_of(said.value, {said.dim: sum(other.value.shape[said.dim] for other in everybody)})
-        case "reduce_scatter":
-            return _zeros_of(said.value, {said.dim: said.sizes[position]})
-        case "all_to_all":
-            def part(other: Said) -> int:
-                joined: int = other.value.shape[said.concat_dim]
-                return other.sizes[position] if said.dim == said.concat_dim else joined
-
-            extents = {said.dim: said.sizes[position], said.concat_dim: sum(map(part, everybody))}
-            return _zeros_of(said.value, extents)
-    return np.zeros(said.value.shape, said.value.dtype)
-
-
-def _zeros_of(like: Array, extents: dict[int, int]) -> Array:
-    return np.zeros([extents.get(d, n) for d, n in enumerate(like.shape)], like.dtype)
-
-
-def blank(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Zeros that take no memory."""
-    return np.broadcast_to(np.zeros((), dtype), shape)
+def blank(call: MemberCall) -> Array | None:
+    """Zeros like the array that a member gives, which take no memory; None if it gives none."""
+    return None if call.dtype is None else np.broadcast_to(np.zeros((), call.dtype), call.shape or ())
 
 
 def zeros(value: Any) -> Any:

@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import REDUCING
+from parallelism.collectives import kind_of
+from parallelism.collectives.call import traffic
 from parallelism.collectives.reductions import reduction
 from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
 from parallelism.operation import Groups, ReduceOp, Work
 from parallelism.operation.trees import leaves
-from parallelism.recorder.calls import Said, blank, chunk_sizes, result, zeros
+from parallelism.recorder.calls import CountedCall, result, zeros
 from parallelism.recorder.rendezvous import Lockstep, Meeting
 from parallelism.resharding import plan_resharding, run_plan
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Event
 
 Array = npt.NDArray[Any]
-_CUT = ("reduce_scatter", "scatter", "all_to_all")
-_ROOTED_INPUT = ("broadcast", "scatter")
 
 
 @dataclass
@@ -107,7 +106,7 @@ class RecordingDevice:
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
         if isinstance(x, tuple | list | dict):
-            return self._reduce_tree(x, axes, op, options)
+            return self._reduce_tree("all_reduce", x, axes, op, options)
         return self._collective("all_reduce", x, axes, op=op, **options)
 
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
@@ -149,18 +148,28 @@ class RecordingDevice:
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         return self._collective("barrier", None, axes, **options)
 
+    def collective(
+        self, kind: str, x: Any, axes: Axes = None, *, split_sizes: Sequence[int] | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
+    ) -> Any:
+        """The collective of this name; see `vcluster.VirtualDevice.collective`."""
+        if kind_of(kind).elementwise and isinstance(x, tuple | list | dict):
+            return self._reduce_tree(kind, x, axes, options.pop("op", None), options)
+        named = None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
+        return self._collective(kind, x, axes, cut=split_sizes, pairs=named, **options)
+
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
         group = self.group(axes)
         counted = np.zeros(len(pickle.dumps(obj)), np.uint8)
-        said = self._said("all_scatter", counted, group, told=obj)
+        said = self._said("all_scatter", counted, group, stands_for=obj)
         everybody = self._meet("all_gather_object", said, group, self.mesh.axes_of(axes))
-        return [other.told for other in everybody]
+        return [other.value for other in everybody]
 
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
         group = self.group(axes)
         counted = np.zeros(len(pickle.dumps(obj)), np.uint8)
-        said = self._said("broadcast", counted, group, root=root, told=obj)
-        return self._meet("broadcast_object", said, group, self.mesh.axes_of(axes))[root].told
+        said = self._said("broadcast", counted, group, root=root, stands_for=obj)
+        return self._meet("broadcast_object", said, group, self.mesh.axes_of(axes))[root].value
 
     def reshard(
         self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
@@ -191,8 +200,8 @@ class RecordingDevice:
         if not axes:
             return shape
         group = self.group(axes)
-        said = Said("global_shape", blank(shape, bool))
-        shapes = [other.value.shape for other in self._agree(self._lockstep.say(self.rank, group, said), said, group)]
+        said = CountedCall("global_shape", np.dtype(bool), shape)
+        shapes = [other.shape or () for other in self._agree(self._lockstep.say(self.rank, group, said), said, group)]
         return sharding.global_shape(dict(zip(group, shapes, strict=True)), self.mesh)
 
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
@@ -284,66 +293,62 @@ class RecordingDevice:
         self, kind: str, x: Any, group: tuple[int, ...], *, op: ReduceOp | None = None,
         axes: tuple[str, ...] | None = None, dim: int = 0, concat_dim: int = 0,
         cut: Sequence[int] | None = None, root: int = 0, pairs: tuple[tuple[int, int], ...] | None = None,
-        algorithm: str | None = None, told: Any = None,
-    ) -> Said:
-        gives = kind != "barrier" and (kind not in _ROOTED_INPUT or group[root] == self.rank)
+        algorithm: str | None = None, stands_for: Any = None,
+    ) -> CountedCall:
+        of_kind = kind_of(kind)
+        gives = of_kind.is_given_by(group.index(self.rank), root)
         value: Any = None
+        dtype: np.dtype[Any] | None = None
         sizes: tuple[int, ...] = ()
         if gives and isinstance(x, tuple | list | dict):
             value = np.zeros(sum(np.asarray(leaf).nbytes for leaf in leaves(x)), np.uint8)
-            told = x
+            stands_for = x
         elif gives:
             value = np.asarray(x)
-            if kind in REDUCING:
-                value = blank(value.shape, reduction("sum" if op is None else op, value.dtype).dtype)
+        if gives:
+            dtype = reduction("sum" if op is None else op, value.dtype).dtype if of_kind.reduces else value.dtype
         if gives and value.ndim:
             dim, concat_dim = dim % value.ndim, concat_dim % value.ndim
-        if gives and kind in _CUT:
+        if gives and of_kind.cuts:
             factors = (len(group),) if axes is None else tuple(self.mesh.shape[axis] for axis in axes)
             sizes = split_sizes(value.shape[dim], factors) if cut is None else tuple(int(n) for n in cut)
-        told_as = None if value is None else blank(value.shape, value.dtype)
-        return Said(kind, told_as, dim, concat_dim, sizes, root, pairs, algorithm, told)
+        shape = value.shape if gives else None
+        return CountedCall(kind, dtype, shape, dim, concat_dim, sizes, root, pairs, algorithm, stands_for)
 
     def _meet(
-        self, name: str, said: Said, group: tuple[int, ...], axes: tuple[str, ...] | None
-    ) -> list[Said]:
+        self, name: str, said: CountedCall, group: tuple[int, ...], axes: tuple[str, ...] | None
+    ) -> list[CountedCall]:
         place, meeting = self._begin(name, said, group, axes)
         return self._end(place, meeting, said, group)
 
     def _begin(
-        self, name: str, said: Said, group: tuple[int, ...], axes: tuple[str, ...] | None
+        self, name: str, said: CountedCall, group: tuple[int, ...], axes: tuple[str, ...] | None
     ) -> tuple[int, Meeting]:
-        dtype = None if said.value is None or isinstance(said.told, tuple | list | dict) else said.value.dtype.name
+        dtype = None if said.dtype is None or isinstance(said.value, tuple | list | dict) else said.dtype.name
         place = self._add(
             "collective", name, axes=axes, group=group, algorithm=said.algorithm or "direct", dtype=dtype)
         return place, self._lockstep.say(self.rank, group, said)
 
-    def _end(self, place: int, meeting: Meeting, said: Said, group: tuple[int, ...]) -> list[Said]:
+    def _end(self, place: int, meeting: Meeting, said: CountedCall, group: tuple[int, ...]) -> list[CountedCall]:
         everybody = self._agree(meeting, said, group)
-        steps, chunks, position = said.steps(len(group)), chunk_sizes(everybody), group.index(self.rank)
-        sources = steps.sources(position, chunks)
-        self._events[place] = replace(
-            self._events[place], bytes_received=sum(n for _, n in sources),
-            bytes_sent=sum(n for _, n in steps.targets(position, chunks)),
-            messages=sum(map(len, steps.sends(position))),
-            sources=tuple((group[source], n) for source, n in sources if n),
-        )
+        moved = traffic(everybody, group, group.index(self.rank))
+        self._events[place] = replace(self._events[place], **moved.on_event())
         return everybody
 
-    def _agree(self, meeting: Meeting, said: Said, group: tuple[int, ...]) -> list[Said]:
-        everybody: list[Said] = self._lockstep.all_said(self.rank, meeting, said.kind)
+    def _agree(self, meeting: Meeting, said: CountedCall, group: tuple[int, ...]) -> list[CountedCall]:
+        everybody: list[CountedCall] = self._lockstep.all_said(self.rank, meeting, said.kind)
         for rank, other in zip(group, everybody, strict=True):
             if other.differs(said):
                 raise ValueError(f"members of group {list(group)} differ: rank {self.rank} calls {said}, rank {rank} "
                                  f"calls {other}")
         return everybody
 
-    def _reduce_tree(self, tree: Any, axes: Axes, op: ReduceOp, options: dict[str, Any]) -> Any:
+    def _reduce_tree(self, kind: str, tree: Any, axes: Axes, op: ReduceOp | None, options: dict[str, Any]) -> Any:
         """One buffer for each dtype, as one operation."""
         place = len(self._events)
         for dtype in dict.fromkeys(np.asarray(leaf).dtype for leaf in leaves(tree)):
             size = sum(np.asarray(leaf).size for leaf in leaves(tree) if np.asarray(leaf).dtype == dtype)
-            self._collective("all_reduce", np.zeros(size, dtype), axes, op=op, **{**options, "async_op": False})
+            self._collective(kind, np.zeros(size, dtype), axes, op=op, **{**options, "async_op": False})
         parts = self._events[place:]
         sources: Counter[int] = Counter()
         for part in parts:
@@ -351,6 +356,7 @@ class RecordingDevice:
         self._events[place:] = [replace(
             parts[0], bytes_sent=sum(part.bytes_sent for part in parts), messages=sum(part.messages for part in parts),
             bytes_received=sum(part.bytes_received for part in parts), sources=tuple(sorted(sources.items())),
+            payload_bytes=sum(part.payload_bytes or 0 for part in parts),
         )]
         return _Pending(lambda: zeros(tree)) if options.get("async_op") else zeros(tree)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.collectives import MemberCall
 from parallelism.operation import Device
 from parallelism.resharding.plan import ReshardingPlan, ReshardingStep
 from parallelism.sharding import TensorSharding, device_op
@@ -31,34 +32,23 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
     return _MOVES[step.kind](device, step, x)
 
 
-class Called(NamedTuple):
-    """The collective that a step calls on a device, with a flat array: as far as that is counted."""
-
-    kind: str
-    elements: int
-    """Of the array that the device gives."""
-    pairs: tuple[tuple[int, int], ...] = ()
-    sizes: tuple[int, ...] | None = None
-    """Elements of the piece for each member of the group."""
-
-
-def called(step: ReshardingStep, rank: int) -> Called:
-    """What `run_step` calls for a step that moves blocks of several dims, or permutes them."""
+def called(step: ReshardingStep, rank: int, dtype: np.dtype[Any]) -> MemberCall:
+    """What `run_step` calls, with flat arrays, for a step that moves blocks of several dims, or permutes them."""
     group = step.mesh.group(rank, step.axes)
     mine = _block(step.before, step, rank)
-    elements = prod(_shape(mine))
+    flat = (prod(_shape(mine)),)
     match step.kind:
         case "all_gather":
-            return Called("all_gather", elements)
+            return MemberCall("all_gather", dtype, flat)
         case "permute":
             donors = [step.donors[member] for member in group]
             pairs = tuple((group.index(d), i) for i, d in enumerate(donors) if d != group[i])
-            return Called("permute", elements, pairs)
+            return MemberCall("permute", dtype, flat, pairs=pairs)
         case "reduce_scatter":
             sizes = tuple(prod(_shape(_block(step.after, step, member))) for member in group)
-            return Called("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", elements, sizes=sizes)
+            return MemberCall("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", dtype, flat, sizes=sizes)
     given = (_common(mine, _block(step.after, step, member)) for member in group)
-    return Called("all_to_all", elements, sizes=tuple(prod(_shape(part)) for part in given))
+    return MemberCall("all_to_all", dtype, flat, sizes=tuple(prod(_shape(part)) for part in given))
 
 
 def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:

@@ -88,7 +88,9 @@ class Rows:
         number = self.counts["collective", apart]
         self.counts["collective", apart] += 1
         self.collectives.append((len(self.rows), apart, number, op))
-        name = called(step_of(op, mesh), rank).kind if op.kind == "relayout" else op.kind
+        name = op.kind
+        if name == "relayout":
+            name = called(step_of(op, mesh), rank, op.inputs[0].type.dtype).kind
         self.rows.append(row(
             "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import Moved, Said, moved_alike
+from parallelism.collectives import CollectiveCall, MemberCall, Moved, kind_of, moved_alike
 from parallelism.collectives.direct_traffic import moved
 from parallelism.events import Columns, Table
 from parallelism.ir import Op
 from parallelism.layouts import step_of
-from parallelism.mesh import Mesh
+from parallelism.mesh import Mesh, split_sizes
 from parallelism.resharding.execute import called
 from parallelism.simulation.device_events import DTYPE, FIELDS, NAME, Axes, Rows
 
@@ -85,7 +85,7 @@ class Templates:
                     everybody = dict.fromkeys(range(len(self.groups[slot])), found)
                 else:
                     everybody = {
-                        i: moved(tuple(self._said(self._call(rank, axes, number, op), rank) for rank in group))
+                        i: moved(tuple(self._called(self._call(rank, axes, number, op), rank) for rank in group))
                         for i, group in enumerate(self.groups[slot].tolist())
                         if which in self.class_of[group]        # others may call something else, or nothing
                     }
@@ -108,13 +108,13 @@ class Templates:
         """What the members of a group move, if all who may be in it say the same; ``ranks``: one of each class."""
         if op.kind == "relayout":
             return None
-        said = self._said(op, 0)
+        call = self._called(op, 0)
         for rank in ranks if len(ranks) > 1 else ():
             other = self._calls[int(self.class_of[rank])].get((axes, number))
-            if other is None or self._said(other, 0) != said:
+            if other is None or self._called(other, 0) != call:
                 return None
         size = prod(self.mesh.shape[axis] for axis in axes)
-        return moved_alike(said, size)
+        return moved_alike(call, size)
 
     def _call(self, rank: int, axes: Axes, number: int, mine: Op) -> Op:
         other = self._calls[int(self.class_of[rank])].get((axes, number))
@@ -124,15 +124,16 @@ class Templates:
                 f"{'nothing' if other is None else other.kind} to rank {rank}")
         return other
 
-    def _said(self, op: Op, rank: int) -> Said:
+    def _called(self, op: Op, rank: int) -> MemberCall:
         x, given = op.inputs[0].type, dict(op.attributes)
         if op.kind == "relayout":
-            call = called(step_of(op, self.mesh), rank)
-            return Said(call.kind, (call.elements,), x.dtype.itemsize, pairs=call.pairs, sizes=call.sizes)
+            return called(step_of(op, self.mesh), rank, x.dtype)
         shape, axes = tuple(int(n) for n in x.shape), self.mesh.axes_of(op["axes"])
         factors = tuple(self.mesh.shape[axis] for axis in axes)
         dim = given.get("split_dim", given.get("dim", 0))
-        return Said(op.kind, shape, x.dtype.itemsize, dim, factors, tuple(map(tuple, given.get("pairs", ()))))
+        sizes = split_sizes(shape[dim], factors) if kind_of(op.kind).cuts else ()
+        pairs = tuple(map(tuple, given["pairs"])) if "pairs" in given else None
+        return MemberCall(op.kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs)
 
     def differences(self) -> list[Ints]:
         """What devices of one class move differently, by rank: bytes of the collectives whose pieces are uneven.
@@ -141,7 +142,7 @@ class Templates:
         """
         found = []
         for look, by_group in self._uneven.items():
-            if next(iter(by_group.values())).kind == "all_reduce":
+            if next(iter(by_group.values())).kind.sums_all:
                 continue
             groups = self.groups[self.axes_of[look]]
             for of in ("sent", "received", "messages"):
@@ -190,7 +191,8 @@ class Templates:
         source = np.zeros(len(events), np.int32)
         source[at] = index
         columns: dict[str, Any] = {
-            "group": Table((None, *told), group), "sources": Table(((), *sources), source)}
+            "group": Table((None, *told), group), "sources": Table(((), *sources), source),
+            **self._calls_of(len(events), at, look, number - first[slots])}
         uneven = np.isin(look, list(self._uneven)) if self._uneven else np.zeros(len(at), np.bool_)
         if uneven.any():
             sent, received, messages = (
@@ -202,6 +204,14 @@ class Templates:
                 messages[at[i]] = found.messages[position]
             columns |= {"bytes_sent": sent, "bytes_received": received, "messages": messages}
         return events.with_columns(**columns)
+
+    def _calls_of(self, count: int, at: Ints, look: Ints, numbers: Ints) -> dict[str, Table]:
+        """The columns that describe the calls, for events of collectives ``at`` their places among ``count``."""
+        different, inverse = np.unique(np.stack([look, numbers], axis=1), axis=0, return_inverse=True)
+        found = [self.moved(one, number) for one, number in different.tolist()]
+        return {
+            name: _table(count, at, default, [getattr(each, name) for each in found], inverse.ravel())
+            for name, default in (("payload_bytes", None), ("pairs", ()))}
 
     def _group(self, number: int, first: Ints) -> tuple[int, ...]:
         slot = int(np.searchsorted(first, number, "right")) - 1
@@ -229,16 +239,13 @@ class Templates:
             index[i] = known[same]
         return made, index[inverse.ravel()]
 
-    def collective(
-        self, look: int, number: int
-    ) -> tuple[str, tuple[int, ...], Ints, str | None, tuple[tuple[int, int], ...]]:
-        """Of a collective event, and the number of a group along its axes: kind, ranks, bytes that each receives,
-        dtype, and who sends to whom, where that is told."""
+    def collective(self, look: int, number: int) -> tuple[CollectiveCall, str | None]:
+        """The call of a collective event by a group, given by its number along the axes; and its dtype."""
         slot = int(self.axes_of[look])
         group, found = tuple(self.groups[slot][number].tolist()), self.moved(look, number)
         of_class = int(np.searchsorted(self.starts, look, "right")) - 1
         event = self.rows[of_class].rows[look - int(self.starts[of_class])]
-        return event[NAME], group, found.received, event[DTYPE], found.pairs
+        return CollectiveCall(event[NAME], group, found.payload_bytes, pairs=found.pairs), event[DTYPE]
 
     def moved(self, look: int, number: int) -> Moved:
         """What the members of a group move in a collective."""
@@ -252,6 +259,15 @@ def members(mesh: Mesh, axes: Axes) -> Ints:
     places = [mesh.axes.index(axis) for axis in axes]
     rest = [i for i in range(len(mesh.axes)) if i not in places]
     return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in axes))
+
+
+def _table(count: int, at: Ints, default: Any, values: Sequence[Any], index: Ints) -> Table:
+    """A column with ``values[index]`` at some places, and the default elsewhere."""
+    place: dict[Any, int] = {default: 0}
+    codes = np.array([place.setdefault(value, len(place)) for value in values], np.int32)
+    column = np.zeros(count, np.int32)
+    column[at] = codes[index]
+    return Table(tuple(place), column)
 
 
 def _by_member(groups: Ints) -> Ints:

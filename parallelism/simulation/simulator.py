@@ -220,7 +220,7 @@ def _prices(
             known[key] = len(prices)
             told = templates.collective(look, number)
             prices.append(pricing.collective(*told))
-            groups.append(told[1])
+            groups.append(told[0].group)
         of_event[i] = known[key]
     return prices, groups, of_event
 

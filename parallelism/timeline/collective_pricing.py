@@ -8,28 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from math import fsum
+from math import fsum, isinf
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import COLLECTIVES, ROOTED, Pairs, closed_form
+from parallelism.collectives import KINDS, NAMED_OTHERWISE, CollectiveCall, kind_of_event
 from parallelism.cost import Costs
 from parallelism.events import Columns, Table
-from parallelism.events.columns import codes, combined
+from parallelism.events.columns import combined
 from parallelism.hardware import Channel, Hardware
 from parallelism.timeline.fair_sharing import LEAST, Way
 from parallelism.timeline.matching import group_sizes
 
 Floats = npt.NDArray[np.float64]
 
-_MADE_OF = {"all_gather_object": "all_scatter", "broadcast_object": "broadcast"}
-_RECEIVES_NOTHING = ("broadcast", "scatter")
-"""The root of these; that of `reduce` and `gather` sends nothing."""
-_NO_PAIRS: Pairs = ()
-
+_CALL = "name", "group", "algorithm", "payload_bytes", "root", "pairs"
+"""The fields of a `CollectiveCall`."""
 
 class CollectivePrice(NamedTuple):
     """A collective's price."""
@@ -81,43 +77,38 @@ def _by_themselves(
 ) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
     """The different prices, and by operation which of them it has."""
     least = np.minimum.reduceat(scale[order], begins)
-    received = np.add.reduceat(events.numbers("bytes_received")[order], begins) * np.where(np.isinf(least), 1.0, least)
-    operations = events.only("name", "group", "algorithm").take(order[begins])
+    operations = events.only("rank", "kind", *_CALL).take(order[begins])
     whole = members == group_sizes(operations)
-    prices, place_of = [FREE], dict[Any, int]()
-    look = combined(*(codes(operations[of]) for of in ("name", "group", "algorithm"))).tolist()
-    price = np.zeros(len(begins), np.int64)
-    told = zip(look, received.tolist(), *map(operations.values, ("name", "group", "algorithm")), strict=True)
-    for place, (alike, total, name, group, algorithm) in enumerate(told):
-        kind = _MADE_OF.get(name, name)
-        if not whole[place] or kind not in COLLECTIVES:
+    key = combined(operations.key(*_CALL), np.unique(least, return_inverse=True)[1].astype(np.int64), whole.astype(int))
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    prices, price_of = [FREE], []
+    different = operations.take(first).events()
+    for event, factor, complete in zip(different, least[first].tolist(), whole[first].tolist(), strict=True):
+        kind = kind_of_event(event.name) if complete else None
+        if kind is None or event.group is None:
+            price_of.append(0)
             continue
-        known: Any = alike, total
-        root, pairs = 0, _NO_PAIRS
-        if kind in ROOTED or kind == "permute":
-            own = events.take(order[begins[place]:begins[place] + members[place]])
-            root, pairs = _root(kind, group, own), _pairs(group, own) if kind == "permute" else _NO_PAIRS
-            if kind == "permute":   # as long as the largest
-                total = float(own.numbers("bytes_received").max() * (total / max(1, _sum(own))))
-            known = alike, total, root, pairs
-        if known not in place_of:
-            place_of[known] = len(prices)
-            prices.append(collective_price(costs, kind, algorithm, group, total, root, pairs, sharing))
-        price[place] = place_of[known]
-    return prices, price
+        call = CollectiveCall.of_event(event)
+        if call is None:
+            raise ValueError(
+                f"a collective {event.name!r} of group {list(event.group)} has no payload_bytes, and cannot be priced: "
+                f"its trace was saved before events had them; run or simulate it again")
+        price_of.append(len(prices))
+        prices.append(collective_price(costs, call, 1.0 if isinf(factor) else factor, sharing))
+    return prices, np.array(price_of, np.int64)[place]
 
 
 def collective_price(
-    costs: Costs, kind: str, algorithm: str | None, group: tuple[int, ...], received: float, root: int = 0,
-    pairs: Pairs = (), sharing: bool = True,
+    costs: Costs, call: CollectiveCall, scale: float = 1.0, sharing: bool = True
 ) -> CollectivePrice:
-    if len(group) < 2:
+    """What a call costs, its bytes priced as ``scale`` times as many."""
+    if len(call.group) < 2:
         return FREE
-    parts = 1.0 if kind == "permute" else _parts(kind, algorithm, len(group), root)
-    named = None if algorithm in (None, "direct") else algorithm
-    nbytes = received / parts if parts else 0.0
-    cost = costs.collective(kind, nbytes, group, algorithm=named, root=root, pairs=pairs)
-    crossing = costs.channel_bytes(cost, group, root=root, pairs=pairs) if sharing else {}
+    named = None if call.algorithm in (None, "direct") else call.algorithm
+    root = call.root or 0
+    cost = costs.collective(
+        call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs)
+    crossing = costs.channel_bytes(cost, call.group, root=root, pairs=call.pairs) if sharing else {}
     return CollectivePrice(cost.seconds, cost.algorithm, crossing)
 
 
@@ -136,7 +127,7 @@ def _with_reshardings(
         if parent is not None:
             inside[rank, parent] += price
             parts.setdefault((rank, parent), []).append(part)
-    own = events.isin("name", COLLECTIVES) | events.isin("name", _MADE_OF)
+    own = events.isin("name", {*KINDS.records, *NAMED_OTHERWISE})
     keys = list(zip(events.values("rank"), events.values("serial"), strict=True))
     prices, of_event = list(prices), of_event.copy()
     price_of = of_event[order[begins]]      # by operation
@@ -175,30 +166,3 @@ def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
         return None
     most = max(used.values())
     return Way(tuple((channel, max(part / most, LEAST)) for channel, part in sorted(used.items())), most)
-
-
-def _root(kind: str, group: tuple[int, ...], events: Columns) -> int:
-    """The position of the root: of whoever gets, or gives, nothing; 0 if there is nothing to give."""
-    if kind not in ROOTED:
-        return 0
-    moved = events.numbers("bytes_received" if kind in _RECEIVES_NOTHING else "bytes_sent")
-    none = np.flatnonzero(moved == 0)
-    return group.index(events.values("rank")[int(none[0])]) if len(none) and moved.any() else 0
-
-
-def _pairs(group: tuple[int, ...], events: Columns) -> tuple[tuple[int, int], ...]:
-    """Who sends to whom, by position."""
-    place = {rank: position for position, rank in enumerate(group)}
-    told = zip(events.values("rank"), events.values("sources"), strict=True)
-    return tuple(sorted((place[source], place[rank]) for rank, sources in told for source, _ in sources
-                        if source != rank and source in place))
-
-
-def _sum(events: Columns) -> float:
-    return float(events.numbers("bytes_received").sum())
-
-
-@lru_cache(maxsize=4096)
-def _parts(kind: str, algorithm: str | None, size: int, root: int) -> float:
-    """What all members together receive of S."""
-    return float(sum(closed_form(kind, algorithm, size, root=root).received))

@@ -11,7 +11,7 @@ the host, hardware None, there are no rates: messages and collectives are free, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import Pairs
+from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.events.columns import codes, combined
@@ -237,19 +237,11 @@ class Pricing:
         ]
         return np.array(prices, np.float64)[place]
 
-
-    def collective(
-        self, kind: str, group: tuple[int, ...], received: Sequence[int] | npt.NDArray[np.int64], dtype: str | None,
-        pairs: Pairs = (),
-    ) -> CollectivePrice:
-        """That of a direct collective over these ranks, each of which receives so many bytes; free on the host."""
+    def collective(self, call: CollectiveCall, dtype: str | None) -> CollectivePrice:
+        """That of a collective of arrays of a dtype; free on the host."""
         if self.hardware is None:
             return FREE
-        own = np.asarray(received)
-        total = float(own.sum() * self._factor(dtype))
-        if kind == "permute":   # as long as the largest
-            total = float(own.max() * (total / max(1, int(own.sum()))))
-        return collective_price(self.costs, kind, "direct", group, total, pairs=pairs, sharing=self.link_sharing)
+        return collective_price(self.costs, call, self._factor(dtype), self.link_sharing)
 
 
 def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:

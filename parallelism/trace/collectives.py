@@ -1,18 +1,17 @@
 """The collectives of a trace as a table: how many, how many bytes, how long, and at what bus bandwidth.
 
-Bus bandwidth is that of NVIDIA's nccl-tests (doc/PERFORMANCE.md): S / t times a factor by which, whatever the number of
-ranks g, it can be held against the speed of a link: 2(g-1)/g for all_reduce, (g-1)/g for all_gather, reduce_scatter,
-all_to_all, scatter and gather, 1 for broadcast and reduce.  S, the whole buffer, is found from the bytes received and
-the closed form of the algorithm; t is from when the last member has come until the last is through.
+Bus bandwidth is S / t times the factor of its kind (`parallelism.collectives.kinds.bus_factor`), by which, whatever the number of
+ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the last
+member has come until the last is through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from parallelism.collectives import kind_of_event
 from parallelism.events import Columns, Table
 from parallelism.events.columns import operations
 from parallelism.trace.transfers import Moving, moving, rounded
@@ -54,7 +53,7 @@ def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRo
         alike = events.take(place == i)
         first = next(alike.take(slice(1)).events())
         run = first.algorithm or "direct"
-        seconds, bus_bytes = _times(alike, since[place == i], first.name, run)
+        seconds, bus_bytes = _times(alike, since[place == i], first.name)
         received, sent = (sum(alike.values(field)) for field in ("bytes_received", "bytes_sent"))
         rows.append(CollectiveRow(
             first.name, first.priced_algorithm or run, first.axes, operations(alike), received, sent, seconds,
@@ -62,44 +61,7 @@ def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRo
     return tuple(rows)
 
 
-def bus_factor(name: str, size: int) -> float | None:
-    """Bus bandwidth over S / t, after nccl-tests; None for what they do not measure.
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4), bus_factor("barrier", 4)
-    (1.5, 0.75, 1.0, None)
-    """
-    if name in ("broadcast", "reduce"):
-        return 1.0
-    if name in ("all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"):
-        return (size - 1) / size
-    return 2 * (size - 1) / size if name == "all_reduce" else None
-
-
-def received_parts(name: str, algorithm: str, size: int) -> float | None:
-    """What all ranks together receive in a collective of `bus_factor`, in parts of S; None for an unknown way.
-
-    The same as `parallelism.collectives.closed_forms` sums up to, which stands above traces.
-    """
-    others = size - 1
-    match name, algorithm:
-        case ("scatter" | "gather"), _:
-            return others / size if algorithm in ("direct", "naive") else None     # a tree passes shards on
-        case ("all_reduce" | "reduce_scatter"), "naive":
-            return size * others
-        case "all_reduce", "recursive_doubling":
-            return size * others.bit_length()
-        case "all_reduce", _:
-            return 2 * others
-        case "all_to_all", "ring":
-            return size * others / 2
-        case "all_to_all", "bruck":
-            return None
-        case ("all_gather" | "reduce_scatter" | "all_to_all" | "broadcast" | "reduce"), _:
-            return others
-    return None
-
-
-def _times(events: Columns, since: np.ndarray, name: str, algorithm: str) -> tuple[float, float | None]:
+def _times(events: Columns, since: np.ndarray, name: str) -> tuple[float, float | None]:
     """The seconds of these collectives' transfers, and the bytes over the bus, if that is defined."""
     keys = events.key("group", "sequence") if events.present("sequence").all() else np.arange(len(events))
     _, place, came = np.unique(keys, return_inverse=True, return_counts=True)
@@ -112,17 +74,11 @@ def _times(events: Columns, since: np.ndarray, name: str, algorithm: str) -> tup
     assert isinstance(groups, Table)
     sizes = np.zeros(len(came), np.int64)
     sizes[place] = np.array([0 if ranks is None else len(ranks) for ranks in groups.values], np.int64)[groups.index]
-    received = np.bincount(place, events.numbers("bytes_received").astype(np.float64), len(came))
-    if not np.array_equal(sizes, came):
+    kind = kind_of_event(name)
+    payloads: list[float | None] = [None] * len(came)
+    for operation, payload in zip(place.tolist(), events.values("payload_bytes"), strict=True):
+        payloads[operation] = payload
+    if kind is None or kind.bus_factor is None or None in payloads or not np.array_equal(sizes, came):
         return seconds, None
-    return seconds, _bus_bytes(name, algorithm, zip(sizes.tolist(), received.tolist(), strict=True))
-
-
-def _bus_bytes(name: str, algorithm: str, operations: Iterator[tuple[int, float]]) -> float | None:
-    total = 0.0
-    for size, received in operations:
-        factor, parts = bus_factor(name, size), received_parts(name, algorithm, size)
-        if factor is None or parts is None:
-            return None
-        total += factor * received / parts if parts else 0
-    return total
+    factors = map(kind.bus_factor, sizes.tolist())
+    return seconds, sum(factor * (nbytes or 0.0) for factor, nbytes in zip(factors, payloads, strict=True))

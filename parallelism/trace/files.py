@@ -221,6 +221,9 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
         "tuple[str, ...]": ("a list of texts", _lists(_texts), None),
         "tuple[tuple[int, int], ...]": ("a list of ranks with their bytes", _lists(sources), None),
     }[annotation.removesuffix(" | None")]
+    if field == "pairs":
+        check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
+        expected = "a list of pairs of positions"
     if field == "kind":
         expected, check = f"one of {', '.join(KINDS)}", lambda column: _texts(column) and set(column) <= set(KINDS)
     optional = annotation.endswith(" | None")

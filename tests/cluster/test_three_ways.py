@@ -256,7 +256,8 @@ def by_rank(trace):
 
 
 def said(events):
-    return [(e.kind, e.name, e.axes, e.group, e.peer, e.tag, e.bytes_sent, e.bytes_received, e.messages)
+    return [(e.kind, e.name, e.axes, e.group, e.peer, e.tag, e.bytes_sent, e.bytes_received, e.messages,
+             e.payload_bytes, e.root, e.pairs)
             for e in events if e.kind in ("collective", "send", "recv")]
 
 

@@ -26,6 +26,7 @@ SPECIAL = {
     "tag": st.none() | st.sampled_from((0, 1, -(2**63) + 1, 2**63 - 1)),
     "group": st.none() | st.lists(ranks, max_size=3).map(tuple), "phase": st.none() | st.sampled_from("FB"),
     "sources": st.lists(st.tuples(ranks, st.integers(0, 99)), max_size=3).map(tuple),
+    "pairs": st.lists(st.tuples(ranks, ranks), max_size=3).map(tuple),
     "axes": st.sampled_from((None, ("dp",), ("tp",), ("dp", "tp"))),
     "shape": st.none() | st.lists(st.integers(0, 9), max_size=2).map(tuple),
     "nbytes": finite | finite.map(lambda x: -x),

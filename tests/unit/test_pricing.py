@@ -50,7 +50,7 @@ def ring(rank, group, nbytes, sequence=0, **fields):
     """An all_reduce of so many bytes, whole in all parts."""
     received = 2 * (len(group) - 1) * nbytes // len(group)
     return Event(rank, "collective", "all_reduce", group=group, sequence=sequence, algorithm="ring",
-                 bytes_received=received, bytes_sent=received, **fields)
+                 bytes_received=received, bytes_sent=received, payload_bytes=nbytes, **fields)
 
 
 def wait(rank, work):

@@ -47,11 +47,11 @@ PIPELINE = Trace([
     Event(0, "compute", "0F0", 0, 2, stage=0, microbatch=0, phase="F", flops=6),
     Event(0, "send", "send", 2, peer=1, tag=0, sequence=0, bytes_sent=8),
     Event(0, "collective", "all_reduce", 2, 8, group=(0, 1), sequence=0, axes=("pp",), bytes_received=4,
-          sources=((1, 4),)),
+          sources=((1, 4),), payload_bytes=4.0),
     Event(1, "recv", "recv", 0, 3, peer=0, tag=0, sequence=0, bytes_received=8),
     Event(1, "compute", "1F0", 3, 4, stage=1, microbatch=0, phase="F"),
     Event(1, "collective", "all_reduce", 7, 3, group=(0, 1), sequence=0, axes=("pp",), bytes_received=4,
-          sources=((0, 4),)),
+          sources=((0, 4),), payload_bytes=4.0),
     Event(1, "collective", "all_gather", 7, 3, group=(0, 1), sequence=1, work=0),
 ], mesh_shape={"pp": 2, "dp": 1}, hardware="by hand")
 

@@ -25,7 +25,7 @@ def told(trace, rank=None):
     return [
         (e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds, e.bytes_sent, e.bytes_received, e.messages,
          e.flops, e.nbytes, e.axes, e.group, e.peer, e.algorithm, e.tag, e.sequence, e.sources, e.dtype, e.seconds,
-         e.serial) for e in trace if rank is None or e.rank == rank
+         e.serial, e.payload_bytes, e.root, e.pairs) for e in trace if rank is None or e.rank == rank
     ]
 
 

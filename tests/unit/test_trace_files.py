@@ -26,6 +26,7 @@ SPECIAL = {
     "rank": ranks, "kind": st.sampled_from(KINDS), "peer": st.none() | st.integers(-1, SIZE - 1), "nbytes": finite,
     "start_seconds": finite, "wall_start_seconds": finite, "tag": st.none() | st.integers(-5, 5),
     "group": st.none() | st.lists(ranks, max_size=3).map(tuple),
+    "pairs": st.lists(st.tuples(ranks, ranks), max_size=3).map(tuple),
 }
 
 

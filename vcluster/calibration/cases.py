@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.collectives import kind_of
 from parallelism.hardware import VARIABLE, Hardware
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
@@ -248,11 +249,12 @@ def _stream(device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
 
 
 def _collective(name: str, device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
-    x = np.ones(max(1, nbytes // 8 // (device.size if name == "all_gather" else 1)), dtype)
-    if name in ("reduce_scatter", "all_to_all"):
+    kind = kind_of(name)
+    x = np.ones(max(1, nbytes // 8 // (device.size if kind.in_shards else 1)), dtype)
+    if kind.cuts:
         x = np.ones(-(-len(x) // device.size) * device.size, dtype)
     call = getattr(device, name)
-    if name == "broadcast":
+    if kind.gives == "root":
         return lambda: call(x if device.rank == 0 else None, root=0)
     return lambda: call(x)
 

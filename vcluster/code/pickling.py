@@ -29,6 +29,7 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
 
+from parallelism.collectives import registry
 from vcluster.code.call_sites import is_installed
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
@@ -247,15 +248,28 @@ class Environment:
     path: tuple[str, ...]
     directory: str | None
     """None where the host's own directory has been removed."""
+    registered: bytes = b""
+    """The kinds and algorithms of collectives that were added on the host; empty: none were."""
 
 
-def environment() -> Environment:
-    """The host's ``sys.path`` and current directory, for `apply_environment`."""
+def environment(*, processes: bool = True) -> Environment:
+    """The host's ``sys.path``, current directory and registered collectives, for `apply_environment`.
+
+    Devices that are no ``processes`` have the host's tables of collectives.
+    """
     try:
         directory = os.getcwd()  # noqa: PTH109  (a path object costs ten times as much, in every run)
     except FileNotFoundError:
         directory = None
-    return Environment(tuple(entry or directory or entry for entry in sys.path), directory)
+    path = tuple(entry or directory or entry for entry in sys.path)
+    return Environment(path, directory, _registered(registry.version()) if processes else b"")
+
+
+@functools.lru_cache(maxsize=1)
+def _registered(version: int) -> bytes:
+    """What was registered, as bytes; made again when that has changed."""
+    records = registry.registered()
+    return dump(records, "what was registered") if any(records) else b""
 
 
 def apply_environment(value: Environment) -> None:
@@ -266,6 +280,9 @@ def apply_environment(value: Environment) -> None:
     if value.directory is not None:
         with suppress(OSError):  # gone since, or not ours to enter
             os.chdir(value.directory)
+    if value.registered or any(registry.registered()):
+        importlib.import_module("parallelism.collectives.algorithms")  # has the table of algorithms
+        registry.install(load(value.registered) if value.registered else ((), ()))
 
 
 class ModuleWatcher:

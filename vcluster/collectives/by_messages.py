@@ -50,9 +50,10 @@ def run_stepwise(
             on_message("recv", peer, envelope.nbytes)
             messages.append(Message(transfer.source, transfer.chunks, envelope.open(), transfer.reduce))
         held = arrive(held, messages, position, op)
-    dim = call.concat_dim if call.kind == "all_to_all" else call.dim
+    kind = call.of_kind
+    dim = call.concat_dim if kind.blocks_of_all else call.dim
     result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
-    return _own(result, reduction, group.size), calls
+    return _own(result, reduction, len(kind.sources_of(position, group.size, call.root))), calls
 
 
 def _own(result: Any, reduction: Reduction | None, terms: int) -> Any:

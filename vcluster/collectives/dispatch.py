@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction
+from parallelism.collectives import CollectiveKind, Reduction, kind_of, registry
 from parallelism.collectives.reductions import reduction
 from parallelism.mesh import Axes, Mesh, split_sizes
 from parallelism.operation import Groups, ReduceOp
@@ -46,14 +46,8 @@ from vcluster.tracing import Recorder, Row, Template, collective_template, dtype
 
 MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-RESULT_FOR_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_scatter", "scatter", "permute")
-"""Who calls one of these wants its result."""
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
 KNOWN_CALLS = 1024
 """Calls that a device remembers to have checked."""
-OUTSIDE_ALLOWED = ("broadcast", "permute")
-"""With ``groups=``, a rank may be in none of them: it gets zeros."""
 
 
 class _Told:
@@ -85,8 +79,9 @@ class Plan:
         self.what = _Told(what or call, None if call.ranks == tuple(range(size)) else call.ranks)
         """What its ``str`` says is told of it while it is under way."""
         self.reduction = reduction
-        self.result_counts = call.kind in RESULT_FOR_ALL or (call.kind == "broadcast" and not call.gives)
-        """Whether who throws the result away has most likely forgotten it."""
+        kind = call.of_kind
+        self.result_counts = kind.gets == "all" and not (kind.copies and kind.rooted and call.gives)
+        """Whether a program that throws the result away has most likely forgotten it."""
         self.lane: Lane = ("group", group_key(call.ranks))
         self.traffic: Traffic | None = None
         """What this rank sends and receives if everybody calls the very same."""
@@ -117,12 +112,21 @@ class Collectives:
         self._by_messages = by_messages
         self._groups: dict[tuple[int, ...], Group] = {}
         self._known: dict[Any, Plan] = {}
+        self._version = registry.version()
+        """Of the tables of kinds and algorithms that the known calls were checked by."""
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
         self._groups.clear()
         self._known.clear()
         self.unwaited.clear()
+
+    def begin_run(self) -> None:
+        """Forget what the last run has dropped, and calls of kinds that may have been replaced since."""
+        self.dropped.clear()
+        if self._version != registry.version():
+            self._version = registry.version()
+            self._known.clear()
 
     def wait_for_all(self) -> None:
         """Finish what nobody waited for."""
@@ -163,21 +167,22 @@ class Collectives:
                         same = same.astype(known.reduction.dtype, copy=False)
                     return self._drive(known, partial(self._one, known, x, same, out), name or kind, async_op)
         root, dim, concat_dim = _integer("root", root), _integer("dim", dim), _integer("dim", concat_dim)
-        members, axis_names, factors = self._members(kind, axes, groups)
+        of_kind = kind_of(kind)
+        members, axis_names, factors = self._members(of_kind, axes, groups)
         if members is None:
             return self._outside(kind, x, out, async_op)
         position = members.index(self._rank)
-        if kind in ROOTED and not 0 <= root < len(members):
+        if of_kind.rooted and not 0 <= root < len(members):
             raise ValueError(f"root is a position in the group, 0 to {len(members) - 1}, got {root}")
         base: dict[str, Any] = {
             "ranks": members, "position": position, "axes": axis_names, "algorithm": algorithm, "root": root,
             "pairs": _plain_pairs(pairs),
         }
-        if kind == "all_reduce" and is_tree(x):
+        if of_kind.elementwise and is_tree(x):
             _no_out(kind, x, out)
-            plan = Plan(Call(kind, **base), None, self._mesh.size, what=f"all_reduce({type(x).__name__} of arrays)")
-            return self._drive(plan, partial(self._reduce_tree, x, op, base), name or kind, async_op)
-        call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
+            plan = Plan(Call(kind, **base), None, self._mesh.size, what=f"{kind}({type(x).__name__} of arrays)")
+            return self._drive(plan, partial(self._reduce_tree, of_kind, x, op, base), name or kind, async_op)
+        call, array, reducing = self._call(of_kind, x, op, dim, concat_dim, split_sizes, factors, base)
         if out is not None:
             if is_tree(x):
                 _no_out(kind, x, out)
@@ -243,10 +248,10 @@ class Collectives:
         result, calls = yield from self._carry_out(call, array, out, plan.reduction, event, posted)
         if all(seen is call for seen in calls):  # everybody called the very same
             if plan.traffic is None:
-                plan.traffic = traffic(calls, call.position)
+                plan.traffic = traffic(calls, call.ranks, call.position)
             told = plan.traffic
         else:
-            told = traffic(calls, call.position)
+            told = traffic(calls, call.ranks, call.position)
         plan.times += 1
         if plan.times > 1 and plan.repeated is None and self._is_direct(call) and Repeated.serves(calls):
             group = self._groups[call.ranks]
@@ -254,7 +259,7 @@ class Collectives:
             name = event[1]
             plan.template = collective_template(
                 name, call.axes, call.ranks, call.algorithm or "direct", told, plan.dtype)
-        if call.kind in ("broadcast", "permute"):
+        if call.of_kind.copies:
             sources = [s for s, t in call.pairs or () if t == call.position] if call.pairs is not None else [call.root]
             if out is None:
                 result = from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
@@ -265,17 +270,17 @@ class Collectives:
         return result, told
 
     def _reduce_tree(
-        self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
+        self, kind: CollectiveKind, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The leaves of each dtype, one after the other in one buffer."""
-        arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
+        arrays = [as_array(kind.name, leaf) for leaf in leaves(x)]
         form = repr(rebuild(x, [(array.dtype.str, array.shape) for array, _ in arrays])).encode()
         reduced: list[Any] = [None] * len(arrays)
         total = Traffic(0, 0, 0, ())
         for dtype in dict.fromkeys(array.dtype for array, _ in arrays):
             indices = [i for i, (array, _) in enumerate(arrays) if array.dtype == dtype]
             buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
-            call, converted, reducing = self._call("all_reduce", buffer, op, 0, 0, None, (), base)
+            call, converted, reducing = self._call(kind, buffer, op, 0, 0, None, (), base)
             call = replace(call, form=form)
             result, told = yield from self._one(Plan(call, reducing, self._mesh.size), buffer, converted, None, event)
             total = total.plus(told)
@@ -335,14 +340,14 @@ class Collectives:
     # -- arguments ----------------------------------------------------------------------------------------------------
 
     def _members(
-        self, kind: str, axes: Axes, groups: Groups | None
+        self, kind: CollectiveKind, axes: Axes, groups: Groups | None
     ) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]:
         """The group, the axes it lies along, and how an extent is split over it; no group for a rank outside."""
         if groups is None:
             names = self._mesh.axes_of(axes)
             return self._mesh.group(self._rank, axes), names, tuple(self._mesh.shape[name] for name in names)
         if axes is not None:
-            raise ValueError(f"{kind} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
+            raise ValueError(f"{kind.name} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
         seen: set[int] = set()
         mine: tuple[int, ...] | None = None
         for group in groups:
@@ -355,34 +360,35 @@ class Collectives:
                 seen.add(rank)
             if self._rank in members:
                 mine = members
-        if mine is None and kind not in OUTSIDE_ALLOWED:
-            raise ValueError(f"rank {self._rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
+        if mine is None and not kind.copies:     # a rank in no group gets zeros of a copy
+            lists = [list(group) for group in groups]
+            raise ValueError(f"rank {self._rank} is in none of groups={lists}, but calls {kind.name}")
         return mine, None, () if mine is None else (len(mine),)
 
     def _call(
-        self, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+        self, kind: CollectiveKind, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
         factors: tuple[int, ...], base: dict[str, Any],
     ) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
         """The call, its value as a contiguous array (None where it does not count), and how to reduce it."""
-        position, size = base["position"], len(base["ranks"])
-        if kind == "barrier" or (kind in ("broadcast", "scatter") and position != base["root"]):
-            return _checked(Call(kind, dim=dim, **base)), None, None
-        array, form = pack(x) if kind in ("broadcast", "permute") and is_tree(x) else as_array(kind, x)
+        name, position, size = kind.name, base["position"], len(base["ranks"])
+        if not kind.is_given_by(position, base["root"]):
+            return _checked(Call(name, dim=dim, **base)), None, None
+        array, form = pack(x) if kind.copies and is_tree(x) else as_array(name, x)
         reducing = None
-        if kind in REDUCING:
+        if kind.reduces:
             reducing = reduction("sum" if op is None else op, array.dtype)
             array = array.astype(reducing.dtype, copy=False)
         fields: dict[str, Any] = {"op": None if reducing is None else reducing.name, "form": form}
-        if kind in ("reduce_scatter", "scatter", "all_to_all"):
+        if kind.cuts:
             if array.ndim == 0:
-                raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
-            fields["dim"] = _normal_dim(kind, dim, array.ndim)
-            fields["sizes"] = _pieces(kind, array.shape[dim], dim, sizes, factors, size)
-            if kind == "all_to_all":
-                fields["concat_dim"] = _normal_dim(kind, concat_dim, array.ndim)
-        elif kind in ("all_gather", "gather"):
-            fields["dim"] = _normal_dim(kind, dim, array.ndim) if array.ndim else 0
-        return _checked(Call(kind, dtype=array.dtype, shape=array.shape, **fields, **base)), array, reducing
+                raise ValueError(f"{name} splits its array along a dim, and a 0-d one has none")
+            fields["dim"] = _normal_dim(name, dim, array.ndim)
+            fields["sizes"] = _pieces(name, array.shape[dim], dim, sizes, factors, size)
+            if kind.joins:
+                fields["concat_dim"] = _normal_dim(name, concat_dim, array.ndim)
+        elif kind.joins:
+            fields["dim"] = _normal_dim(name, dim, array.ndim) if array.ndim else 0
+        return _checked(Call(name, dtype=array.dtype, shape=array.shape, **fields, **base)), array, reducing
 
 
 def _checked(call: Call) -> Call:

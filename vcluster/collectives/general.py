@@ -51,7 +51,7 @@ def run_direct(
             result = Large(endpoint, group, calls, reduction).conclude(sequence, shown.target, out)
         else:
             views = group.views_at(sequence, calls)
-            if call.kind == "all_scatter":
+            if call.of_kind.lists:
                 result = [new_result(endpoint, call.kind, copy_of(view)) for view in views if view is not None]
             else:
                 made = prepare(calls, group.position, views, reduction)

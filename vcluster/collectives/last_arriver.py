@@ -62,10 +62,13 @@ class Together:
         """The part of it that is this member's result."""
         call = calls[group.position]
         for parity, made in enumerate(results):
-            if made is None or call.kind not in ("all_reduce", "all_gather", "reduce_scatter"):
+            kind = call.of_kind
+            if made is None or kind.sources != "all" or kind.gets != "all" or kind.reduces == kind.joins or (
+                kind.joins and kind.cuts
+            ):
                 continue
             whole = made
-            if call.kind == "reduce_scatter":
+            if kind.cuts:
                 if call.nbytes > SCATTERED_BYTES * call.size:
                     continue
                 whole = reduced([view for view in group.views(parity, calls) if view is not None], reduction)

@@ -85,7 +85,7 @@ class Repeated:
         """Whether a call goes the short way when it is repeated."""
         sizes = [call.nbytes for call in calls if call.gives]
         return (
-            calls[0].kind != "all_scatter"
+            not calls[0].of_kind.lists and calls[0].of_kind.function is None
             and all(call.form == ARRAY and len(call.description) <= DESCRIPTION_BYTES for call in calls)
             and (max(sizes, default=0) <= INLINE_BYTES or (min(sizes) > INLINE_BYTES and is_shown(calls)))
         )

@@ -118,29 +118,23 @@ def _combine(
 
 def is_contiguous(call: Call) -> bool:
     """Whether each member needs whole stretches of the others' arrays, and its result is made of them end to end."""
-    if call.kind in ("all_reduce", "reduce", "broadcast", "permute", "all_scatter"):
+    kind = call.of_kind
+    if kind.function is not None:
+        return False
+    if not (kind.cuts or kind.joins):
         return True
     if call.dim == 0 and call.concat_dim == 0:
         return call.shape != ()
-    return call.kind in ("all_gather", "reduce_scatter") and prod((call.shape or ())[: call.dim]) == 1
+    return kind.cuts != kind.joins and kind.gives == kind.gets and prod((call.shape or ())[: call.dim]) == 1
 
 
 def blocks(calls: Sequence[Call], position: int) -> list[tuple[int, int, int]]:
     """Where the result of a member comes from: (position, first element, elements), end to end."""
     call = calls[position]
     whole = [(place, 0, prod(seen.shape or ())) for place, seen in enumerate(calls)]
-    match call.kind:
-        case "all_gather" | "gather":
-            return whole
-        case "broadcast":
-            return [whole[call.root]]
-        case "permute":
-            return [whole[source] for source, target in call.pairs or () if target == position]
-        case "scatter":
-            return [_part(calls, call.root, position)]
-        case "all_to_all":
-            return [_part(calls, place, position) for place in range(len(calls))]
-    return []
+    kind = call.of_kind
+    sources = kind.sources_of(position, len(calls), call.root, call.pairs)
+    return [_part(calls, place, position) if kind.cuts else whole[place] for place in sources]
 
 
 def _part(calls: Sequence[Call], place: int, position: int) -> tuple[int, int, int]:

@@ -38,8 +38,6 @@ SCATTERED_FACTOR = 16
 OWNED_BYTES = 1 << 18
 """What an owner of a slice has at least, unless cores would idle: each piece is a call for each member."""
 
-READ_BY_ALL = ("all_gather", "broadcast", "all_scatter")
-
 
 class Shown(NamedTuple):
     """Where one's payload lies and one's result shall lie: offsets in the arena, or less than 0, addresses."""
@@ -54,13 +52,14 @@ class Shown(NamedTuple):
 
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
     """What a member shows of a contiguous payload that is too large for its slot."""
-    smallest = PRIVATE_BYTES * (SCATTERED_FACTOR if call.kind == "reduce_scatter" else 1)
+    kind = call.of_kind
+    smallest = PRIVATE_BYTES * (SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
-        payload.nbytes >= smallest and (call.size == 2 or call.kind not in READ_BY_ALL) and is_contiguous(call)
+        payload.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
         and endpoint.peers.can_be_read(call.ranks)
     )
     target, target_place = None, None
-    together = call.kind == "all_reduce" and call.size > 1
+    together = kind.sums_all and call.size > 1
     if together:
         if out is not None and out.flags.c_contiguous:
             target, target_place = out, _place(endpoint, out, private)
@@ -118,7 +117,7 @@ class Large:
             owners = owners_of(target.nbytes, len(calls), endpoint.layout.cores)
             reduce_everywhere(sources, outs, target.size, self._group.position, owners, self._reduction)
             return target
-        if call.kind == "all_scatter":
+        if call.of_kind.lists:
             return [
                 new_result(endpoint, call.kind, Result(seen.shape or (), source.dtype, source.copy_whole))
                 for seen, source in zip(calls, sources, strict=True) if source is not None
@@ -133,8 +132,9 @@ class Large:
     def _reduce(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
         assert self._reduction is not None
         call, position = self._calls[self._group.position], self._group.position
-        first = 0 if call.kind == "reduce" else sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :])
-        reduce_into(sources, first, out.reshape(-1), self._reduction)
+        first = sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :]) if call.of_kind.cuts else 0
+        terms = [sources[place] for place in call.of_kind.sources_of(position, len(sources), call.root)]
+        reduce_into(terms, first, out.reshape(-1), self._reduction)
 
     def _join(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
         flat = out.reshape(-1)

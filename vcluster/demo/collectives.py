@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.collectives import Explanation, Pairs, explain
+from parallelism.collectives import Explanation, Pairs, explain, kind_of
 from parallelism.collectives.algorithms import algorithms
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from vcluster.demo.command_line import WrongWords, nearest
 from vcluster.demo.screen import Screen
-
-JOINING = ("all_gather", "gather", "all_scatter")
-"""What comes out is as long as all inputs together, so the inputs are kept short."""
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
@@ -31,13 +28,13 @@ def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
         raise WrongWords(
             f"--algorithm: {collective} over {size} has no {arguments.algorithm!r}{reason}{nearest(name, there_are)}"
         )
-    pairs = tuple((p, (p + 1) % size) for p in range(size)) if collective == "permute" else None
+    pairs = tuple((p, (p + 1) % size) for p in range(size)) if kind_of(collective).paired else None
     return collective, name, pairs
 
 
 def inputs(collective: str, size: int) -> list[np.ndarray]:
     """An array for each device: the tens tell the device, the units the place."""
-    count = 2 if collective in JOINING else size
+    count = 2 if kind_of(collective).in_shards else size    # a result of all inputs together is kept short
     return [10 * rank + np.arange(count) for rank in range(size)]
 
 
@@ -61,17 +58,13 @@ def show(arguments: argparse.Namespace) -> int:
 
 def _run(device: Device, x: np.ndarray, collective: str, name: str, pairs: Pairs | None) -> Any:
     algorithm = None if name == "direct" else name
-    if collective == "barrier":
-        return device.barrier(algorithm=algorithm)
-    if collective == "permute":
-        return device.permute(x, pairs or (), algorithm=algorithm)
-    return getattr(device, collective)(x, algorithm=algorithm)
+    return device.collective(collective, x, pairs=pairs, algorithm=algorithm)
 
 
 def _show_verdict(screen: Screen, explained: Explanation, run: Any) -> bool:
     ranks = range(explained.algorithm.size)
     same = all(_equal(out, wanted) for out, wanted in zip(run.outputs, explained.results, strict=True))
-    if explained.algorithm.collective != "barrier":
+    if kind_of(explained.algorithm.collective).moves:
         screen.verdict(same, f"every device's result is {'the one' if same else 'NOT what is'} shown above")
     received = tuple(run.trace.bytes_received(rank) for rank in ranks)
     bytes_agree = received == explained.bytes_received

@@ -320,6 +320,27 @@ class VirtualDevice:
 
         return global_shapes(self, [np.asarray(x) for x in xs], shardings)
 
+    def collective(
+        self, kind: str, x: Any, axes: Axes = None, *, dim: int = 0, concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
+    ) -> Any:
+        """The collective of this name, one with a method or one that `parallelism.register_kind` has added.
+
+        The arguments mean what they mean for the kinds with methods, as far as the kind uses them: ``dim`` is where
+        arrays are cut, or joined if they are not cut, ``concat_dim`` where blocks are joined, ``split_sizes`` how they
+        are cut, ``op`` how they are reduced (sum), ``root`` and ``pairs`` are positions in the group.  ``ValueError``
+        for a name that there is not.
+        **Communication**: that of the kind's ``direct`` algorithm, or of the one that is named.
+
+        With a kind ``"scan"`` that reduces the arrays of positions 0 to p, 3 devices that hold [1], [2], [3] get [1],
+        [3], [6].
+        """
+        return self.collectives.run(
+            kind, x, axes, dim=dim, concat_dim=concat_dim, split_sizes=split_sizes, root=root, op=op, pairs=pairs,
+            **options,
+        )
+
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def channel(self, peer: int) -> VirtualChannel:

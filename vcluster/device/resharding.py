@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.collectives import Traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.resharding import plan_resharding, run_plan
 from parallelism.sharding import TensorSharding
 from vcluster.code import call_site
-from vcluster.collectives import Traffic
 
 if TYPE_CHECKING:
     from vcluster.device.device import VirtualDevice

@@ -96,16 +96,18 @@ def is_tree(value: Any) -> bool:
 def check_out(call: Call, out: Any, x: NDArray[Any] | None) -> None:
     """``out`` must be able to take the result, as far as that is known before the others are asked."""
     check_array(call.kind, out)
-    if call.kind == "all_scatter":
-        raise TypeError("all_scatter takes no out=: its result is a list of arrays")
+    kind = call.of_kind
+    if kind.lists:
+        raise TypeError(f"{call.kind} takes no out=: its result is a list of arrays")
     if x is None or call.shape is None:
         return
-    if call.kind == "all_reduce" or (call.kind in ("reduce", "broadcast") and call.position == call.root):
+    own = kind.is_got_by(call.position, call.root) and (kind.reduces or (kind.rooted and not kind.joins))
+    if own and not kind.cuts:
         check_shape(call.kind, out, call.shape, x.dtype)
-    elif call.kind == "reduce_scatter" or (call.kind == "scatter" and call.position == call.root):
+    elif own:
         piece = (*call.shape[: call.dim], call.sizes[call.position], *call.shape[call.dim + 1 :])
         check_shape(call.kind, out, piece, x.dtype)
-    elif out.dtype != x.dtype:
+    elif kind.function is None and out.dtype != x.dtype:
         raise ValueError(f"out= of {call.kind} must have dtype {x.dtype}, got {out.dtype}")
     if np.may_share_memory(out, x) and not _same(out, x) and np.shares_memory(out, x):
         raise ValueError(f"out= of {call.kind} overlaps its input; it may be the input itself, or lie apart")

@@ -184,7 +184,7 @@ class Worker:
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         self.endpoint.signals.told_cancelled = False
         self.endpoint.signals.has_waited = False
-        device.collectives.dropped.clear()
+        device.collectives.begin_run()
         recorder.start()
         recorder.enter()
         try:

@@ -109,7 +109,7 @@ class Body:
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
             self._number += 1
-            now = environment()
+            now = environment(processes=self._processes)
 
             usual = RunCommand(
                 self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None

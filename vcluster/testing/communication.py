@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from parallelism.collectives import KINDS, NAMED_OTHERWISE
+
 if TYPE_CHECKING:
     from parallelism.trace import Event, Trace
 
 TOTALS = ("bytes_received", "bytes_sent", "messages")
-OPERATIONS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
-    "all_scatter", "permute", "barrier", "all_gather_object", "broadcast_object", "reshard", "send", "recv",
-)
-"""Names of events.  (``shift`` is a permute, ``sendrecv`` a send and a recv.)"""
+OTHER_OPERATIONS = ("reshard", "send", "recv")
+"""Names of events beside the kinds of collectives.  (``shift`` is a permute, ``sendrecv`` a send and a recv.)"""
 
 MOST_LINES = 40
 
@@ -41,10 +40,11 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
     Raises ``AssertionError``; ``ValueError`` for a name that is neither an operation nor one of those totals.
     """
     __tracebackhide__ = True
+    operations = (*KINDS.records, *NAMED_OTHERWISE, *OTHER_OPERATIONS)
     occurring = {event.name for event in trace if event.parent is None}
     for name in expected:
-        if name not in TOTALS and name not in OPERATIONS and name not in occurring:
-            known = (*TOTALS, *OPERATIONS, "others")
+        if name not in TOTALS and name not in operations and name not in occurring:
+            known = (*TOTALS, *operations, "others")
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; those are {', '.join(known)}"
             raise ValueError(f"no operation and no total of a trace is called {name!r}{hint}")

@@ -23,7 +23,7 @@ import numpy as np
 from parallelism.events import Event
 
 if TYPE_CHECKING:
-    from vcluster.collectives import Traffic
+    from parallelism.collectives import Traffic
 
 FIELDS = tuple(field.name for field in fields(Event))[1:]
 _INDEX = {name: i for i, name in enumerate(FIELDS)}
@@ -34,6 +34,7 @@ _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION = map(
     _INDEX.__getitem__,
     ("bytes_sent", "bytes_received", "messages", "sources", "wall_start_seconds", "wall_duration_seconds"),
 )
+_PAYLOAD, _ROOT, _PAIRS = map(_INDEX.__getitem__, ("payload_bytes", "root", "pairs"))
 _DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
 
 _SHORTEST_COMPUTE_NS = 2000
@@ -71,7 +72,7 @@ def collective_template(
 ) -> Template:
     """What is the same whenever a collective is repeated."""
     fields = {"axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype}
-    return "collective", name, {**fields, **traffic._asdict()}
+    return "collective", name, {**fields, **traffic.on_event()}
 
 
 def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:
@@ -213,13 +214,15 @@ class Recorder:
                     row[_PARENT] = event[_SERIAL]
 
     def moved_since(self, count: int) -> list[tuple[Any, ...]]:
-        """The fields of a `Traffic` of each collective recorded after so many events."""
+        """The first fields of a `Traffic` of each collective recorded after so many events."""
         rows = (row_of(what) for what in self._entries[count * ENTRIES :: ENTRIES])
         return [(row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES]) for row in rows if row[0] == "collective"]
 
     def finish_collective(self, row: Row, traffic: Traffic, start_ns: int) -> None:
         """What it moved, and how long it took."""
-        row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES] = traffic
+        row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES], call = traffic
+        if call is not None:
+            row[_PAYLOAD], row[_ROOT], row[_PAIRS] = call.nbytes, call.root, call.pairs
         row[_WALL_START] = (start_ns - self._wall_zero) / 1e9
         row[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) / 1e9
 

@@ -1,0 +1,129 @@
+"""Every giver sends to every member that needs it, at once: ``direct`` and ``naive``.
+
+`direct_of` makes the direct algorithm of any kind from its record, so that a kind that is registered can be run,
+explained and priced at once.  all_reduce has one of its own: a reduce_scatter and an all_gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase, alike
+from parallelism.collectives.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
+from parallelism.collectives.patterns import Listed, Pairwise, Stage
+from parallelism.collectives.phase_patterns import around, listed, turns, with_root
+
+IN_GROUP_ORDER = "in group order"
+
+
+def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -> CollectiveAlgorithm:
+    """The direct algorithm of a kind: each member that gets a result receives what it is made of from its givers."""
+    unit = kind.unit
+    in_parts = kind.in_shards or kind.cuts      # a message carries S / g, otherwise S
+
+    def whole(g: int) -> int:
+        return g if in_parts else 1
+
+    def sources(target: int, g: int, root: int, pairs: Pairs) -> Iterable[int]:
+        return kind.sources_of(target, g, root, pairs) if kind.moves else range(g)
+
+    def message(source: int, target: int, g: int) -> tuple[int, ...]:
+        return {ARRAYS: (source,), PIECES: (0,), BLOCKS: (target,), BLOCKS_OF_ALL: (source * g + target,)}.get(unit, ())
+
+    def steps(g: int, root: int, pairs: Pairs) -> Iterable[Stage]:
+        if kind.paired:
+            return [Listed(tuple((s, t, (s,)) for s, t in sorted(pairs) if s != t))] if pairs else []
+        if callable(kind.sources):
+            needed = [set(sources(target, g, root, pairs)) for target in range(g)]
+            return [Pairwise(lambda s, t: message(s, t, g) if s in needed[t] else None, kind.reduces)]
+        if kind.sources == "root":
+            return [Pairwise(lambda s, t: message(s, t, g) if s == root else None, kind.reduces)]
+        if kind.gets == "root":
+            return [Pairwise(lambda s, t: message(s, t, g) if t == root else None, kind.reduces)]
+        return [Pairwise(lambda s, t: message(s, t, g), kind.reduces)]
+
+    def closed_form(g: int, root: int, pairs: Pairs) -> Cost:
+        sent, received = [0] * g, [0] * g
+        for target in range(g):
+            for source in sources(target, g, root, pairs):
+                if source != target:
+                    sent[source] += 1
+                    received[target] += 1
+        messages = tuple(sent)
+        if not kind.moves:
+            sent, received = [0] * g, [0] * g
+        used = any(messages) or (kind.paired and bool(pairs)) or not kind.paired
+        return Cost(int(used), tuple(sent), tuple(received), messages, whole(g))
+
+    def phases(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
+        if kind.paired:
+            moved = [(s, t, 1) for s, t in sorted(pairs) if s != t]
+            if moved:
+                yield listed(moved, 1)
+        elif not kind.moves:
+            yield from turns(g, 0, 1)
+        elif callable(kind.sources):
+            needed = np.zeros((g, g), np.bool_)
+            for target in range(g):
+                needed[list(sources(target, g, root, pairs)), target] = True
+            for d in range(1, g):
+                phase = around(g, d, 1, whole(g))
+                some = needed[phase.sources, phase.targets]
+                if some.any():
+                    yield Phase(1, phase.sources[some], phase.targets[some], phase.parts[some], phase.whole)
+        elif kind.sources == "root" or kind.gets == "root":
+            yield from with_root(g, root, kind.sources == "root", whole(g))
+        else:
+            yield from turns(g, 1, whole(g))
+
+    def chunks(g: int) -> int:
+        return {ARRAYS: g, PIECES: 1, BLOCKS: g, BLOCKS_OF_ALL: g * g}.get(unit, 0)
+
+    return CollectiveAlgorithm(
+        name, (kind.name,), _formula(kind), closed_form, steps, chunks, phases,
+        IN_GROUP_ORDER if kind.reduces else "", turns=True, rounds=int(name == "direct"), preference=preference)
+
+
+def _formula(kind: CollectiveKind) -> str:
+    """What is received, in words."""
+    if not kind.moves:
+        return "0 (g-1 empty messages)"
+    if kind.paired:
+        return "S for each target"
+    part = "S/g" if kind.in_shards or kind.cuts else "S"
+    if callable(kind.sources):
+        return f"{part} from each other source"
+    if kind.sources == "root":
+        return "(g-1)/g S from the root" if kind.cuts else "S each but the root"
+    several = "(g-1)/g S" if part == "S/g" else "(g-1) S"
+    return several if kind.gets == "all" else f"{several} at the root"
+
+
+def _both_turns(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
+    for _ in range(2):
+        yield from turns(g, 1, g)
+
+
+def _all_chunks(g: int, root: int, pairs: Pairs) -> list[Stage]:
+    every = tuple(range(g))
+    return [Pairwise(lambda s, t: every, True)]
+
+
+DIRECT = (
+    CollectiveAlgorithm(
+        "direct", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2, 2 * (g - 1), 2 * (g - 1), g),
+        lambda g, root, pairs: [Pairwise(lambda s, t: (t,), True), Pairwise(lambda s, t: (s,))], lambda g: g,
+        _both_turns, IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
+    *(direct_of(kind) for kind in KINDS.records.values() if kind.name != "all_reduce"),
+    CollectiveAlgorithm(
+        "naive", ("all_reduce",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
+        lambda g, root, pairs: [Pairwise(lambda s, t: (0,), True)], phases=lambda g, root, pairs: turns(g, 1, 1),
+        order=IN_GROUP_ORDER, turns=True, preference=3),
+    CollectiveAlgorithm(
+        "naive", ("reduce_scatter",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
+        _all_chunks, lambda g: g,
+        lambda g, root, pairs: turns(g, 1, 1), IN_GROUP_ORDER, turns=True, preference=3),
+    *(direct_of(KINDS.records[name], "naive", 3) for name in ("all_gather", "broadcast", "reduce")),
+)

@@ -1,0 +1,119 @@
+"""Algorithms on binomial trees, and those that are made of one and a ring.
+
+Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH* (2005):
+binomial trees, van de Geijn's broadcast and Rabenseifner's reduce.  Chan, Heimlich, Purkayastha and van de Geijn,
+*Collective communication: theory, practice, and experience* (2007): the same as compositions of scatter and gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallelism.collectives import patterns
+from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase, alike
+from parallelism.collectives.doubling_algorithms import ORDER
+from parallelism.collectives.kinds import Pairs
+from parallelism.collectives.patterns import Stages
+from parallelism.collectives.phase_patterns import around, listed
+
+
+def _lg(g: int) -> int:
+    return (g - 1).bit_length()
+
+
+def _height(p: int, root: int) -> int:
+    """Position p speaks for a block of 2**height in the tree: it starts at p and has not the root in it."""
+    apart = (p ^ root).bit_length() - 1
+    return apart if p == 0 else min((p & -p).bit_length() - 1, apart)
+
+
+def _broadcast(g: int, root: int, pairs: Pairs) -> Cost:
+    places = ((p - root) % g for p in range(g))
+    serves = tuple(sum(1 << k > r and r + (1 << k) < g for k in range(_lg(g))) for r in places)
+    return Cost(_lg(g), serves, tuple(int(p != root) for p in range(g)), serves)
+
+
+def _reduce(g: int, root: int, pairs: Pairs) -> Cost:
+    served = [sum(p + (1 << k) < g for k in range(_height(p, root))) for p in range(g)]
+    served[root] = sum(((root >> k) ^ 1) << k < g for k in range(_lg(g)))
+    leaves = tuple(int(p != root) for p in range(g))
+    return Cost(_lg(g), leaves, tuple(served), leaves)
+
+
+def _gather(g: int, root: int, pairs: Pairs) -> Cost:
+    """Each sends the shards of its block at once: S/g each."""
+    sent, received = [], []
+    for p in range(g):
+        if p == root:
+            firsts = [((root >> k) ^ 1) << k for k in range(_lg(g))]
+            block, children = 0, [min(1 << k, g - first) for k, first in enumerate(firsts) if first < g]
+        else:
+            height = _height(p, root)
+            block = min(1 << height, g - p)
+            children = [min(1 << k, g - p - (1 << k)) for k in range(height) if p + (1 << k) < g]
+        sent.append(block)
+        received.append(sum(children))
+    return Cost(_lg(g), tuple(sent), tuple(received), tuple(int(p != root) for p in range(g)), g)
+
+
+def _scatter(g: int, root: int, pairs: Pairs) -> Cost:
+    gathered = _gather(g, root, pairs)
+    links = _reduce(g, root, pairs).received         # a message to each child, as one comes from each in a reduce
+    return Cost(gathered.steps, gathered.received, gathered.sent, links, g)
+
+
+def _both(first: Cost, second: Cost) -> Cost:
+    """One algorithm after the other."""
+    whole = max(first.whole, second.whole)
+
+    def added(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(m * whole // first.whole + n * whole // second.whole for m, n in zip(a, b, strict=True))
+
+    messages = tuple(m + n for m, n in zip(first.messages, second.messages, strict=True))
+    return Cost(first.steps + second.steps, added(first.sent, second.sent), added(first.received, second.received),
+                messages, whole)
+
+
+def _ring(g: int) -> Cost:
+    return alike(g, g - 1, g - 1, g - 1, g)
+
+
+def _phases(stages: Stages, g: int) -> Iterator[Phase]:
+    everyone = range(g)
+    return (listed([(s, t, len(chunks)) for s, t, chunks in stage.moves(everyone, everyone)], g) for stage in stages)
+
+
+def _van_de_geijn(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
+    yield from _phases(patterns.binomial_scatter(g, root), g)
+    yield around(g, 1, 1, g, g - 1)
+
+
+def _rabenseifner(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
+    yield around(g, 1, 1, g, g - 1)
+    yield from _phases(patterns.binomial_gather(g, root), g)
+
+
+BLOCKS = "the shards of one's half, quarter, ... of the group"
+
+TREES = (
+    CollectiveAlgorithm(
+        "tree", ("all_reduce",), "2(g-1) S over the group",
+        lambda g, root, pairs: _both(_reduce(g, 0, pairs), _broadcast(g, 0, pairs)),
+        lambda g, root, pairs: patterns.binomial_reduce(g, 0) + patterns.binomial_broadcast(g, 0), order=ORDER),
+    CollectiveAlgorithm(
+        "tree", ("broadcast",), "S each but the root", _broadcast,
+        lambda g, root, pairs: patterns.binomial_broadcast(g, root)),
+    CollectiveAlgorithm(
+        "tree", ("reduce",), "(g-1) S over the group", _reduce,
+        lambda g, root, pairs: patterns.binomial_reduce(g, root), order=ORDER),
+    CollectiveAlgorithm(
+        "tree", ("scatter",), BLOCKS, _scatter, lambda g, root, pairs: patterns.binomial_scatter(g, root), lambda g: g),
+    CollectiveAlgorithm(
+        "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: patterns.binomial_gather(g, root), lambda g: g),
+    CollectiveAlgorithm(
+        "van_de_geijn", ("broadcast",), "a scatter by a tree, and (g-1)/g S round the ring",
+        lambda g, root, pairs: _both(_scatter(g, root, pairs), _ring(g)), phases=_van_de_geijn),
+    CollectiveAlgorithm(
+        "van_de_geijn", ("reduce",), "(g-1)/g S round the ring, and a gather by a tree",
+        lambda g, root, pairs: _both(_ring(g), _gather(g, root, pairs)), phases=_rabenseifner, order=ORDER),
+)
