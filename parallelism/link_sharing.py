@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from parallelism.hardware import Channel
+if TYPE_CHECKING:
+    from parallelism.hardware import Channel
 
 FEW = 16
 CHANGED = 1 / 6

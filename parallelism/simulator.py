@@ -29,7 +29,7 @@ from parallelism.priced import Priced
 from parallelism.pricing import Prices, Pricing
 from parallelism.simulated_events import Templates, members
 from parallelism.simulated_rows import Axes, Rows
-from parallelism.timeline import Told, replay_columns
+from parallelism.timeline import PricedRoles, replay_columns
 from parallelism.timeline_roles import COLLECTIVE, POINT, Roles, roles_of
 from parallelism.trace import Trace
 
@@ -117,8 +117,8 @@ def _timed(standing: _Standing, pricing: Pricing) -> Trace:
     if pricing.shares_links:
         used = Used(found, groups, of_event, ranks, roles.keys[at], looks[at])
         ways, way[at] = folded_ways(templates, pricing, lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
-    told = Told(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    timed = replay_columns(events, lengths, pricing, told)
+    known = PricedRoles(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
+    timed = replay_columns(events, lengths, pricing, known)
     priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
     return Trace(timed, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=first, priced=priced)
 
