@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.deadlock import Lane
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from parallelism.reductions import Reduction, reduction
@@ -27,7 +28,6 @@ from vcluster.large import Shown
 from vcluster.pending import Pending
 from vcluster.places import call_site
 from vcluster.repeated import Repeated, Unlike
-from vcluster.status import Lane
 from vcluster.stepwise import run_stepwise
 from vcluster.tasks import Steps, Wait
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from parallelism.deadlock import Stuck, callers, deadlock_error
+from parallelism.errors import folded
 from vcluster.crew import Crew
 from vcluster.endpoint import Endpoint
 from vcluster.errors import ClusterError, ClusterTimeoutError, DeadlockError
@@ -20,7 +22,7 @@ from vcluster.failures import Frame
 from vcluster.interrupts import DeferredInterrupt
 from vcluster.outcome import Reply, error_of
 from vcluster.status import State, Status
-from vcluster.supervision import Stuck, callers, folded, look, tell
+from vcluster.supervision import look
 from vcluster.worker import Cancelled, Done, Printed, RunCommand
 
 LOOK_EVERY_SECONDS = 0.05
@@ -166,11 +168,7 @@ class Conduct:
         return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
 
     def _deadlock(self) -> DeadlockError:
-        stuck = self._stuck
-        return DeadlockError(
-            tell(stuck, self._finished, self._stacks()), ranks=[s.rank for s in stuck],
-            operation=stuck[0].text.split("(")[0], locations=[s.location for s in stuck],
-        )
+        return deadlock_error(self._stuck, self._finished, self._stacks())
 
     def _stacks(self) -> dict[int, tuple[Frame, ...]]:
         """Where the kernels were as the run was broken off, those that have come back since."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
 
+from parallelism.user_lines import is_installed, is_ours
 from vcluster.errors import OperationCancelled
 from vcluster.line_values import values_on_lines
-from vcluster.places import is_installed, is_ours
 from vcluster.programs import dump, load, type_name
 
 LONGEST_TRACEBACK = 200

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.deadlock import Lane
 from vcluster.blocks import BLOCK_NBYTES, LANE, NBYTES, NUMBER, RELEASED, TAG, TAKEN, adopt, lend_block
 from vcluster.control import EPOCH
 from vcluster.errors import ChannelClosedError, ClusterError
 from vcluster.memory import PAGE
 from vcluster.payload import HEADER_BYTES, Encoded, decode
 from vcluster.reused import Block, ReusedBlocks
-from vcluster.status import Lane, Need
+from vcluster.status import Need
 from vcluster.tasks import Wait
 from vcluster.waiting import STORES_IN_ORDER
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parallelism.user_lines import PACKAGES, is_ours
 from vcluster import line_coverage
-from vcluster.places import PACKAGES, is_ours
 
 if TYPE_CHECKING:
     from vcluster.cluster import VirtualCluster

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.deadlock import Lane
 from parallelism.reductions import Reduction
 from vcluster.agreement import DESCRIPTION_BYTES, INLINE_BYTES, Group
 from vcluster.calls import Call
 from vcluster.large import Large, Shown, is_shown, show
 from vcluster.results import Result, new_array, prepare
-from vcluster.status import Lane
 from vcluster.together import Together
 from vcluster.values import ARRAY
 from vcluster.waiting import STORES_IN_ORDER

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from parallelism.deadlock import Lane
 from vcluster.places import call_site, here
-from vcluster.status import Lane, Need, Operation
+from vcluster.status import Need, Operation
 from vcluster.waiting import Signals
 
 Ready = Callable[[], bool]

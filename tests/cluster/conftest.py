@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from parallelism.user_lines import PACKAGES
 from vcluster.cluster import VirtualCluster
-from vcluster.places import PACKAGES
 from vcluster.processes import start_fork_server
 
 MOST_OPEN = 6

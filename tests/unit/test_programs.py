@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from parallelism.user_lines import is_installed, is_ours
 from vcluster.failures import LONGEST_TRACEBACK, Failure, describe_exception
-from vcluster.places import here, is_installed, is_ours
+from vcluster.places import here
 from vcluster.programs import ModuleWatcher, apply_environment, dump, environment, load, travels_by_value
 
 WEIGHTS = np.arange(35.0).reshape(5, 7)
