@@ -44,6 +44,8 @@ class CollectiveMismatchError(ClusterError):
     ) -> None:
         super().__init__(message, ranks=ranks, operation=operation, locations=locations)
         self.calls = dict(calls or {})
+        self.sent_at: str | None = None
+        """The line that sent a message which is not what its receiver declared."""
 
     def at(self, locations: Mapping[int, str]) -> CollectiveMismatchError:
         """The same error with one line of text for each different call, the most frequent first.
@@ -66,6 +68,21 @@ class UndeliveredMessageError(ClusterError):
     """A run ended with messages that no rank received."""
 
 
+def located(error: ClusterError, locations: Mapping[int, str]) -> ClusterError:
+    """An error that ranks found themselves, with the lines at which they raised it."""
+    if isinstance(error, CollectiveMismatchError) and error.calls:
+        return error.at(locations)
+    places = [f"rank {rank} at {place}" for rank, place in locations.items()]
+    where = list(locations.values())
+    if isinstance(error, CollectiveMismatchError) and error.sent_at is not None:
+        places[-1] += f"; sent at {error.sent_at}"
+        where.append(error.sent_at)
+    return type(error)(
+        f"{error} ({'; '.join(places)})", ranks=error.ranks or list(locations), operation=error.operation,
+        locations=where,
+    )
+
+
 class Undelivered(NamedTuple):
     """Messages of one source, target and tag that were sent and not received."""
 
@@ -78,11 +95,12 @@ class Undelivered(NamedTuple):
 
 
 def undelivered_error(messages: Sequence[Undelivered]) -> UndeliveredMessageError:
-    """The error of a run that ended with these messages undelivered."""
-    texts = [
-        f"rank {each.source} sent {f'{each.how_many} messages' if each.how_many > 1 else 'a message'} to rank {each.target} "
-        f"(tag {each.tag}) at {each.location}" for each in messages
-    ]
+    """The error of a run that ended with these messages undelivered; those of one source in the order of sending."""
+    texts = []
+    messages = sorted(messages, key=lambda each: each.source)       # stable: of one source, in the order given
+    for each in messages:
+        what = f"{each.how_many} messages" if each.how_many > 1 else "a message"
+        texts.append(f"rank {each.source} sent {what} to rank {each.target} (tag {each.tag}) at {each.location}")
     return UndeliveredMessageError(
         f"the run ended with messages that nobody received: {'; '.join(texts)}",
         ranks=sorted({rank for each in messages for rank in each[:2]}), operation="send",

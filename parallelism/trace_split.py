@@ -90,8 +90,8 @@ def _first_that_fits(
     ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64],
     parts: npt.NDArray[np.int8], count: int,
 ) -> npt.NDArray[np.float64]:
-    """Seconds by rank and part, shape (count, len(PARTS)), in which that rank has an open interval of that part and none
-    of an earlier part.  An interval has a rank, a start, an end and a part."""
+    """Seconds by rank and part, shape (count, len(PARTS)), in which that rank has an interval of that part open, and no
+    interval of an earlier part.  An interval has a rank, a start, an end and a part."""
     rank, time = np.concatenate([ranks, ranks]), np.concatenate([starts, ends])
     order = np.lexsort((time, rank))
     rank, time = rank[order], time[order]

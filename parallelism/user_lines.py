@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
@@ -46,3 +46,15 @@ def user_lines(frame: FrameType | None) -> Iterator[Line]:
         if not is_installed(frame.f_code.co_filename):
             yield Line(frame.f_code.co_name, f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
+
+
+def line_of(error: BaseException) -> str | None:
+    """The innermost line of the user's in the traceback of an error; None if there is no such line."""
+    place = None
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if not is_installed(filename):
+            place = f"{filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from parallelism.errors import Undelivered, undelivered_error
+from parallelism.errors import Undelivered, located, undelivered_error
 from parallelism.event import HOST, Event
 from vcluster.crew import Died
 from vcluster.errors import (
@@ -120,17 +120,10 @@ def _failure(failed: Mapping[int, Failed], replies: Mapping[int, Reply]) -> Clus
     cause = exceptions[first]
     locations = [reply.failure.location or "?" for reply in failed.values()]
     if type(cause) in _OWN:
-        # found by the devices themselves, and never wrapped: told once, with the line of each
-        if isinstance(cause, CollectiveMismatchError) and cause.calls:
-            return cause.at(dict(zip(failed, locations, strict=True)))
-        places = "; ".join(f"rank {rank} at {place}" for rank, place in zip(failed, locations, strict=True))
-        assert isinstance(cause, ClusterError)
-        if isinstance(cause, CollectiveMismatchError) and (sent := _sent_at(cause.ranks, replies)) is not None:
-            places += f"; sent at {sent}"  # what came is not what an irecv has declared
-            locations.append(sent)
-        return type(cause)(
-            f"{cause} ({places})", ranks=cause.ranks or list(failed), operation=cause.operation, locations=locations
-        )
+        assert isinstance(cause, ClusterError)      # found by the devices themselves, and never wrapped
+        if isinstance(cause, CollectiveMismatchError) and not cause.calls:
+            cause.sent_at = _sent_at(cause.ranks, replies)
+        return located(cause, dict(zip(failed, locations, strict=True)))
     kind = failed[first].failure.type_name
     told = told_together({rank: reply.failure for rank, reply in failed.items()})
     head = f"{ranks_in_words(list(failed))} raised {kind}" if len(told) == 1 else f"rank {first} raised {kind}"

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.trees import leaves
+from parallelism.call_arguments import NUMERIC_KINDS
+from parallelism.trees import leaves, rebuild
 from vcluster.memory import LINE
 from vcluster.programs import dump
-from vcluster.values import NUMERIC_KINDS, as_array, rebuild
+from vcluster.values import as_array
 
 HEADER_BYTES = 64
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.call_arguments import ARRAY
 from parallelism.deadlock import Lane
 from parallelism.reductions import Reduction
 from vcluster.agreement import DESCRIPTION_BYTES, INLINE_BYTES, Group
@@ -24,7 +25,6 @@ from vcluster.calls import Call
 from vcluster.large import Large, Shown, is_shown, show
 from vcluster.results import Result, new_array, prepare
 from vcluster.together import Together
-from vcluster.values import ARRAY
 from vcluster.waiting import STORES_IN_ORDER
 
 if TYPE_CHECKING:

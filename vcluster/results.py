@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.call_arguments import check_shape
 from parallelism.reductions import Reduction
 from vcluster.calls import Call
-from vcluster.values import check_shape
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint

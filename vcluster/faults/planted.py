@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from parallelism.trees import leaves
+from parallelism.call_arguments import NUMERIC_KINDS
+from parallelism.trees import leaves, rebuild
 from vcluster.channel import VirtualChannel
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
@@ -23,7 +24,6 @@ from vcluster.mailbox import Mailbox
 from vcluster.payload import Encoded
 from vcluster.pending import Owner, Pending
 from vcluster.tasks import Wait
-from vcluster.values import NUMERIC_KINDS, rebuild
 
 
 def words_of(size: int, faults: int) -> int:
