@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from parallelism.call_arguments import ARRAY, SCALAR
+from parallelism.call_arguments import ARRAY, SCALAR, MemberCall
 from parallelism.errors import CollectiveMismatchError, ranks_in_words
 
 
-class ComparedCall(Protocol):
-    """A collective as one member calls it, as far as the members compare it."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def algorithm(self) -> str | None: ...
-    @property
-    def dtype(self) -> np.dtype[Any] | None:
-        """None if this member gives nothing."""
-    @property
-    def shape(self) -> tuple[int, ...] | None: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def concat_dim(self) -> int: ...
-    @property
-    def sizes(self) -> tuple[int, ...]: ...
-    @property
-    def root(self) -> int: ...
-    @property
-    def op(self) -> str | None: ...
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...] | None: ...
-    @property
-    def form(self) -> bytes: ...
-
-
-def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[ComparedCall]) -> None:
+def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]) -> None:
     """`CollectiveMismatchError` if the calls of a group's members differ in what must agree.
 
     ``kind`` is the one that the member calls that asks.
@@ -51,7 +23,7 @@ def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[ComparedCal
             raise _mismatch(ranks, kind, calls, what)
 
 
-def text_of(call: ComparedCall) -> str:
+def text_of(call: MemberCall) -> str:
     """A call as errors show it: ``all_gather(float64[4, 4], dim=1)``."""
     x = "nothing" if call.dtype is None else f"{call.dtype}{list(call.shape or ())}"
     options = [x] if call.kind != "barrier" else []
@@ -88,7 +60,7 @@ def check_declared(
 
 
 def _mismatch(
-    ranks: Sequence[int], kind: str, calls: Sequence[ComparedCall], what: str
+    ranks: Sequence[int], kind: str, calls: Sequence[MemberCall], what: str
 ) -> CollectiveMismatchError:
     texts = {rank: text_of(call) for rank, call in zip(ranks, calls, strict=True)}
     ranks_of: dict[str, list[int]] = {}
@@ -101,7 +73,7 @@ def _mismatch(
         f"the members of group {list(ranks)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts)
 
 
-def _difference(a: ComparedCall, b: ComparedCall) -> str | None:
+def _difference(a: MemberCall, b: MemberCall) -> str | None:
     """What differs between two calls that must agree in it; None if nothing does."""
     for name in ("kind", "root", "op", "pairs", "algorithm"):
         if getattr(a, name) != getattr(b, name):

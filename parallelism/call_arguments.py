@@ -33,19 +33,31 @@ _CUT = ("reduce_scatter", "scatter", "all_to_all")
 _JOINED = ("all_gather", "gather")
 
 
-class CheckedCall(Protocol):
-    """The part of a call that is needed to check its ``out=``."""
+class MemberCall(Protocol):
+    """A collective as one member of a group calls it."""
 
     @property
     def kind(self) -> str: ...
+    @property
+    def algorithm(self) -> str | None: ...
+    @property
+    def dtype(self) -> np.dtype[Any] | None: ...      # None if this member gives nothing, as for shape
     @property
     def shape(self) -> tuple[int, ...] | None: ...
     @property
     def dim(self) -> int: ...
     @property
+    def concat_dim(self) -> int: ...
+    @property
     def sizes(self) -> tuple[int, ...]: ...
     @property
     def root(self) -> int: ...
+    @property
+    def op(self) -> str | None: ...
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...] | None: ...
+    @property
+    def form(self) -> bytes: ...
 
 
 def members_of(
@@ -183,7 +195,7 @@ def refuse_out_of_tree(kind: str, x: Any, out: Any) -> None:
         raise TypeError(f"{kind} of a {name} of arrays takes no out=; its result is a new {name}")
 
 
-def check_out(call: CheckedCall, position: int, out: Any, x: Array | None) -> None:
+def check_out(call: MemberCall, position: int, out: Any, x: Array | None) -> None:
     """``out`` must be able to take the result, as far as that is known before the other members are asked."""
     check_array(call.kind, out)
     if call.kind == "all_scatter":
