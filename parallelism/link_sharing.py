@@ -96,7 +96,7 @@ def _patience(flows: list[_Flow]) -> int:
 
 
 class SharedLinks:
-    """The pending transfers.  ``foretell(end, number, version)`` is called with the times at which they leave their links.
+    """The pending transfers.  ``foretell(end, number, version)`` is called with the times when they leave their links.
 
     ``capacity`` is the part of a link's bandwidth that a channel has: 1 for all but faults.  The caller hands each
     foretold end to `end` at its time.  It calls `settle` when everything that begins or ends at a time is known, and
@@ -221,7 +221,7 @@ class SharedLinks:
         self._foretell(flow.end, flow.number, flow.version)
 
     def _shares(self, flows: list[_Flow], now: float) -> None:
-        """Sets ``share`` of the transfers that end before rates are computed again: the part of that time they are there."""
+        """Sets ``share`` of transfers that end before rates are computed again: the part of that time they are there."""
         ends = sorted([flow.end for flow in flows if flow.fixed])
         patience = _patience(flows)
         if len(ends) < patience:
@@ -236,7 +236,7 @@ class SharedLinks:
     # -- what is to come -----------------------------------------------------------------------------------------------
 
     def _foretold(self, flows: list[_Flow], crowd: _Crowd | None, now: float) -> None:
-        """Foretells the next end of a connected set, and what ends with it; of a crowd, as many as it has patience for."""
+        """Foretells the next end of a connected set, and what ends with it; of a crowd, as many ends as its patience."""
         version = self._serial
         if crowd is None:
             first = min([flow.end for flow in flows])
