@@ -221,7 +221,7 @@ class SharedLinks:
         self._foretell(flow.end, flow.number, flow.version)
 
     def _shares(self, flows: list[_Flow], now: float) -> None:
-        """Sets ``share`` of transfers that end before rates are computed again: the part of that time they are there."""
+        """Sets ``share`` of transfers that end before rates are computed again: the part of that time they last."""
         ends = sorted([flow.end for flow in flows if flow.fixed])
         patience = _patience(flows)
         if len(ends) < patience:
@@ -236,7 +236,7 @@ class SharedLinks:
     # -- what is to come -----------------------------------------------------------------------------------------------
 
     def _foretold(self, flows: list[_Flow], crowd: _Crowd | None, now: float) -> None:
-        """Foretells the next end of a connected set, and what ends with it; of a crowd, as many ends as its patience."""
+        """Foretells the next end of a connected set, and what ends with it; in a crowd as many ends as its patience."""
         version = self._serial
         if crowd is None:
             first = min([flow.end for flow in flows])
