@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 class _Wait(NamedTuple):
     ready: Callable[[], bool]
-    text: str
+    text: Callable[[], str]
     """The operation, as a deadlock shows it."""
     lane: Lane
     waits_for: Callable[[], Sequence[int]]
@@ -124,12 +124,14 @@ class Lockstep:
                 self._changed.notify_all()
             return meeting
 
-    def all_stated(self, rank: int, meeting: Meeting, text: str, issued_at: str | None = None) -> list[Any]:
+    def all_stated(
+        self, rank: int, meeting: Meeting, text: Callable[[], str], issued_at: str | None = None
+    ) -> list[Any]:
         """The calls of all members, by position, when the last one has called.  ``text`` describes this rank's."""
         ranks = meeting.ranks
-        text += "" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"
         self._wait(rank, _Wait(
-            lambda: not meeting.missing, text, ("group", ranks),
+            lambda: not meeting.missing,
+            lambda: text() + ("" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"), ("group", ranks),
             lambda: [member for member in ranks if member in meeting.missing], issued_at))
         return meeting.stated
 
@@ -145,8 +147,8 @@ class Lockstep:
         source, target, tag = channel
         name = "the host" if source == HOST else f"rank {source}"
         self._wait(target, _Wait(
-            lambda: bool(self._messages.get(channel)), f"recv(from {name}, tag {tag})", ("recv", source, tag),
-            lambda: [source], issued_at))
+            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {name}, tag {tag})",
+            ("recv", source, tag), lambda: [source], issued_at))
         with self._changed:
             return self._messages[channel].popleft()
 
@@ -177,7 +179,7 @@ class Lockstep:
         lines = {rank: [*user_lines(frames.get(self._threads[rank]))] for rank in waiting}
         stuck = []
         for rank, wait in sorted(waiting.items()):
-            text, location = wait.text, lines[rank][0].place if lines[rank] else wait.issued_at or "?"
+            text, location = wait.text(), lines[rank][0].place if lines[rank] else wait.issued_at or "?"
             if not lines[rank]:
                 text += ", never waited for,"
             stuck.append(Stuck(rank, text, location, wait.lane, tuple(wait.waits_for())))

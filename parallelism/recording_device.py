@@ -358,7 +358,8 @@ class RecordingDevice:
         issued_at: str | None = None, *, check: bool = True,
     ) -> list[Said]:
         """The calls of all members of a group, which must be of one collective."""
-        calls: list[Said] = self._lockstep.all_stated(self.rank, meeting, text or text_of(call), issued_at)
+        calls: list[Said] = self._lockstep.all_stated(
+            self.rank, meeting, lambda: text or text_of(call), issued_at)
         if check or any(other.kind != call.kind for other in calls):
             check_agreement(group, call.kind, calls)
         return calls
