@@ -131,7 +131,8 @@ class Lockstep:
         ranks = meeting.ranks
         self._wait(rank, _Wait(
             lambda: not meeting.missing,
-            lambda: text() + ("" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"), ("group", ranks),
+            lambda: text() + ("" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"),
+            ("group", ranks),
             lambda: [member for member in ranks if member in meeting.missing], issued_at))
         return meeting.stated
 
