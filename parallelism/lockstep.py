@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from parallelism.deadlock import Lane, Stuck, deadlock_error
 from parallelism.errors import ClusterError, Undelivered, located, undelivered_error
 from parallelism.event import HOST
-from parallelism.user_lines import line_of, user_lines
+from parallelism.user_lines import calling_line, line_of, user_lines
 
 
 class Cancelled(BaseException):
@@ -138,9 +138,9 @@ class Lockstep:
 
     def put(self, channel: Channel, value: Any) -> None:
         """Sends a message, and does not wait."""
-        line = next(user_lines(sys._getframe(1)), None)
+        message = Message(value, calling_line())
         with self._changed:
-            self._messages.setdefault(channel, deque()).append(Message(value, line and line.place))
+            self._messages.setdefault(channel, deque()).append(message)
             self._changed.notify_all()
 
     def take(self, channel: Channel, issued_at: str | None = None) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.trace import Event
 from parallelism.tree_buffers import TreeBuffers
 from parallelism.trees import leaves
-from parallelism.user_lines import user_lines
+from parallelism.user_lines import calling_line
 
 Array = npt.NDArray[Any]
 
@@ -203,10 +202,9 @@ class RecordingDevice:
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         peer = self._peer(dst, axes)
-        for leaf in leaves(x):
-            if isinstance(leaf, np.ndarray):
-                checked_array("a message", leaf)
-        nbytes = sum(np.asarray(leaf).nbytes for leaf in leaves(x))
+        nbytes = sum(
+            (checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)).nbytes
+            for leaf in leaves(x))
         dtype = x.dtype.name if isinstance(x, np.ndarray) else None
         self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1, dtype=dtype)
         self._lockstep.put(Channel(self.rank, peer, checked_tag(tag)), zeros(x))
@@ -237,7 +235,7 @@ class RecordingDevice:
     ) -> Work:
         channel = Channel(self._peer(src, axes), self.rank, checked_tag(tag))
         extents, wanted = None if shape is None else tuple(shape), None if dtype is None else np.dtype(dtype)
-        issued_at = self._line()
+        issued_at = calling_line()
 
         def conclude() -> Any:
             message = self._take(channel, issued_at)
@@ -288,7 +286,7 @@ class RecordingDevice:
             refuse_out_of_tree(kind, x, out)
             check_out(call, position, out, None if call.value is None else np.asarray(x))
         place, meeting = self._begin(kind, call, group, names)
-        issued_at = self._line() if async_op else None
+        issued_at = calling_line() if async_op else None
 
         def conclude() -> Any:
             value = result(self._end(place, meeting, call, group, text, issued_at), position, x)
@@ -379,11 +377,6 @@ class RecordingDevice:
 
     def _peer(self, place: int, axes: Axes) -> int:
         return checked_peer(self.mesh, place if axes is None else rank_at(self.group(axes), axes, place))
-
-    def _line(self) -> str | None:
-        """The user's line that is calling."""
-        line = next(user_lines(sys._getframe(1)), None)
-        return line and line.place
 
 
 def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
@@ -46,6 +47,12 @@ def user_lines(frame: FrameType | None) -> Iterator[Line]:
         if not is_installed(frame.f_code.co_filename):
             yield Line(frame.f_code.co_name, f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
+
+
+def calling_line() -> str | None:
+    """``file:line`` of the user's line that is calling us; None if there is none."""
+    line = next(user_lines(sys._getframe(1)), None)
+    return line and line.place
 
 
 def line_of(error: BaseException) -> str | None:
