@@ -1,9 +1,24 @@
-from .algorithms import (
-    COLLECTIVES as COLLECTIVES,
-    REDUCING as REDUCING,
-    ROOTED as ROOTED,
-    Algorithm as Algorithm,
-    Pairs as Pairs,
+from .agreement import check_agreement as check_agreement, check_declared as check_declared, text_of as text_of
+from .algorithms import COLLECTIVES as COLLECTIVES, ROOTED as ROOTED, Algorithm as Algorithm, Pairs as Pairs
+from .arguments import (
+    ARRAY as ARRAY,
+    NUMERIC_KINDS as NUMERIC_KINDS,
+    SCALAR as SCALAR,
+    call_fields as call_fields,
+    check_array as check_array,
+    check_out as check_out,
+    check_shape as check_shape,
+    checked_array as checked_array,
+    checked_extents as checked_extents,
+    checked_peer as checked_peer,
+    checked_root as checked_root,
+    checked_tag as checked_tag,
+    is_tree as is_tree,
+    members_of as members_of,
+    plain_pairs as plain_pairs,
+    rank_at as rank_at,
+    refuse_out_of_tree as refuse_out_of_tree,
+    shift_pairs as shift_pairs,
 )
 from .buffers import Message as Message, all_to_all_nbytes as all_to_all_nbytes, chunk_nbytes as chunk_nbytes
 from .closed_forms import closed_form as closed_form
@@ -11,3 +26,4 @@ from .direct_traffic import Moved as Moved, Said as Said, moved_alike as moved_a
 from .explanation import Explanation as Explanation, explain as explain
 from .phases import Phase as Phase, Phases as Phases
 from .reductions import Reduction as Reduction
+from .tree_buffers import TreeBuffers as TreeBuffers

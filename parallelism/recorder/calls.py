@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import Algorithm, all_to_all_nbytes, chunk_nbytes
+from parallelism.collectives import ARRAY, Algorithm, all_to_all_nbytes, chunk_nbytes
 from parallelism.collectives.algorithms import algorithm
 
 Array = npt.NDArray[Any]
@@ -32,16 +32,19 @@ class Said:
     told: Any = None
     """What the others are to know, besides what is counted."""
 
-    def differs(self, other: Said) -> bool:
-        """Whether two members cannot be taking part in one operation."""
-        if self.kind != other.kind or (self.root, self.pairs) != (other.root, other.pairs):
-            return True
-        gives = self.value is not None and other.value is not None
-        return gives and (self.dim, self.concat_dim, self.algorithm) != (other.dim, other.concat_dim, other.algorithm)
+    op: str | None = None
+    form: bytes = ARRAY
+    """What the array was: see `parallelism.collectives.arguments`."""
 
-    def __str__(self) -> str:
-        x = "nothing" if self.value is None else f"{self.value.dtype}{list(self.value.shape)}"
-        return f"{self.kind}({x}, dim={self.dim}, root={self.root}, algorithm={self.algorithm})"
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """None where this member gives nothing, as for `shape`."""
+        return None if self.value is None else self.value.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of what takes part."""
+        return None if self.value is None else self.value.shape
 
     def steps(self, size: int) -> Algorithm:
         """The algorithm as data."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from oracle import assert_same, results
 
-from parallelism.collectives import COLLECTIVES, REDUCING, ROOTED, closed_form
-from parallelism.collectives.algorithms import algorithms
+from parallelism.collectives import COLLECTIVES, ROOTED, closed_form
+from parallelism.collectives.algorithms import REDUCING, algorithms
 from parallelism.mesh import Mesh
 from vcluster.code import PerDevice
 

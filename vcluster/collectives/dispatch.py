@@ -14,11 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction
-from parallelism.collectives.reductions import reduction
-from parallelism.mesh import Axes, Mesh, split_sizes
-from parallelism.operation import Groups, ReduceOp
-from parallelism.operation.trees import leaves
+from parallelism.collectives import (
+    SCALAR,
+    Reduction,
+    TreeBuffers,
+    call_fields,
+    check_array,
+    check_out,
+    check_shape,
+    checked_root,
+    is_tree,
+    members_of,
+    plain_pairs,
+    refuse_out_of_tree,
+)
+from parallelism.collectives.arguments import integer
+from parallelism.mesh import Axes, Mesh
+from parallelism.operation import Groups, Lane, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.by_messages import run_stepwise
 from vcluster.collectives.call import Call, Traffic, traffic
@@ -26,34 +38,16 @@ from vcluster.collectives.general import Posted, run_direct
 from vcluster.collectives.group import Group, group_key
 from vcluster.collectives.prepared import Repeated, Unlike
 from vcluster.collectives.zero_copy import Shown
-from vcluster.memory import Lane
-from vcluster.messages import (
-    SCALAR,
-    Endpoint,
-    Pending,
-    Steps,
-    Wait,
-    as_array,
-    check_array,
-    check_out,
-    check_shape,
-    from_form,
-    is_tree,
-    zeros_like,
-)
-from vcluster.messages.forms import pack, rebuild
+from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
+from vcluster.messages.forms import pack
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 
 MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 RESULT_FOR_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_scatter", "scatter", "permute")
 """Who calls one of these wants its result."""
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
 KNOWN_CALLS = 1024
 """Calls that a device remembers to have checked."""
-OUTSIDE_ALLOWED = ("broadcast", "permute")
-"""With ``groups=``, a rank may be in none of them: it gets zeros."""
 
 
 class _Told:
@@ -162,26 +156,24 @@ class Collectives:
                     if known.reduction is not None:
                         same = same.astype(known.reduction.dtype, copy=False)
                     return self._drive(known, partial(self._one, known, x, same, out), name or kind, async_op)
-        root, dim, concat_dim = _integer("root", root), _integer("dim", dim), _integer("dim", concat_dim)
-        members, axis_names, factors = self._members(kind, axes, groups)
+        root, dim, concat_dim = integer("root", root), integer("dim", dim), integer("dim", concat_dim)
+        members, axis_names, factors = members_of(self._mesh, self._rank, kind, axes, groups)
         if members is None:
             return self._outside(kind, x, out, async_op)
         position = members.index(self._rank)
-        if kind in ROOTED and not 0 <= root < len(members):
-            raise ValueError(f"root is a position in the group, 0 to {len(members) - 1}, got {root}")
+        root = checked_root(kind, root, len(members))
         base: dict[str, Any] = {
             "ranks": members, "position": position, "axes": axis_names, "algorithm": algorithm, "root": root,
-            "pairs": _plain_pairs(pairs),
+            "pairs": plain_pairs(pairs),
         }
         if kind == "all_reduce" and is_tree(x):
-            _no_out(kind, x, out)
+            refuse_out_of_tree(kind, x, out)
             plan = Plan(Call(kind, **base), None, self._mesh.size, what=f"all_reduce({type(x).__name__} of arrays)")
             return self._drive(plan, partial(self._reduce_tree, x, op, base), name or kind, async_op)
         call, array, reducing = self._call(kind, x, op, dim, concat_dim, split_sizes, factors, base)
         if out is not None:
-            if is_tree(x):
-                _no_out(kind, x, out)
-            check_out(call, out, array)
+            refuse_out_of_tree(kind, x, out)
+            check_out(call, position, out, array)
         plan = known or Plan(call, reducing, self._mesh.size)
         if key is not None and known is None:
             if len(self._known) >= KNOWN_CALLS:
@@ -268,23 +260,16 @@ class Collectives:
         self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
     ) -> Generator[Wait, None, tuple[Any, Traffic]]:
         """The leaves of each dtype, one after the other in one buffer."""
-        arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
-        form = repr(rebuild(x, [(array.dtype.str, array.shape) for array, _ in arrays])).encode()
-        reduced: list[Any] = [None] * len(arrays)
+        tree = TreeBuffers(x)
         total = Traffic(0, 0, 0, ())
-        for dtype in dict.fromkeys(array.dtype for array, _ in arrays):
-            indices = [i for i, (array, _) in enumerate(arrays) if array.dtype == dtype]
-            buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
+        for numbers in tree.by_dtype.values():
+            buffer = tree.buffer(numbers)
             call, converted, reducing = self._call("all_reduce", buffer, op, 0, 0, None, (), base)
-            call = replace(call, form=form)
+            call = replace(call, form=tree.form)
             result, told = yield from self._one(Plan(call, reducing, self._mesh.size), buffer, converted, None, event)
             total = total.plus(told)
-            place = 0
-            for i in indices:
-                array, form = arrays[i]
-                reduced[i] = from_form(form, result[place : place + array.size].reshape(array.shape))
-                place += array.size
-        return rebuild(x, reduced), total
+            tree.put(numbers, result)
+        return tree.tree(), total
 
     def _carry_out(
         self, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None, reducing: Reduction | None,
@@ -314,8 +299,7 @@ class Collectives:
         """A rank in none of the groups: zeros like its x."""
         zeros = zeros_like(x)
         if out is not None:
-            if is_tree(x):
-                _no_out(kind, x, out)
+            refuse_out_of_tree(kind, x, out)
             check_array(kind, out)
             check_shape(kind, out, np.shape(zeros), zeros.dtype)
             out.fill(0)
@@ -334,95 +318,21 @@ class Collectives:
 
     # -- arguments ----------------------------------------------------------------------------------------------------
 
-    def _members(
-        self, kind: str, axes: Axes, groups: Groups | None
-    ) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]:
-        """The group, the axes it lies along, and how an extent is split over it; no group for a rank outside."""
-        if groups is None:
-            names = self._mesh.axes_of(axes)
-            return self._mesh.group(self._rank, axes), names, tuple(self._mesh.shape[name] for name in names)
-        if axes is not None:
-            raise ValueError(f"{kind} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
-        seen: set[int] = set()
-        mine: tuple[int, ...] | None = None
-        for group in groups:
-            members = tuple(int(rank) for rank in group)
-            for rank in members:
-                if not 0 <= rank < self._mesh.size:
-                    raise ValueError(f"groups of {self._mesh!r} hold ranks 0 to {self._mesh.size - 1}, got {rank}")
-                if rank in seen:
-                    raise ValueError(f"rank {rank} is twice in groups={[list(g) for g in groups]}")
-                seen.add(rank)
-            if self._rank in members:
-                mine = members
-        if mine is None and kind not in OUTSIDE_ALLOWED:
-            raise ValueError(f"rank {self._rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
-        return mine, None, () if mine is None else (len(mine),)
-
     def _call(
         self, kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
         factors: tuple[int, ...], base: dict[str, Any],
     ) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
         """The call, its value as a contiguous array (None where it does not count), and how to reduce it."""
-        position, size = base["position"], len(base["ranks"])
-        if kind == "barrier" or (kind in ("broadcast", "scatter") and position != base["root"]):
-            return _checked(Call(kind, dim=dim, **base)), None, None
-        array, form = pack(x) if kind in ("broadcast", "permute") and is_tree(x) else as_array(kind, x)
-        reducing = None
-        if kind in REDUCING:
-            reducing = reduction("sum" if op is None else op, array.dtype)
-            array = array.astype(reducing.dtype, copy=False)
-        fields: dict[str, Any] = {"op": None if reducing is None else reducing.name, "form": form}
-        if kind in ("reduce_scatter", "scatter", "all_to_all"):
-            if array.ndim == 0:
-                raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
-            fields["dim"] = _normal_dim(kind, dim, array.ndim)
-            fields["sizes"] = _pieces(kind, array.shape[dim], dim, sizes, factors, size)
-            if kind == "all_to_all":
-                fields["concat_dim"] = _normal_dim(kind, concat_dim, array.ndim)
-        elif kind in ("all_gather", "gather"):
-            fields["dim"] = _normal_dim(kind, dim, array.ndim) if array.ndim else 0
-        return _checked(Call(kind, dtype=array.dtype, shape=array.shape, **fields, **base)), array, reducing
+        fields, array, reducing = call_fields(
+            kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
+        if array is not None:
+            if reducing is not None:
+                array = array.astype(reducing.dtype, copy=False)
+            fields |= {"dtype": array.dtype, "shape": array.shape}
+        call = Call(kind, **fields, **base)
+        call.steps()  # refuses an algorithm, or pairs, that do not apply
+        return call, array, reducing
 
 
-def _checked(call: Call) -> Call:
-    call.steps()  # refuses an algorithm, or pairs, that do not apply
-    return call
-
-
-def _normal_dim(kind: str, dim: int, ndim: int) -> int:
-    if not -ndim <= dim < ndim:
-        raise ValueError(f"{kind} of an array of {ndim} dims has dims {-ndim} to {ndim - 1}, got {dim}")
-    return dim % ndim
-
-
-def _pieces(
-    kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: tuple[int, ...], size: int
-) -> tuple[int, ...]:
-    if sizes is None:
-        return split_sizes(extent, factors)
-    checked = tuple(int(n) for n in sizes)
-    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
-        raise ValueError(
-            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
-            f"got {list(checked)}"
-        )
-    return checked
-
-
-def _integer(name: str, value: Any) -> int:
-    """NumPy's integers count as integers."""
-    if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an integer, got {value!r}")
-    number: int = value.__index__()
-    return number
-
-
-def _plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
-    return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
-
-
-def _no_out(kind: str, x: Any, out: Any) -> None:
-    if out is not None:
-        name = type(x).__name__
-        raise TypeError(f"{kind} of a {name} of arrays takes no out=; its result is a new {name}")
+def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
+    return pack(x) if kind in ("broadcast", "permute") and is_tree(x) else as_array(kind, x)

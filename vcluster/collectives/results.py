@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction
+from parallelism.collectives import Reduction, check_shape
 from vcluster.collectives.call import Call
-from vcluster.messages import check_shape
 
 if TYPE_CHECKING:
     from vcluster.messages import Endpoint
