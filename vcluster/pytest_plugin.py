@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vcluster.code import PACKAGES, is_ours
+from parallelism.operation import PACKAGES, is_ours
 from vcluster.processes import line_coverage
 
 if TYPE_CHECKING:

@@ -1,13 +1,40 @@
+from .agreement import check_agreement as check_agreement, check_declared as check_declared, text_of as text_of
 from .algorithm_records import CollectiveAlgorithm as CollectiveAlgorithm, Phase as Phase, Phases as Phases
 from .algorithms import Algorithm as Algorithm, record_of as record_of
-from .buffers import Message as Message
-from .call import CollectiveCall as CollectiveCall, MemberCall as MemberCall, Traffic as Traffic
+from .arguments import (
+    NUMERIC_KINDS as NUMERIC_KINDS,
+    call_fields as call_fields,
+    check_array as check_array,
+    check_out as check_out,
+    check_shape as check_shape,
+    checked_array as checked_array,
+    checked_extents as checked_extents,
+    checked_peer as checked_peer,
+    checked_root as checked_root,
+    checked_tag as checked_tag,
+    is_tree as is_tree,
+    members_of as members_of,
+    plain_pairs as plain_pairs,
+    rank_at as rank_at,
+    refuse_out_of_tree as refuse_out_of_tree,
+    shift_pairs as shift_pairs,
+)
+from .buffers import Message as Message, all_to_all_nbytes as all_to_all_nbytes, chunk_nbytes as chunk_nbytes
+from .call import (
+    ARRAY as ARRAY,
+    SCALAR as SCALAR,
+    CollectiveCall as CollectiveCall,
+    MemberCall as MemberCall,
+    Traffic as Traffic,
+)
+from .closed_forms import closed_form as closed_form
 from .direct_traffic import Moved as Moved, moved_alike as moved_alike
 from .explanation import Explanation as Explanation, explain as explain
 from .kinds import (
     COLLECTIVES as COLLECTIVES,
     KINDS as KINDS,
     NAMED_OTHERWISE as NAMED_OTHERWISE,
+    ROOTED as ROOTED,
     CollectiveKind as CollectiveKind,
     Pairs as Pairs,
     bus_factor as bus_factor,
@@ -18,3 +45,4 @@ from .reductions import Reduction as Reduction
 from .registration import register_algorithm as register_algorithm, register_kind as register_kind
 from .registry import RegistrationError as RegistrationError
 from .results import Result as Result, copy_of as copy_of, result_of as result_of
+from .tree_buffers import TreeBuffers as TreeBuffers

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+ARRAY = b""
+SCALAR = b"scalar"
+"""Forms: what the value of an array was.  A tree of arrays has another form."""
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
@@ -75,6 +79,10 @@ class MemberCall:
     root: int = 0
     pairs: Pairs | None = None
     algorithm: str | None = None
+    op: str | None = None
+    """The name of the reduction; None for a kind that does not reduce."""
+    form: bytes = ARRAY
+    """What the value was, and what a receiver makes of the array: an array, a scalar or a tree."""
 
     @property
     def gives(self) -> bool:

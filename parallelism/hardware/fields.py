@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf, isfinite
 from typing import Any, TypeVar
@@ -29,6 +29,19 @@ def number(
     if not isfinite(checked) or checked > most or (checked < least if above is None else checked <= above):
         raise ValueError(f"{wanted}; got {shown(value)}")
     return checked
+
+
+def numbers(
+    field: str, values: Any, names: Collection[str], of: str, *, what: str, least: int = 0
+) -> Table[float]:
+    """A checked table of numbers above 0, at least so many, by some of these names; ``what`` describes the table."""
+    if not isinstance(values, Mapping) or len(values) < least:
+        raise TypeError(f"{field} must be a table of {what}{', not empty' if least else ''}; got {shown(values)}")
+    for name in values:
+        if name not in names:
+            raise ValueError(
+                f"{field} must be of {', '.join(names)}; got {shown(name)}{did_you_mean(name, names)}")
+    return Table({name: number(f"{field}.{name}", value, of, above=0) for name, value in values.items()})
 
 
 def whole_number(field: str, value: Any, *, least: int = 1, most: int | None = None) -> int:

@@ -7,8 +7,9 @@
     hardware.fault(source=0, target=1, bandwidth_factor=0.5)      ... with a link at half its bandwidth
     hardware.placed_by(mesh, ("pp", "dp", "tp"))                  ... with the ranks laid onto it in another order
 
-Its devices have places, 0 to devices-1: the innermost level of links joins neighbours, the next one groups of those,
-and so on.  Rank r is at place r unless it is laid elsewhere.  What things take on it, tells `parallelism.cost`.
+Its devices have places, 0 to devices-1: the innermost level of links joins neighbours, the next level joins groups of
+those, and so on.  Rank r is at place r unless ``placement`` says otherwise.  `parallelism.cost` gives the seconds that
+work takes on it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ITEMSIZE = {
 MOST_DEVICES = 1 << 24
 
 Channel = tuple[int, int, int]
-"""What messages share: (level, -1, a port or link of that level) or (level, i, 0) for what fault i leaves of it."""
+"""What messages share: (level, -1, port or link of that level), or (level, i, 0) for a link that fault i slows."""
 
 
 class LinkPath(NamedTuple):
@@ -66,7 +67,7 @@ class Hardware:
 
     name: str
     flops_per_second: Mapping[str, float]
-    """By dtype; the first is that of work whose dtype is not told."""
+    """By dtype; the first is the rate of work without a dtype."""
     memory_bytes: float
     memory_bytes_per_second: float
     links: tuple[Link, ...]
@@ -78,7 +79,8 @@ class Hardware:
     memory_ramp_seconds: float = 0.0
     memory_overlap: float = 1.0
     collective_bytes_per_second: Mapping[str, float] = checked.Table({})
-    """By collective: how fast a device adds up, and lays out, what it does not receive as it is to lie."""
+    """Bytes per second, by collective, at which a device reduces or rearranges what it received; S divided by it is
+    added to the collective's time."""
     placement: tuple[int, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     faults: tuple[LinkFault, ...] = ()
@@ -98,11 +100,15 @@ class Hardware:
         shares["memory_overlap"] = checked.number("memory_overlap", self.memory_overlap, most=1)
         values: dict[str, Any] = {
             "name": name, **seconds, **shares,
-            "flops_per_second": _rates(self.flops_per_second),
+            "flops_per_second": checked.numbers(
+                "flops_per_second", self.flops_per_second, ITEMSIZE, "of flops a second", what="rates by dtype",
+                least=1),
             "memory_bytes": checked.number("memory_bytes", self.memory_bytes, "of bytes", above=0),
             "memory_bytes_per_second": checked.number(
                 "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0),
-            "collective_bytes_per_second": _by_collective(self.collective_bytes_per_second),
+            "collective_bytes_per_second": checked.numbers(
+                "collective_bytes_per_second", self.collective_bytes_per_second, tuple(KINDS.records), "of bytes a second",
+                what="numbers by collective"),
             "links": checked.each("links", self.links, Link),
             "stragglers": checked.each("stragglers", self.stragglers, Straggler),
             "faults": checked.each("faults", self.faults, LinkFault),
@@ -209,7 +215,7 @@ class Hardware:
         return hardware_files.build(cls, table, path)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes it as JSON, as `load` reads it."""
+        """Writes the hardware as JSON, which `load` reads."""
         hardware_files.write(self, path)
 
     # -- the same, but -------------------------------------------------------------------------------------------------
@@ -249,7 +255,7 @@ class Hardware:
             raise ValueError(f"extents of {self.name} must be like {_by(outermost.extents)}; got {_by(extents)}")
         return replace(self, links=(*inner, replace(outermost, extents=extents)), placement=())
 
-    # -- what it says --------------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------------
 
     @property
     def devices(self) -> int:
@@ -276,7 +282,7 @@ class Hardware:
         return self.flops_per_second[name]
 
     def slowdown(self, rank: int | None) -> float:
-        """How many times as long computing takes on a rank: 1 but for stragglers."""
+        """The factor by which compute takes longer on a rank: 1 for all but stragglers."""
         factor = 1.0
         for straggler in self.stragglers:
             if straggler.rank == rank:
@@ -288,7 +294,7 @@ class Hardware:
         return self._insides[level]
 
     def place(self, rank: int) -> int:
-        """Where a rank lies."""
+        """The place of a rank."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"{self.name} has places for ranks 0 to {self.ranks - 1}, got rank {rank}")
         return self.placement[rank] if self.placement else rank
@@ -315,12 +321,8 @@ class Hardware:
                 bandwidth = min(bandwidth, fault.bandwidth_factor * link.bytes_per_second)
         return LinkPath(latency, bandwidth, tuple(channels), level)
 
-    def capacity(self, channel: Channel) -> float:
-        """The bytes per second of what messages share."""
-        return self.part(channel) * self.links[channel[0]].bytes_per_second
-
     def part(self, channel: Channel) -> float:
-        """Of the bandwidth of a link of its level: all but for faults."""
+        """The part of the bandwidth of a link of its level that a channel has: 1 for all but faults."""
         return 1.0 if channel[1] < 0 else self.faults[channel[1]].bandwidth_factor
 
     def spans(self, mesh: Mesh, axes: Axes = None) -> str | None:
@@ -359,32 +361,6 @@ class Hardware:
 
 def _remake(values: dict[str, Any]) -> Hardware:
     return Hardware(**values)
-
-
-def _rates(rates: Any) -> Mapping[str, float]:
-    if not isinstance(rates, Mapping) or not rates:
-        raise TypeError(f"flops_per_second must be a table of rates by dtype, not empty; got {checked.shown(rates)}")
-    for name in rates:
-        if name not in ITEMSIZE:
-            close = checked.did_you_mean(name, ITEMSIZE)
-            raise ValueError(f"flops_per_second must be of {', '.join(ITEMSIZE)}; got {checked.shown(name)}{close}")
-    return checked.Table({
-        name: checked.number(f"flops_per_second.{name}", rate, "of flops a second", above=0)
-        for name, rate in rates.items()
-    })
-
-
-def _by_collective(values: Any) -> Mapping[str, float]:
-    field = "collective_bytes_per_second"
-    if not isinstance(values, Mapping):
-        raise TypeError(f"{field} must be a table of numbers by collective; got {checked.shown(values)}")
-    for name in values:
-        if name not in KINDS.records:
-            close = checked.did_you_mean(name, tuple(KINDS.records)) or f"; there are {', '.join(KINDS.records)}"
-            raise ValueError(f"{field} must be of collectives; got {checked.shown(name)}{close}")
-    return checked.Table({
-        name: checked.number(f"{field}.{name}", rate, "of bytes a second", above=0) for name, rate in values.items()
-    })
 
 
 def _places(placement: Any, devices: int) -> tuple[int, ...]:

@@ -1,3 +1,13 @@
+from .deadlock import Lane as Lane, Stuck as Stuck, deadlock_error as deadlock_error
+from .errors import (
+    ClusterError as ClusterError,
+    CollectiveMismatchError as CollectiveMismatchError,
+    DeadlockError as DeadlockError,
+    Undelivered as Undelivered,
+    UndeliveredMessageError as UndeliveredMessageError,
+    ranks_in_words as ranks_in_words,
+    undelivered_error as undelivered_error,
+)
 from .operation import (
     Device as Device,
     Groups as Groups,
@@ -5,4 +15,12 @@ from .operation import (
     ReduceOp as ReduceOp,
     ShardedOperation as ShardedOperation,
     Work as Work,
+)
+from .user_lines import (
+    PACKAGES as PACKAGES,
+    ROOT as ROOT,
+    calling_line as calling_line,
+    is_installed as is_installed,
+    is_ours as is_ours,
+    line_of as line_of,
 )

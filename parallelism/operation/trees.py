@@ -12,3 +12,13 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, tuple | list):
         return [leaf for child in value for leaf in leaves(child)]
     return [value]
+
+
+def rebuild(value: Any, new_leaves: list[Any]) -> Any:
+    """A tree like ``value`` with other leaves, taken from the front of ``new_leaves``."""
+    if isinstance(value, dict):
+        return {key: rebuild(child, new_leaves) for key, child in value.items()}
+    if isinstance(value, tuple | list):
+        children = [rebuild(child, new_leaves) for child in value]
+        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+    return new_leaves.pop(0)

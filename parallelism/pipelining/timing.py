@@ -1,11 +1,14 @@
-"""When the actions of a schedule start and end under given costs; from that makespan, bubbles, live activations.
+"""The times of a schedule's actions under given costs, and from them makespan, bubbles and live activations.
 
-Each rank keeps its order and starts an action as soon as what it needs is there.  A message leaves when it is made
-(or where its ``SEND`` stands), takes its time on the way, and holds up neither of its ranks.
+Each rank keeps its order and starts an action as soon as all that it needs is there.  A message leaves after the action
+that produces it (or at its ``SEND``) and blocks neither of its ranks while it is on its way.  The actions are timed as
+the events of a record are, by `parallelism.timeline.engine`, so times are exact sums of the costs as given.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.pipelining.actions import KINDS, MESSAGES, Action, parts
 from parallelism.pipelining.validation import as_in
+from parallelism.timeline import COMPUTE, POINT, RECV, SEND, WAIT, LaneEvents, Replay
 
 if TYPE_CHECKING:
     from parallelism.pipelining.schedule import Schedule
@@ -27,6 +31,7 @@ SLOTS: Mapping[str, int] = MappingProxyType({**dict.fromkeys(KINDS, 1), "message
 """Every action takes one slot: the time in which schedules are drawn."""
 
 _NAMES = (*KINDS, "message")
+_NONE = -1
 
 
 class Span(NamedTuple):
@@ -142,81 +147,135 @@ def timeline(schedule: Schedule, costs: Costs) -> ScheduleTimeline:
     absent = {work.kind for row in schedule.works for work in row} - {*by_kind, *MESSAGES}
     if absent:
         raise ValueError(f"costs should have one of {', '.join(sorted(absent))}; got {', '.join(by_kind)}")
-    return _Clock(schedule, by_kind).run()
+    return _timed(schedule, by_kind)
 
 
-class _Clock:
-    """Goes through the ranks' orders; a rank that has to wait is taken up again when what it waits for is done."""
+def _timed(schedule: Schedule, costs: dict[str, list[float]]) -> ScheduleTimeline:
+    """The schedule replayed; ``ValueError``, with what each rank waits for, if it cannot go on."""
+    lanes = _Lanes(schedule, costs)
+    replay = Replay(lanes.events())
+    blocked = replay.run()
+    if blocked:
+        waits = "; ".join(lanes.wait(rank, replay.next[rank]) for rank in blocked)
+        raise ValueError(f"schedule {schedule.name!r} cannot go on: {waits}")
+    spans, steps = [], []
+    for row, works, places in zip(schedule.actions, schedule.works, lanes.places, strict=True):
+        start_of = dict(zip(works, map(replay.starts.__getitem__, places), strict=True))
+        steps.append(tuple(start_of[step.works[0]] for step in row))
+        spans.append(tuple(
+            Span(work, start, start + costs[work.kind][work.stage])
+            for work, start in start_of.items() if work.kind in KINDS
+        ))
+    return ScheduleTimeline(schedule, tuple(spans), tuple(steps))
+
+
+class _Pattern(NamedTuple):
+    """What all actions of one stage and kind on one rank have in common."""
+
+    role: int
+    cost: float
+    posted: int
+    """The slot of the message that a listed RECV receives; `_NONE` for other actions."""
+    waits: tuple[tuple[int, int], ...]
+    """For each need of an action, the slot that has to be done, and that of the message if a listed RECV is needed."""
+    slots: tuple[int, ...]
+    """The slots that are done after the action."""
+    sends: tuple[tuple[int, float], ...]
+    """The slots of the messages that leave after the action, and how long they are on their way."""
+
+
+class _Lanes:
+    """The actions of a schedule as events for the replay: computes, and the messages between them.
+
+    If a schedule lists no messages, an action is preceded by a recv of each need from another rank, and followed by a
+    send of what others need.  A listed RECV is asynchronous: the action that needs its message waits for it.  A need of
+    its own rank that is not done before becomes a recv, too: it blocks the rank until another rank sends it, which only
+    happens in a broken schedule that has one stage on several ranks.
+
+    A *slot* is a number for a stage, a part of an action, and whether a message brings it.  With the number of the
+    microbatch it gives the key of a message.
+    """
 
     def __init__(self, schedule: Schedule, costs: dict[str, list[float]]) -> None:
-        self.schedule, self.costs, self.message = schedule, costs, costs["message"][0]
-        self.done: dict[tuple[int, str, int], float] = {}
-        self.free: list[float] = [0] * schedule.ranks
-        self.starts: list[list[float]] = [[] for _ in schedule.works]
-        self.waiting: dict[Action, list[int]] = {}
+        self.schedule, self.costs = schedule, costs
+        self.slots: dict[tuple[int, str, bool], int] = {}
+        self.microbatches = list(dict.fromkeys(work.microbatch for row in schedule.works for work in row))
+        self.places: list[list[int]] = []
+        """By rank, the place of the event of each action."""
+        self.keys: Sequence[int] = ()
+        kinds = [dict.fromkeys((work.stage, work.kind) for work in row) for row in schedule.works]
+        ranks_of = Counter(stage for row in kinds for stage in {stage for stage, _ in row})
+        waits = [{each: self._waits(*each, rank) for each in row} for rank, row in enumerate(kinds)]
+        received = {slot for row in waits for each in row.values() for pair in each for slot in pair}
+        self.patterns = [
+            {(stage, kind): self._pattern(stage, kind, each, received, ranks_of[stage] > 1)
+             for (stage, kind), each in row.items()}
+            for row in waits
+        ]
 
-    def run(self) -> ScheduleTimeline:
-        ready = list(range(self.schedule.ranks))
-        while ready:
-            self.advance(ready.pop(), ready)
-        self.check_finished()
-        spans, steps = [], []
-        for row, works, starts in zip(self.schedule.actions, self.schedule.works, self.starts, strict=True):
-            time_of = dict(zip(works, starts, strict=True))
-            steps.append(tuple(time_of[step.works[0]] for step in row))
-            spans.append(tuple(
-                Span(work, start, start + self.costs[work.kind][work.stage])
-                for work, start in time_of.items() if work.kind in KINDS
-            ))
-        return ScheduleTimeline(self.schedule, tuple(spans), tuple(steps))
+    def events(self) -> LaneEvents:
+        """The events of all ranks, rank after rank."""
+        number = {k: i for i, k in enumerate(self.microbatches)}
+        count = len(number)
+        lengths: list[int] = []
+        rows: list[tuple[int, int, int | None, float]] = []     # role, key, work, cost
+        for works, patterns in zip(self.schedule.works, self.patterns, strict=True):
+            first, places, done = len(rows), list[int](), set[int]()
+            for stage, kind, microbatch in works:
+                role, cost, posted, waits, slots, sends = patterns[stage, kind]
+                k = number[microbatch]
+                for slot, message in waits:
+                    if slot * count + k not in done:
+                        rows.append((RECV, slot * count + k, None, 0))
+                    elif message != _NONE:
+                        rows.append((WAIT, message * count + k, message * count + k, 0))
+                places.append(len(rows))
+                key = posted * count + k
+                rows.append((role, key, None if posted == _NONE else key, cost))
+                for slot, seconds in sends:
+                    rows.append((SEND, slot * count + k, None, seconds))
+                done.update([slot * count + k for slot in slots])
+            self.places.append(places)
+            lengths.append(len(rows) - first)
+        roles, self.keys, numbers, costs = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return LaneEvents(lengths, roles, self.keys, (), numbers, costs, [0] * len(rows), [0] * len(rows))
 
-    def advance(self, rank: int, ready: list[int]) -> None:
-        """Goes on with the rank until something is not there."""
-        works, starts = self.schedule.works[rank], self.starts[rank]
-        while len(starts) < len(works):
-            work = works[len(starts)]
-            stage, kind, k = work
-            start = self.free[rank]
-            for need in self.needs(work):
-                time = self.when(need, rank)
-                if time is None:
-                    self.waiting.setdefault(self.awaited(need), []).append(rank)
-                    return
-                if time > start:
-                    start = time
-            starts.append(start)
-            self.free[rank] = end = start + self.costs[kind][stage] if kind in KINDS else start
-            for part in parts(kind):
-                self.done[stage, part, k] = end
-                if self.waiting:
-                    ready += self.waiting.pop(Action(stage, part, k), ())
+    def wait(self, rank: int, event: int) -> str:
+        """What a blocked rank waits for, in words; ``event`` is the place of the event that blocks it."""
+        work = self.schedule.works[rank][bisect_left(self.places[rank], event)]
+        slot, k = divmod(self.keys[event], len(self.microbatches))
+        stage, kind, _ = list(self.slots)[slot]
+        need = as_in(Action(stage, kind, self.microbatches[k]), work)
+        step, entry = next((i, e) for i, e in enumerate(self.schedule.actions[rank]) if work in e.works)
+        return f"rank {rank} waits at step {step} ({entry}) for {need}"
 
-    def needs(self, work: Action) -> list[Action]:
-        """What holds the rank up before it: a message is not waited for where it is received, but where it is used."""
-        return [] if work.kind[0] == "R" else self.schedule.needs(work)
+    def _waits(self, stage: int, kind: str, rank: int) -> tuple[tuple[int, int], ...]:
+        if kind[0] == "R":
+            return ()
+        waits = []
+        for need in self.schedule.needs(Action(stage, kind, 0)):
+            if need.kind[0] == "R":
+                waits.append((self._slot(need, by_message=False), self._slot(need.needs[0], by_message=True)))
+            else:
+                waits.append((self._slot(need, by_message=self.schedule.placement[need.stage] != rank), _NONE))
+        return tuple(waits)
 
-    def when(self, need: Action, rank: int) -> float | None:
-        """The time from which the rank has what it needs; None if that is not known yet."""
-        source = self.awaited(need)
-        if source not in self.done:
-            return None
-        if source is not need:
-            return max(self.done[source] + self.message, self.done[need])
-        by_message = need.kind in KINDS and self.schedule.placement[need.stage] != rank
-        return self.done[need] + self.message if by_message else self.done[need]
+    def _pattern(
+        self, stage: int, kind: str, waits: tuple[tuple[int, int], ...], received: set[int], is_stray: bool
+    ) -> _Pattern:
+        """``received``: the slots that any rank waits for; ``is_stray``: whether the stage is on several ranks."""
+        made = [Action(stage, part, 0) for part in parts(kind)]
+        slots = tuple(self._slot(action, by_message=False) for action in made)
+        if kind[0] == "R":
+            sources = Action(stage, kind, 0).needs
+            posted = self._slot(sources[0], by_message=True) if sources else _NONE
+            return _Pattern(RECV if sources else POINT, 0, posted, waits, slots, ())
+        message = self.costs["message"][0]
+        sends = [(slot, message) for action in made if (slot := self._slot(action, by_message=True)) in received]
+        sends += [(slot, 0) for slot in slots if is_stray and slot in received]
+        if kind in KINDS:
+            return _Pattern(COMPUTE, self.costs[kind][stage], _NONE, waits, slots, tuple(sends))
+        return _Pattern(POINT, 0, _NONE, waits, slots, tuple(sends))
 
-    def awaited(self, need: Action) -> Action:
-        """What has to happen for a need: for a receive that has been reached, the send."""
-        return need.needs[0] if need.kind[0] == "R" and need in self.done else need
-
-    def check_finished(self) -> None:
-        """``ValueError`` if there are ranks that could not go on, with what each waits for."""
-        waiting = []
-        for rank, works in enumerate(self.schedule.works):
-            if len(self.starts[rank]) < len(works):
-                work = works[len(self.starts[rank])]
-                step, entry = next((i, e) for i, e in enumerate(self.schedule.actions[rank]) if work in e.works)
-                need = next(need for need in self.needs(work) if self.when(need, rank) is None)
-                waiting.append(f"rank {rank} waits at step {step} ({entry}) for {as_in(self.awaited(need), work)}")
-        if waiting:
-            raise ValueError(f"schedule {self.schedule.name!r} cannot go on: {'; '.join(waiting)}")
+    def _slot(self, action: Action, *, by_message: bool) -> int:
+        return self.slots.setdefault((action.stage, action.kind, by_message), len(self.slots))

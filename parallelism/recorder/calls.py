@@ -21,16 +21,6 @@ class CountedCall(MemberCall):
     value: Any = None
     """What takes the place of the array at the other members: a tree of arrays, an object; None: the array itself."""
 
-    def differs(self, other: CountedCall) -> bool:
-        """Whether two members cannot be taking part in one operation."""
-        if self.kind != other.kind or (self.root, self.pairs) != (other.root, other.pairs):
-            return True
-        gives = self.gives and other.gives
-        return gives and (self.dim, self.concat_dim, self.algorithm) != (other.dim, other.concat_dim, other.algorithm)
-
-    def __str__(self) -> str:
-        x = "nothing" if self.dtype is None else f"{self.dtype}{list(self.shape or ())}"
-        return f"{self.kind}({x}, dim={self.dim}, root={self.root}, algorithm={self.algorithm})"
 
 
 def result(everybody: Sequence[CountedCall], position: int, x: Any) -> Any:

@@ -7,20 +7,40 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import kind_of
+from parallelism.collectives import (
+    TreeBuffers,
+    call_fields,
+    check_agreement,
+    check_declared,
+    check_out,
+    check_shape,
+    checked_array,
+    checked_extents,
+    checked_peer,
+    checked_root,
+    checked_tag,
+    is_tree,
+    kind_of,
+    members_of,
+    plain_pairs,
+    rank_at,
+    refuse_out_of_tree,
+    shift_pairs,
+    text_of,
+)
+from parallelism.collectives.arguments import integer
 from parallelism.collectives.call import traffic
-from parallelism.collectives.reductions import reduction
-from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
-from parallelism.operation import Groups, ReduceOp, Work
+from parallelism.mesh import Axes, Mesh, MeshIndex
+from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
+from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.operation.trees import leaves
 from parallelism.recorder.calls import CountedCall, result, zeros
-from parallelism.recorder.rendezvous import Lockstep, Meeting
+from parallelism.recorder.rendezvous import Channel, Lockstep, Meeting, Message
 from parallelism.resharding import plan_resharding, run_plan
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Event
@@ -84,28 +104,24 @@ class RecordingDevice:
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: np.ndarray | None = None) -> Any:
         a, b = np.asarray(a), np.asarray(b)
-        k, rows = a.shape[-1] if a.ndim else 0, b.shape[max(b.ndim - 2, 0)] if b.ndim else 0
-        if k != rows:
-            raise ValueError(f"matmul needs as many rows on the right as columns on the left, got {a.shape}, {b.shape}")
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        m, n = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
-        count, m_k_n = prod(batch), (prod(m), k, prod(n))
-        dtype = np.result_type(a, b)
-        traffic = dtype.itemsize * count * (m_k_n[0] * k + k * m_k_n[2] + m_k_n[0] * m_k_n[2])
-        with self.compute("matmul", flops=2.0 * count * prod(m_k_n), nbytes=float(traffic), dtype=dtype):
+        flops, nbytes, dtype = matmul_cost(a, b)
+        if not a.ndim or not b.ndim or a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
+            return np.matmul(a, b)      # raises, in NumPy's words
+        with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
             if out is not None:
                 out[...] = 0
                 return out
-            product = np.zeros((*batch, *m, *n), dtype)
+            batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            product = np.zeros((*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ())), dtype)
             return product if product.ndim else product[()]
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> Array:
-        return np.zeros(shape, dtype)
+        return np.zeros(*checked_extents(shape, dtype))
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
-        if isinstance(x, tuple | list | dict):
+        if is_tree(x):
             return self._reduce_tree("all_reduce", x, axes, op, options)
         return self._collective("all_reduce", x, axes, op=op, **options)
 
@@ -120,7 +136,7 @@ class RecordingDevice:
         split_sizes: Sequence[int] | None = None, **options: Any,
     ) -> Any:
         return self._collective(
-            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, cut=split_sizes, **options
+            "all_to_all", x, axes, dim=split_dim, concat_dim=concat_dim, sizes=split_sizes, **options
         )
 
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
@@ -139,11 +155,10 @@ class RecordingDevice:
         return self._collective("all_scatter", x, axes, **options)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
-        return self._collective("permute", x, axes, pairs=tuple((int(s), int(t)) for s, t in pairs), **options)
+        return self._collective("permute", x, axes, pairs=plain_pairs(pairs), **options)
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
-        size = len(self._members(axes, options.get("groups")) or ())
-        return self.permute(x, [(p, (p + by) % size) for p in range(size)], axes, **options)
+        return self.permute(x, shift_pairs(self.mesh, self.rank, axes, options.get("groups"), by), axes, **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         return self._collective("barrier", None, axes, **options)
@@ -153,23 +168,16 @@ class RecordingDevice:
         pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
     ) -> Any:
         """The collective of this name; see `vcluster.VirtualDevice.collective`."""
-        if kind_of(kind).elementwise and isinstance(x, tuple | list | dict):
+        if kind_of(kind).elementwise and is_tree(x):
             return self._reduce_tree(kind, x, axes, options.pop("op", None), options)
-        named = None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
-        return self._collective(kind, x, axes, cut=split_sizes, pairs=named, **options)
+        return self._collective(kind, x, axes, sizes=split_sizes, pairs=plain_pairs(pairs), **options)
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
-        group = self.group(axes)
-        counted = np.zeros(len(pickle.dumps(obj)), np.uint8)
-        said = self._said("all_scatter", counted, group, stands_for=obj)
-        everybody = self._meet("all_gather_object", said, group, self.mesh.axes_of(axes))
-        return [other.value for other in everybody]
+        calls = self._exchange("all_gather_object", "all_scatter", obj, axes)
+        return [call.value for call in calls]
 
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
-        group = self.group(axes)
-        counted = np.zeros(len(pickle.dumps(obj)), np.uint8)
-        said = self._said("broadcast", counted, group, root=root, stands_for=obj)
-        return self._meet("broadcast_object", said, group, self.mesh.axes_of(axes))[root].value
+        return self._exchange("broadcast_object", "broadcast", obj, axes, root=root)[root].value
 
     def reshard(
         self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
@@ -182,15 +190,7 @@ class RecordingDevice:
         before, self._parent = self._parent, place if self._parent is None else self._parent
         result = run_plan(self, plan, array)
         self._parent = before
-        inside = self._events[place + 1:]
-        sources: Counter[int] = Counter()
-        for event in inside:
-            sources.update(dict(event.sources))
-        self._events[place] = replace(
-            self._events[place], bytes_sent=sum(event.bytes_sent for event in inside),
-            bytes_received=sum(event.bytes_received for event in inside),
-            messages=sum(event.messages for event in inside), sources=tuple(sorted(sources.items())),
-        )
+        self._events[place] = _summed(self._events[place], self._events[place + 1:])
         return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
@@ -200,8 +200,9 @@ class RecordingDevice:
         if not axes:
             return shape
         group = self.group(axes)
-        said = CountedCall("global_shape", np.dtype(bool), shape)
-        shapes = [other.shape or () for other in self._agree(self._lockstep.say(self.rank, group, said), said, group)]
+        call = CountedCall("global_shape", np.dtype(bool), shape)
+        calls = self._agreed(self._lockstep.state(self.rank, group, call), call, group, check=False)
+        shapes = [other.shape or () for other in calls]
         return sharding.global_shape(dict(zip(group, shapes, strict=True)), self.mesh)
 
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
@@ -211,17 +212,28 @@ class RecordingDevice:
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         peer = self._peer(dst, axes)
-        nbytes = sum(np.asarray(leaf).nbytes for leaf in leaves(x))
+        nbytes = sum(
+            (checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)).nbytes
+            for leaf in leaves(x))
         dtype = x.dtype.name if isinstance(x, np.ndarray) else None
         self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1, dtype=dtype)
-        self._lockstep.put((self.rank, peer, tag), zeros(x))
+        self._lockstep.put(Channel(self.rank, peer, checked_tag(tag)), zeros(x))
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
-        peer = self._peer(src, axes)
-        message = self._lockstep.take(self.rank, (peer, self.rank, tag), f"recv from rank {peer}")
-        nbytes = sum(np.asarray(leaf).nbytes for leaf in leaves(message))
-        self._add("recv", "recv", peer=peer, tag=tag, bytes_received=nbytes)
-        return message if out is None else out
+        message = self._take(Channel(self._peer(src, axes), self.rank, checked_tag(tag)))
+        if out is None:
+            return message.value
+        if not isinstance(message.value, np.ndarray):
+            raise TypeError(f"recv(out=) got a message that is a {type(message.value).__name__}, not an array")
+        check_shape(f"recv from rank {src}", out, message.value.shape, message.value.dtype)
+        np.copyto(out, message.value)
+        return out
+
+    def _take(self, channel: Channel, issued_at: str | None = None) -> Message:
+        message = self._lockstep.take(channel, issued_at)
+        nbytes = sum(np.asarray(leaf).nbytes for leaf in leaves(message.value))
+        self._add("recv", "recv", peer=channel.source, tag=channel.tag, bytes_received=nbytes)
+        return message
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work:
         self.send(x, dst, tag=tag, axes=axes)
@@ -231,9 +243,20 @@ class RecordingDevice:
         self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Work:
-        pending = _Pending(lambda: self.recv(src, tag=tag, axes=axes))
-        self._pending.append(pending)
-        return pending
+        channel = Channel(self._peer(src, axes), self.rank, checked_tag(tag))
+        extents, wanted = None if shape is None else tuple(shape), None if dtype is None else np.dtype(dtype)
+        issued_at = calling_line()
+
+        def conclude() -> Any:
+            message = self._take(channel, issued_at)
+            try:
+                check_declared(self.rank, channel.source, message.value, extents, wanted)
+            except CollectiveMismatchError as error:
+                error.sent_at = message.location
+                raise
+            return message.value
+
+        return self._issued(conclude)
 
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any:
         self.send(x, dst, tag=tag, axes=axes)
@@ -247,17 +270,8 @@ class RecordingDevice:
             pending.wait()
 
     def events(self) -> list[Event]:
-        """What this rank did, in order; numbered as what belongs together is."""
-        counts: Counter[Any] = Counter()
-        numbered = []
-        for serial, event in enumerate(self._events):
-            key: Any = event.group if event.kind == "collective" else None
-            if event.kind in ("send", "recv"):
-                key = event.kind, event.peer, event.tag
-            sequence = None if key is None else counts[key]
-            counts[key] += 1
-            numbered.append(replace(event, sequence=sequence, serial=serial))
-        return numbered
+        """What this rank did, in order."""
+        return [replace(event, serial=serial) for serial, event in enumerate(self._events)]
 
     def _add(self, kind: str, name: str, **values: Any) -> int:
         self._events.append(Event(self.rank, kind, name, parent=self._parent, **values))
@@ -267,103 +281,122 @@ class RecordingDevice:
 
     def _collective(
         self, kind: str, x: Any, axes: Axes, *, groups: Groups | None = None, out: Any = None,
-        algorithm: str | None = None, async_op: bool = False, op: ReduceOp | None = None, **options: Any,
+        async_op: bool = False, text: str | None = None, form: bytes | None = None, **options: Any,
     ) -> Any:
-        group = self._members(axes, groups)
+        for name in ("dim", "concat_dim"):
+            options[name] = integer("dim", options.get(name, 0))
+        group, names, factors = members_of(self.mesh, self.rank, kind, axes, groups)
         if group is None:
             return zeros(x)
-        names = self.mesh.axes_of(axes) if groups is None else None
-        said = self._said(kind, x, group, op=op, axes=names, algorithm=algorithm, **options)
-        place, meeting = self._begin(kind, said, group, names)
+        call = self._call(kind, x, group, factors, **options)
+        if form is not None:
+            call = replace(call, form=form)
+        position = group.index(self.rank)
+        if out is not None:
+            refuse_out_of_tree(kind, x, out)
+            check_out(call, position, out, np.asarray(x) if call.gives else None)
+        place, meeting = self._begin(kind, call, group, names)
+        issued_at = calling_line() if async_op else None
 
         def conclude() -> Any:
-            found = result(self._end(place, meeting, said, group), group.index(self.rank), x)
-            if out is None or found is None:
-                return found
-            np.copyto(out, found)
+            value = result(self._end(place, meeting, call, group, text, issued_at), position, x)
+            if out is None or value is None:
+                return value
+            check_shape(kind, out, value.shape, value.dtype)
+            np.copyto(out, value)
             return out
 
-        if not async_op:
-            return conclude()
+        return self._issued(conclude) if async_op else conclude()
+
+    def _issued(self, conclude: Callable[[], Any]) -> _Pending:
+        """An asynchronous operation, which ends at the latest with the program."""
         pending = _Pending(conclude)
         self._pending.append(pending)
         return pending
 
-    def _said(
-        self, kind: str, x: Any, group: tuple[int, ...], *, op: ReduceOp | None = None,
-        axes: tuple[str, ...] | None = None, dim: int = 0, concat_dim: int = 0,
-        cut: Sequence[int] | None = None, root: int = 0, pairs: tuple[tuple[int, int], ...] | None = None,
-        algorithm: str | None = None, stands_for: Any = None,
+    def _call(
+        self, kind: str, x: Any, group: tuple[int, ...], factors: Sequence[int] = (), *, op: ReduceOp | None = None,
+        dim: int = 0, concat_dim: int = 0, sizes: Sequence[int] | None = None, root: int = 0,
+        pairs: tuple[tuple[int, int], ...] | None = None, algorithm: str | None = None, value: Any = None,
     ) -> CountedCall:
-        of_kind = kind_of(kind)
-        gives = of_kind.is_given_by(group.index(self.rank), root)
-        value: Any = None
-        dtype: np.dtype[Any] | None = None
-        sizes: tuple[int, ...] = ()
-        if gives and isinstance(x, tuple | list | dict):
-            value = np.zeros(sum(np.asarray(leaf).nbytes for leaf in leaves(x)), np.uint8)
-            stands_for = x
-        elif gives:
-            value = np.asarray(x)
-        if gives:
-            dtype = reduction("sum" if op is None else op, value.dtype).dtype if of_kind.reduces else value.dtype
-        if gives and value.ndim:
-            dim, concat_dim = dim % value.ndim, concat_dim % value.ndim
-        if gives and of_kind.cuts:
-            factors = (len(group),) if axes is None else tuple(self.mesh.shape[axis] for axis in axes)
-            sizes = split_sizes(value.shape[dim], factors) if cut is None else tuple(int(n) for n in cut)
-        shape = value.shape if gives else None
-        return CountedCall(kind, dtype, shape, dim, concat_dim, sizes, root, pairs, algorithm, stands_for)
+        """The checked call of this rank; other members receive ``value`` in place of its array."""
+        position, root = group.index(self.rank), checked_root(kind, root, len(group))
+        fields, array, reducing = call_fields(
+            kind, x, op, dim, concat_dim, sizes, factors, root, position, len(group), _to_array)
+        if array is not None:
+            fields |= {"dtype": array.dtype if reducing is None else reducing.dtype, "shape": array.shape}
+            value = x if is_tree(x) else value
+        call = CountedCall(kind, root=root, pairs=pairs, algorithm=algorithm, value=value, **fields)
+        call.over(len(group))      # refuses an algorithm, or pairs, that do not apply
+        return call
 
-    def _meet(
-        self, name: str, said: CountedCall, group: tuple[int, ...], axes: tuple[str, ...] | None
-    ) -> list[CountedCall]:
-        place, meeting = self._begin(name, said, group, axes)
-        return self._end(place, meeting, said, group)
+    def _exchange(self, name: str, kind: str, obj: Any, axes: Axes, *, root: int = 0) -> list[CountedCall]:
+        """The calls of all members of a collective of pickled objects."""
+        group = self.group(axes)
+        call = self._call(kind, np.zeros(len(pickle.dumps(obj)), np.uint8), group, root=root, value=obj)
+        place, meeting = self._begin(name, call, group, self.mesh.axes_of(axes))
+        return self._end(place, meeting, call, group)
 
     def _begin(
-        self, name: str, said: CountedCall, group: tuple[int, ...], axes: tuple[str, ...] | None
+        self, name: str, call: CountedCall, group: tuple[int, ...], axes: tuple[str, ...] | None
     ) -> tuple[int, Meeting]:
-        dtype = None if said.dtype is None or isinstance(said.value, tuple | list | dict) else said.dtype.name
+        dtype = None if call.dtype is None or is_tree(call.value) else call.dtype.name
         place = self._add(
-            "collective", name, axes=axes, group=group, algorithm=said.algorithm or "direct", dtype=dtype)
-        return place, self._lockstep.say(self.rank, group, said)
+            "collective", name, axes=axes, group=group, algorithm=call.algorithm or "direct", dtype=dtype)
+        return place, self._lockstep.state(self.rank, group, call)
 
-    def _end(self, place: int, meeting: Meeting, said: CountedCall, group: tuple[int, ...]) -> list[CountedCall]:
-        everybody = self._agree(meeting, said, group)
-        moved = traffic(everybody, group, group.index(self.rank))
-        self._events[place] = replace(self._events[place], **moved.on_event())
-        return everybody
+    def _end(
+        self, place: int, meeting: Meeting, call: CountedCall, group: tuple[int, ...], text: str | None = None,
+        issued_at: str | None = None,
+    ) -> list[CountedCall]:
+        calls = self._agreed(meeting, call, group, text, issued_at)
+        counted = traffic(calls, group, group.index(self.rank))
+        self._events[place] = replace(self._events[place], **counted.on_event())
+        return calls
 
-    def _agree(self, meeting: Meeting, said: CountedCall, group: tuple[int, ...]) -> list[CountedCall]:
-        everybody: list[CountedCall] = self._lockstep.all_said(self.rank, meeting, said.kind)
-        for rank, other in zip(group, everybody, strict=True):
-            if other.differs(said):
-                raise ValueError(f"members of group {list(group)} differ: rank {self.rank} calls {said}, rank {rank} "
-                                 f"calls {other}")
-        return everybody
+    def _agreed(
+        self, meeting: Meeting, call: CountedCall, group: tuple[int, ...], text: str | None = None,
+        issued_at: str | None = None, *, check: bool = True,
+    ) -> list[CountedCall]:
+        """The calls of all members of a group, which must be of one collective."""
+        calls: list[CountedCall] = self._lockstep.all_stated(
+            self.rank, meeting, lambda: text or text_of(call), issued_at)
+        if check or any(other.kind != call.kind for other in calls):
+            check_agreement(group, call.kind, calls)
+        return calls
 
     def _reduce_tree(self, kind: str, tree: Any, axes: Axes, op: ReduceOp | None, options: dict[str, Any]) -> Any:
         """One buffer for each dtype, as one operation."""
-        place = len(self._events)
-        for dtype in dict.fromkeys(np.asarray(leaf).dtype for leaf in leaves(tree)):
-            size = sum(np.asarray(leaf).size for leaf in leaves(tree) if np.asarray(leaf).dtype == dtype)
-            self._collective(kind, np.zeros(size, dtype), axes, op=op, **{**options, "async_op": False})
+        refuse_out_of_tree(kind, tree, options.get("out"))
+        place, buffers = len(self._events), TreeBuffers(tree)
+        for dtype, numbers in buffers.by_dtype.items():
+            buffers.put(numbers, self._collective(
+                kind, np.zeros(buffers.size(numbers), dtype), axes, op=op, form=buffers.form,
+                text=f"{kind}({type(tree).__name__} of arrays)", **{**options, "async_op": False}))
         parts = self._events[place:]
-        sources: Counter[int] = Counter()
-        for part in parts:
-            sources.update(dict(part.sources))
-        self._events[place:] = [replace(
-            parts[0], bytes_sent=sum(part.bytes_sent for part in parts), messages=sum(part.messages for part in parts),
-            bytes_received=sum(part.bytes_received for part in parts), sources=tuple(sorted(sources.items())),
-            payload_bytes=sum(part.payload_bytes or 0 for part in parts),
-        )]
-        return _Pending(lambda: zeros(tree)) if options.get("async_op") else zeros(tree)
-
-    def _members(self, axes: Axes, groups: Groups | None) -> tuple[int, ...] | None:
-        if groups is None:
-            return self.group(axes)
-        return next((tuple(group) for group in groups if self.rank in group), None)
+        payload = sum(part.payload_bytes or 0 for part in parts)
+        self._events[place:] = [replace(_summed(part, parts), payload_bytes=payload) for part in parts[:1]]
+        result = buffers.tree()
+        return _Pending(lambda: result) if options.get("async_op") else result
 
     def _peer(self, place: int, axes: Axes) -> int:
-        return place if axes is None else self.group(axes)[place]
+        return checked_peer(self.mesh, place if axes is None else rank_at(self.group(axes), axes, place))
+
+
+def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:
+    """A value as an array, and its form; a tree that travels as bytes is so many bytes."""
+    if kind_of(kind).copies and is_tree(x):
+        arrays = [checked_array("a tree of arrays", leaf)[0] for leaf in leaves(x)]
+        return np.broadcast_to(np.uint8(0), sum(array.nbytes for array in arrays)), b"tree"
+    return checked_array(kind, x)
+
+
+def _summed(whole: Event, parts: Sequence[Event]) -> Event:
+    """One event that counts what its parts move."""
+    sources: Counter[int] = Counter()
+    for part in parts:
+        sources.update(dict(part.sources))
+    return replace(
+        whole, bytes_sent=sum(part.bytes_sent for part in parts), messages=sum(part.messages for part in parts),
+        bytes_received=sum(part.bytes_received for part in parts), sources=tuple(sorted(sources.items())),
+    )

@@ -14,13 +14,16 @@ traffic with the host; ``trace.on(hardware)`` says what it would take.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
+from parallelism.events import Columns
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from parallelism.recorder.device import RecordingDevice
 from parallelism.recorder.rendezvous import Lockstep
-from parallelism.timeline.replay import replay
+from parallelism.timeline import replay_columns
+from parallelism.timeline.matching import sequences
 from parallelism.trace import Trace
 
 
@@ -40,8 +43,9 @@ def record(
     ``args`` are dealt out by `Operation.inputs`; a function gets them on every rank; or ``inputs`` are each rank's own.
     ``ranks``: the trace of one rank, or of some; by default of all.
 
-    Raises what the program raises, ``ValueError`` where members call different things, and ``RuntimeError`` that names
-    who waits in what where nobody can go on.
+    Raises what the program raises.  Errors of several ranks are those of the runtime: `CollectiveMismatchError`,
+    `DeadlockError` and `UndeliveredMessageError`, with the same ranks, operation, lines and text.  A channel under the
+    recorder has no capacity, so no send ever waits.
     """
     if inputs is None:
         inputs = program.inputs(mesh, *args) if isinstance(program, Operation) else [args] * mesh.size
@@ -56,6 +60,9 @@ def record(
         return result
 
     outputs = lockstep.run(body)
-    events = replay([device.events() for device in devices])
-    trace = Trace(events, size=mesh.size, mesh_shape=dict(mesh.shape), priced=("modelled",))
+    records = [device.events() for device in devices]
+    columns = Columns.of(chain.from_iterable(records))
+    columns = columns.with_columns(sequence=sequences(columns))
+    timed = replay_columns(columns, list(map(len, records)))
+    trace = Trace(timed, size=mesh.size, mesh_shape=dict(mesh.shape), priced=("modelled",))
     return Recording(outputs, trace if ranks is None else trace.filter(rank=ranks))

@@ -1,27 +1,69 @@
-"""Ranks that run side by side in threads and meet: what an operation is that nobody carries out.
+"""Ranks that run in threads and meet: the recorder's place of the runtime's shared memory and channels.
 
-A rank says what it calls and waits until the others of its group have said theirs.  If all wait, and nobody has what he
-waits for, nobody ever will: that is an error, not a wait without end.
+A rank states its call and waits until the other members of its group have stated theirs.  If every rank waits or has
+returned, and none has what it waits for, none ever will: that is a deadlock, found without a timeout.  Errors of
+several ranks are those of the runtime (`parallelism.operation.errors`), with the same ranks, operation, lines and text.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from parallelism.events import HOST
+from parallelism.operation import (
+    ClusterError,
+    Lane,
+    Stuck,
+    Undelivered,
+    calling_line,
+    deadlock_error,
+    line_of,
+    undelivered_error,
+)
+from parallelism.operation.errors import located
+from parallelism.operation.user_lines import user_lines
 
 
 class Cancelled(BaseException):
-    """Another rank has failed: this one ends, too."""
+    """Another rank has failed, so this one ends too."""
 
 
 class Meeting:
-    """One operation of a group: what each member says, by position."""
+    """One operation of a group, with what each member states, by position."""
 
-    def __init__(self, size: int) -> None:
-        self.said: list[Any] = [None] * size
-        self.missing = size
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.stated: list[Any] = [None] * len(ranks)
+        self.missing = set(ranks)
+
+
+class Channel(NamedTuple):
+    """Messages of one source, target and tag."""
+
+    source: int
+    target: int
+    tag: int
+
+
+class Message(NamedTuple):
+    """What was sent, and the line that sent it."""
+
+    value: Any
+    location: str | None
+
+
+class _Wait(NamedTuple):
+    ready: Callable[[], bool]
+    text: Callable[[], str]
+    """The operation, as a deadlock shows it."""
+    lane: Lane
+    waits_for: Callable[[], Sequence[int]]
+    issued_at: str | None
+    """The line that issued the operation, for one that the kernel itself never waits for."""
 
 
 class Lockstep:
@@ -30,29 +72,35 @@ class Lockstep:
     def __init__(self, size: int) -> None:
         self._size = size
         self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[Callable[[], bool], str]] = {}
-        self._ended = 0
+        self._threads: dict[int, int] = {}
+        self._waiting: dict[int, _Wait] = {}
+        self._returned: set[int] = set()
         self._failures: dict[int, BaseException] = {}
         self._meetings: dict[Hashable, Meeting] = {}
         self._counts: dict[tuple[int, Hashable], int] = {}
-        self._messages: dict[Hashable, deque[Any]] = {}
+        self._messages: dict[Channel, deque[Message]] = {}
 
     def run(self, body: Callable[[int], Any]) -> list[Any]:
-        """``body(rank)`` of every rank, by rank; raises what the lowest rank of those that failed first raised."""
+        """The results of ``body(rank)`` by rank.
+
+        Raises the error of the lowest rank among those that failed first, `DeadlockError` if no rank can continue, and
+        `UndeliveredMessageError` if a message was not received.
+        """
         results: list[Any] = [None] * self._size
 
         def one(rank: int) -> None:
+            self._threads[rank] = threading.get_ident()
             try:
                 results[rank] = body(rank)
             except Cancelled:
                 pass
-            except BaseException as error:          # told by the thread that asked for the run
+            except BaseException as error:      # raised again by the thread that called run
                 with self._changed:
                     self._failures[rank] = error
             finally:
                 with self._changed:
-                    self._ended += 1
-                    self._look()
+                    self._returned.add(rank)
+                    self._find_deadlock()
                     self._changed.notify_all()
 
         threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self._size)]
@@ -61,61 +109,90 @@ class Lockstep:
         for thread in threads:
             thread.join()
         if self._failures:
-            raise self._failures[min(self._failures)]
+            first = self._failures[min(self._failures)]
+            if isinstance(first, ClusterError) and not first.locations:
+                places = {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}
+                raise located(first, places) from None
+            raise first
+        undelivered = self.undelivered()
+        if undelivered:
+            raise undelivered_error(undelivered)
         return results
 
-    def say(self, rank: int, group: Sequence[int], what: Any) -> Meeting:
-        """The next operation of a group, to which ``rank`` says ``what``."""
+    def state(self, rank: int, group: Sequence[int], call: Any) -> Meeting:
+        """The next operation of a group, in which ``rank`` makes this call."""
         with self._changed:
             ranks = tuple(group)
             number = self._counts.get((rank, ranks), 0)
             self._counts[rank, ranks] = number + 1
-            meeting = self._meetings.setdefault((ranks, number), Meeting(len(ranks)))
-            meeting.said[ranks.index(rank)] = what
-            meeting.missing -= 1
+            meeting = self._meetings.setdefault((ranks, number), Meeting(ranks))
+            meeting.stated[ranks.index(rank)] = call
+            meeting.missing.discard(rank)
             if not meeting.missing:
                 del self._meetings[ranks, number]
                 self._changed.notify_all()
             return meeting
 
-    def all_said(self, rank: int, meeting: Meeting, what: str) -> list[Any]:
-        """What everybody says, as soon as everybody has."""
-        self._wait(rank, lambda: not meeting.missing, what)
-        return meeting.said
+    def all_stated(
+        self, rank: int, meeting: Meeting, text: Callable[[], str], issued_at: str | None = None
+    ) -> list[Any]:
+        """The calls of all members, by position, when the last one has called.  ``text`` describes this rank's."""
+        ranks = meeting.ranks
+        self._wait(rank, _Wait(
+            lambda: not meeting.missing,
+            lambda: text() + ("" if ranks == tuple(range(self._size)) else f" of group {list(ranks)}"),
+            ("group", ranks),
+            lambda: [member for member in ranks if member in meeting.missing], issued_at))
+        return meeting.stated
 
-    def put(self, channel: Hashable, message: Any) -> None:
+    def put(self, channel: Channel, value: Any) -> None:
         """Sends a message, and does not wait."""
+        message = Message(value, calling_line())
         with self._changed:
             self._messages.setdefault(channel, deque()).append(message)
             self._changed.notify_all()
 
-    def take(self, rank: int, channel: Hashable, what: str) -> Any:
-        """The oldest message of a channel, as soon as there is one."""
-        self._wait(rank, lambda: bool(self._messages.get(channel)), what)
+    def take(self, channel: Channel, issued_at: str | None = None) -> Message:
+        """The oldest message of a channel, when there is one."""
+        source, target, tag = channel
+        name = "the host" if source == HOST else f"rank {source}"
+        self._wait(target, _Wait(
+            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {name}, tag {tag})",
+            ("recv", source, tag), lambda: [source], issued_at))
         with self._changed:
             return self._messages[channel].popleft()
 
-    def undelivered(self) -> list[Hashable]:
-        """The channels in which messages lie."""
-        return [channel for channel, messages in self._messages.items() if messages]
+    def undelivered(self) -> list[Undelivered]:
+        """The messages between ranks that were not received."""
+        return [Undelivered(*channel, len(messages), messages[0].location)
+                for channel, messages in self._messages.items() if messages and channel.target != HOST]
 
-    def _wait(self, rank: int, ready: Callable[[], bool], what: str) -> None:
+    def _wait(self, rank: int, wait: _Wait) -> None:
         with self._changed:
-            while not ready():
+            while not wait.ready():
                 if self._failures:
                     raise Cancelled
-                self._waiting[rank] = ready, what
-                self._look()
+                self._waiting[rank] = wait
+                self._find_deadlock()
                 if not self._failures:
                     self._changed.wait()
                 del self._waiting[rank]
 
-    def _look(self) -> None:
-        """Ends the run if nobody can go on."""
+    def _find_deadlock(self) -> None:
+        """Ends the run if no rank can continue."""
         waiting = self._waiting
-        if self._failures or not waiting or len(waiting) + self._ended < self._size:
+        if self._failures or not waiting or len(waiting) + len(self._returned) < self._size:
             return
-        if not any(ready() for ready, _ in waiting.values()):
-            told = "; ".join(f"rank {rank} waits in {what}" for rank, (_, what) in sorted(waiting.items()))
-            self._failures[min(waiting)] = RuntimeError(f"nobody can go on: {told}")
-            self._changed.notify_all()
+        if any(wait.ready() for wait in waiting.values()):
+            return
+        frames = sys._current_frames()
+        lines = {rank: [*user_lines(frames.get(self._threads[rank]))] for rank in waiting}
+        stuck = []
+        for rank, wait in sorted(waiting.items()):
+            text, location = wait.text(), lines[rank][0].place if lines[rank] else wait.issued_at or "?"
+            if not lines[rank]:
+                text += ", never waited for,"
+            stuck.append(Stuck(rank, text, location, wait.lane, tuple(wait.waits_for())))
+        stacks = {rank: lines[rank][::-1] for rank in waiting}
+        self._failures[min(waiting)] = deadlock_error(stuck, self._returned, stacks)
+        self._changed.notify_all()

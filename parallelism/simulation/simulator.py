@@ -29,10 +29,10 @@ from parallelism.timeline import (
     POINT,
     CollectivePrice,
     Priced,
+    PricedRoles,
     Prices,
     Pricing,
     Roles,
-    Told,
     Way,
     replay_columns,
     roles_of,
@@ -123,8 +123,8 @@ def _timed(standing: _Standing, pricing: Pricing) -> Trace:
     if pricing.shares_links:
         used = Used(found, groups, of_event, ranks, roles.keys[at], looks[at])
         ways, way[at] = folded_ways(templates, pricing, lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
-    told = Told(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    timed = replay_columns(events, lengths, pricing, told)
+    known = PricedRoles(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
+    timed = replay_columns(events, lengths, pricing, known)
     priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
     return Trace(timed, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=first, priced=priced)
 

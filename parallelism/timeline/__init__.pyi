@@ -1,10 +1,23 @@
 from .collective_pricing import FREE as FREE, CollectivePrice as CollectivePrice, way_of as way_of
+from .engine import LaneEvents as LaneEvents, Replay as Replay
 from .fair_sharing import Way as Way
-from .matching import COLLECTIVE as COLLECTIVE, POINT as POINT, Roles as Roles, roles_of as roles_of
+from .matching import (
+    COLLECTIVE as COLLECTIVE,
+    COMPUTE as COMPUTE,
+    POINT as POINT,
+    RECV as RECV,
+    SEND as SEND,
+    WAIT as WAIT,
+    Roles as Roles,
+    collectives_of as collectives_of,
+    operations_of_waits as operations_of_waits,
+    roles_of as roles_of,
+    sends_of_recvs as sends_of_recvs,
+)
 from .priced import (
     Priced as Priced,
     UndeclaredComputeWarning as UndeclaredComputeWarning,
     warn_of_undeclared as warn_of_undeclared,
 )
 from .pricing import Prices as Prices, Pricing as Pricing
-from .replay import Told as Told, replay_columns as replay_columns
+from .replay import PricedRoles as PricedRoles, replay_columns as replay_columns

@@ -1,19 +1,19 @@
-"""Transfers that are on their way at the same time share the links they have in common: max-min fairly.
+"""Max-min fair sharing: the rates of transfers that use the same links at the same time.
 
-Every transfer on a link gets as much of it as the others, but one that is held up elsewhere, or that asks for less,
-leaves what it cannot use to them (Bertsekas and Gallager, *Data Networks*, section 6.5.2: progressive filling).  When
-one begins or ends, the rates change of those that share a link with it, with one that does, and so on; no others are
-looked at.
+Every transfer on a link gets the same rate.  A transfer that is limited by another link, or that asks for less, leaves
+the rest to the others (Bertsekas and Gallager, *Data Networks*, section 6.5.2: progressive filling).  When a transfer
+begins or ends, rates change for the transfers that share a link with it, for those that share a link with one of these,
+and so on: a *connected* set.  No other rates are computed again.
 
-A **message** asks for all of each link on its path.  A **collective** is one transfer from its begin to its end: it
-asks of each link for what it carries there in all, spread over the time that it takes by itself; so it takes just that
-time where nobody wants more than it leaves.  Where it gets a part of what it asks for, all of it is as much slower.
+A **message** asks for all of each link on its path.  A **collective** is one transfer from its begin to its end.  It
+asks each link for the bytes that it carries there, spread over the seconds that it takes alone; so it takes exactly
+those seconds if the others leave it that much.  If it gets a part of what it asks for, all of it slows down by as much.
 
-Up to `FEW` transfers that hang together get exact rates at every begin and end.  In a **crowd** of more, rates are
-found anew when `CHANGED` of them have begun or ended, or `PATIENCE` of the mean time to their ends is over.  Until then
-one that begins has an equal part of its links; and those that will end count for the part of that time in which they
-are there, so that what they leave goes to the others from the start.  The mean arrival in storms of messages of random
-sizes is within three hundredths of the exact one.
+A connected set of at most `FEW` transfers gets exact rates at every begin and end.  A larger set is a **crowd**, whose
+rates are computed again only after `CHANGED` of its transfers began or ended, or after `PATIENCE` of the mean time to
+their ends.  Until then a transfer that begins gets an equal part of its links.  A transfer that will end before counts
+for the part of that time in which it is there, so that the others get what it leaves from the start.  In storms of
+messages of random sizes the mean arrival is within 3 % of the exact one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from parallelism.hardware import Channel
+if TYPE_CHECKING:
+    from parallelism.hardware import Channel
 
 FEW = 16
+"""Most connected transfers whose rates are exact.  Exact rates cost time proportional to the size of the set at each
+begin and end, so for the square of the size in all; up to this size that is cheaper than the heuristic."""
+
 CHANGED = 1 / 6
-"""Of a crowd."""
+"""Part of a crowd that begins or ends before its rates are computed again.  A smaller part is more exact and slower."""
+
 PATIENCE = 1 / 4
+"""Part of the mean time to the ends of a crowd's transfers, after which its rates are computed again even if few began
+or ended: so a wrong rate does not last."""
+
 LEAST = 1e-6
-"""So that nothing is taken for the rounding of a sum."""
-_GONE = -1
+"""Smallest part of a transfer's rate that counts as use of a link.  It is far above the rounding of a sum of parts, so
+rounding is never taken for a transfer."""
+
 _TOGETHER = 1e-9
-"""Of the time to the next end: what ends within that of it ends with it."""
+"""Part of the time to the next end: transfers that end within it end together, as they would in exact arithmetic."""
+
 _FULL = 1 - 1e-9
-"""Of the rate that a transfer asks for: with so much it is not held up."""
+"""Part of the rate that a transfer asks for; with that much it counts as not slowed down."""
+
+_GONE = -1
 
 
 class Way(NamedTuple):
@@ -84,11 +96,11 @@ def _patience(flows: list[_Flow]) -> int:
 
 
 class SharedLinks:
-    """The transfers under way.  ``foretell(end, number, version)`` is told when the next of them leave their links.
+    """The pending transfers.  ``foretell(end, number, version)`` is called with the times when they leave their links.
 
-    ``capacity`` is the part of a link's bandwidth that a channel has: 1 but for faults.  What was foretold is to be
-    handed to `end` then, unless time does not get there.  When all that begins or ends at a time is known, and before
-    time goes on, `settle` is to be called.
+    ``capacity`` is the part of a link's bandwidth that a channel has: 1 for all but faults.  The caller hands each
+    foretold end to `end` at its time.  It calls `settle` when everything that begins or ends at a time is known, and
+    before time goes on.
     """
 
     def __init__(self, capacity: Callable[[Channel], float], foretell: Callable[[float, int, int], object]) -> None:
@@ -140,7 +152,7 @@ class SharedLinks:
         self._foretell(end, number, 0)
 
     def end(self, number: int, version: int, now: float) -> float | None:
-        """When what leaves its links now has arrived; None if that was not foretold, or is no more."""
+        """The arrival of a transfer that leaves its links now; None if the foretold end is out of date."""
         if number < 0:      # a crowd has waited
             self._loses_patience(self._crowds.pop(version))
             return None
@@ -163,7 +175,7 @@ class SharedLinks:
         return now + lag if flow.held_up else arrival
 
     def settle(self, now: float) -> None:
-        """New rates for what began, and for all that share with this or with what ended."""
+        """Computes the rates of all transfers that are connected to one that began or ended."""
         before = self._serial
         for crowd in self._impatient:
             for flow in crowd.flows:
@@ -180,7 +192,7 @@ class SharedLinks:
         self.unsettled = False
 
     def _settled(self, first: _Flow, now: float) -> None:
-        """New rates for all that hang together with one."""
+        """Computes the rates of the connected set of a transfer."""
         flows, channels = self._together(first)
         crowd = None
         if len(flows) > FEW:
@@ -201,7 +213,7 @@ class SharedLinks:
         self._foretold(flows, crowd, now)
 
     def _joins(self, flow: _Flow, now: float) -> None:
-        """One that began in a crowd has an equal part of its links until rates are found anew."""
+        """A transfer that begins in a crowd gets an equal part of its links until rates are computed again."""
         equal = min(self._whole[channel] / len(self._users[channel]) for channel in flow.channels)
         flow.rate = min(equal, flow.wanted)
         if flow.rate < flow.wanted * _FULL:
@@ -209,7 +221,7 @@ class SharedLinks:
         self._foretell(flow.end, flow.number, flow.version)
 
     def _shares(self, flows: list[_Flow], now: float) -> None:
-        """Of the time that a crowd has patience, the part in which each of those is there that end within it."""
+        """Sets ``share`` of transfers that end before rates are computed again: the part of that time they last."""
         ends = sorted([flow.end for flow in flows if flow.fixed])
         patience = _patience(flows)
         if len(ends) < patience:
@@ -224,7 +236,7 @@ class SharedLinks:
     # -- what is to come -----------------------------------------------------------------------------------------------
 
     def _foretold(self, flows: list[_Flow], crowd: _Crowd | None, now: float) -> None:
-        """The next end of those that hang together, and what ends with it; of a crowd, as many as it has patience."""
+        """Foretells the next end of a connected set, and what ends with it; in a crowd as many ends as its patience."""
         version = self._serial
         if crowd is None:
             first = min([flow.end for flow in flows])
@@ -244,7 +256,7 @@ class SharedLinks:
             self._foretell(time, number, version)
 
     def _counts(self, crowd: _Crowd, now: float) -> None:
-        """One of a crowd has begun or ended."""
+        """A transfer of a crowd began or ended."""
         crowd.patience -= 1
         if crowd.patience == 0:
             self._loses_patience(crowd)
@@ -261,7 +273,7 @@ class SharedLinks:
     # -- rates ---------------------------------------------------------------------------------------------------------
 
     def _together(self, flow: _Flow) -> tuple[list[_Flow], list[int]]:
-        """The transfers that hang together with one, and the channels by which they do."""
+        """The connected set of a transfer, and the channels that it uses."""
         self._serial = serial = self._serial + 1
         seen, all_users = self._seen, self._users
         flow.version = serial
@@ -280,7 +292,7 @@ class SharedLinks:
         return flows, channels
 
     def _filled(self, flows: list[_Flow], channels: list[int]) -> None:
-        """All rates grow alike until a channel is full, or one has what it asks for; these stay as they are."""
+        """Progressive filling: all rates grow alike until a channel is full or a transfer has what it asks for."""
         room, weight, all_users = self._room, self._weight, self._users
         for channel in channels:
             room[channel] = self._whole[channel]
@@ -303,11 +315,11 @@ class SharedLinks:
                 reached = flows[-1 - full:][:1]
             else:
                 if weight[full] < LEAST / 2:
-                    continue    # nobody there grows any more
+                    continue    # no transfer there grows any more
                 grown = room[full] / weight[full]
                 if grown > level:
                     if limits and grown > limits[0][0]:
-                        heappush(limits, (grown, full))     # others left room
+                        heappush(limits, (grown, full))     # other transfers left room
                         continue
                     level = grown
                 reached = all_users[full].values()

@@ -2,11 +2,15 @@
 
     forward, backward, recompute   compute that says so (``phase``; a name that begins with "recompute")
     other          all other compute
-    communication  data of the device moves, and it computes nothing: exposed communication
-    bubble         it is held up: nothing moves and nothing is computed, between its first event and its last
+    communication  exposed communication: communication of the device is under way, and it computes nothing
+    bubble         it waits: nothing is under way and nothing is computed, between its first event and its last
     idle           before its first event, and after its last
 
-Each moment counts once, for the first of these that fits; so communication behind compute is not in the split.
+Communication is under way from the moment at which its data begins to move (the last member has called the collective,
+the message was sent) to the end of the operation; between device and host, for the whole operation.  It counts whether
+the device is blocked by it, waits for it later, or never waits for it.  The time before is waiting for other devices.
+
+Each moment counts once, for the first part that fits; so communication behind compute is not in the split.
 """
 
 from __future__ import annotations
@@ -24,9 +28,8 @@ if TYPE_CHECKING:
 
 PHASES = {"F": 0, "B": 1, "I": 1, "W": 1, "R": 2}
 
-
 _ROUNDING = 1e-12
-"""Of the makespan: less than what adding up so many parts may leave."""
+"""The part of the makespan that rounding may leave when the parts are added up; a smaller rest counts as 0."""
 
 
 class Split(NamedTuple):
@@ -46,7 +49,7 @@ _OTHER, _COMMUNICATION, _BUBBLE, _IDLE = map(PARTS.index, ("other", "communicati
 
 
 def part_of(columns: Columns) -> npt.NDArray[np.int8]:
-    """For each event the number of its part in `PARTS`: of compute what it computes, else communication."""
+    """The index in `PARTS` of each event: by phase and name for compute, communication for everything else."""
     recompute = _by_value(columns, "name", lambda name: str(name).lower().startswith("recompute"))
     phases = columns["phase"]
     assert isinstance(phases, Table)
@@ -57,7 +60,7 @@ def part_of(columns: Columns) -> npt.NDArray[np.int8]:
 
 
 def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
-    """The split of each rank's time; ``moved`` saves finding `moving` again."""
+    """The split of each rank's time, in seconds.  ``moved`` is ``moving(trace)``, if it was computed before."""
     makespan = trace.makespan_seconds
     columns = trace.columns
     moved = moving(trace) if moved is None else moved
@@ -87,7 +90,8 @@ def _first_that_fits(
     ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.float64], ends: npt.NDArray[np.float64],
     parts: npt.NDArray[np.int8], count: int,
 ) -> npt.NDArray[np.float64]:
-    """Of intervals, by rank and part, the seconds in which no interval of an earlier part is open there."""
+    """Seconds by rank and part, shape (count, len(PARTS)), in which that rank has an interval of that part open, and no
+    interval of an earlier part.  An interval has a rank, a start, an end and a part."""
     rank, time = np.concatenate([ranks, ranks]), np.concatenate([starts, ends])
     order = np.lexsort((time, rank))
     rank, time = rank[order], time[order]

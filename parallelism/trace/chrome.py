@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelism.events import DEFAULTS, Event
+from parallelism.timeline import sends_of_recvs
 
 if TYPE_CHECKING:
     from parallelism.trace.trace import Trace
@@ -78,17 +79,17 @@ def _records(trace: Trace) -> Iterator[Record]:
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         for track, name in enumerate(TRACKS):
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
-    sent = {_message(event) for event in trace.filter(kind="send") if _is_message(event)}
-    received = {_message(event) for event in trace.filter(kind="recv") if _is_message(event)}
-    arrows = {message: number for number, message in enumerate(sorted(sent & received, key=repr))}
+    recvs, sends = sends_of_recvs(trace.columns)
+    pairs = zip(sends.tolist(), recvs.tolist(), strict=True)
+    arrows = {place: number for number, pair in enumerate(pairs) for place in pair}
     ends: list[Record] = []         # of arrows to recvs that took time: their slices are begun before
     others: list[Record] = []
     arrivals: list[Record] = []
-    for event in trace:
+    for place, event in enumerate(trace):
         if event.parent is not None or event.kind == "memory":
             continue
         slices = list(_slices(event))
-        number = arrows.get(_message(event)) if event.kind in ("send", "recv") and _is_message(event) else None
+        number = arrows.get(place)
         if number is None:
             others += slices
             continue
@@ -166,13 +167,3 @@ def _kernels(trace: Trace) -> Iterator[Record]:
         args = _args(event) | {"stream": stream, "device": event.rank}
         yield {"ph": "X", "cat": "kernel", "name": name, "pid": event.rank, "tid": stream,
                "ts": _LATE + event.start_seconds * 1e6, "dur": event.duration_seconds * 1e6, "args": args}
-
-
-def _is_message(event: Event) -> bool:
-    return event.parent is None and event.peer is not None and event.peer >= 0
-
-
-def _message(event: Event) -> tuple[Any, ...]:
-    """What a send and its recv have in common: source, destination, tag and number."""
-    ends = (event.rank, event.peer) if event.kind == "send" else (event.peer, event.rank)
-    return (*ends, event.tag, event.sequence)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.events import HOST, KINDS, Columns, Event
-from parallelism.events.columns import operations, sums
+from parallelism.events.columns import operations
 from parallelism.timeline import Priced, UndeclaredComputeWarning, warn_of_undeclared
+from parallelism.trace.totals import (
+    HOST_KINDS,
+    RankTotals,
+    communication_matrix,
+    outermost,
+    peak_bytes,
+    totals_by_rank,
+)
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
@@ -23,26 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace", "UndeclaredComputeWarning"]
 
 
-class RankTotals(NamedTuple):
-    """What one rank did in all, messages inside collectives left out."""
-
-    compute_seconds: float = 0.0
-    """Virtual time in compute events."""
-    waiting_seconds: float = 0.0
-    """Virtual time that collectives, messages and waits held the rank; asynchronous ones hold it in their wait."""
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    messages: int = 0
-    flops: float = 0.0
-
-
-_MOST_BYTES = 1e300
-_HOST_KINDS = frozenset(("h2d", "d2h"))
-_TRAFFIC_KINDS = frozenset(("collective", "send", "recv")) | _HOST_KINDS
-_WAITING_KINDS = frozenset(("collective", "send", "recv", "wait"))
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Trace(Sequence[Event]):
     """What happened, or what would: an immutable sequence of `Event`, in the order of record within each rank.
 
@@ -58,7 +45,7 @@ class Trace(Sequence[Event]):
 
     ``size`` is the number of devices (default: enough for the ranks that occur), ``mesh_shape`` the size of each
     axis, outermost first, ``hardware`` the name of what the virtual time stands for, ``ranks`` the devices that
-    the trace tells about (default: all).  ``ValueError`` for a rank outside ``size``, and for a mesh of another size.
+    the trace covers (default: all).  ``ValueError`` for a rank outside ``size``, and for a mesh of another size.
     """
 
     size: int
@@ -67,43 +54,46 @@ class Trace(Sequence[Event]):
     """The axes of the mesh with their sizes, outermost first."""
     hardware: str | None
     ranks: tuple[int, ...]
-    """The devices this trace tells about, idle ones included: all of them, or those it was filtered for."""
+    """The devices that this trace covers, idle ones included: all of them, or those it was filtered for."""
     host_traffic: bool
     """Whether totals are over the traffic with the host, as after ``filter(kind="h2d")``, and over nothing else."""
     priced: Priced
-    """How its virtual time was found."""
-    columns: Columns = field(init=False)
-    """The events by columns, from which everything here is found."""
-    events: tuple[Event, ...] = cast(Any, cached_property(lambda self: tuple(self.columns.events())))
-    """All events, each an object of its own: those that were given, or made when this is first asked for."""
+    """How its virtual time was computed."""
+    columns: Columns
+    """The events by columns; everything else here is computed from them."""
 
     def __init__(
         self, events: Iterable[Event] | Columns, size: int | None = None, *,
         mesh_shape: Mapping[str, int] | Iterable[tuple[str, int]] | None = None, hardware: str | None = None,
         ranks: Iterable[int] | None = None, host_traffic: bool = False, priced: Iterable[Any] = (),
     ) -> None:
-        if isinstance(events, Columns):
-            columns = events
-        else:
-            events = tuple(events)
-            columns = Columns.of(events)
-            object.__setattr__(self, "events", events)
-        occurring = columns.distinct("rank")
+        values = self.__dict__
+        if not isinstance(events, Columns):
+            values["events"] = events = tuple(events)
+            events = Columns.of(events)
+        occurring = events.distinct("rank")
         size = max(occurring, default=-1) + 1 if size is None else size
-        told = tuple(sorted(occurring.union(range(size) if ranks is None else ranks)))
-        if told and (told[0] < 0 or told[-1] >= size):
+        covered = tuple(sorted(occurring.union(range(size) if ranks is None else ranks)))
+        if covered and (covered[0] < 0 or covered[-1] >= size):
             raise ValueError(f"the ranks of {size} devices are 0 to {size - 1}, "
-                             f"got an event of rank {told[0] if told[0] < 0 else told[-1]}")
+                             f"got an event of rank {covered[0] if covered[0] < 0 else covered[-1]}")
         shape = None if mesh_shape is None else tuple(dict(mesh_shape).items())
         if shape is not None and prod(extent for _, extent in shape) != size:
             raise ValueError(f"a mesh of {dict(shape)} has {prod(extent for _, extent in shape)} devices, "
                              f"the trace has {size}")
-        for name, value in (("columns", columns), ("size", size), ("mesh_shape", shape), ("hardware", hardware),
-                            ("ranks", told), ("host_traffic", host_traffic), ("priced", Priced(*priced))):
-            object.__setattr__(self, name, value)
+        values.update(columns=events, size=size, mesh_shape=shape, hardware=hardware, ranks=covered,
+                      host_traffic=host_traffic, priced=Priced(*priced))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Trace is immutable; {name!r} cannot be set")
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All events, each an object of its own: those given, or created when this is first asked for."""
+        return tuple(self.columns.events())
 
     def _of(self, columns: Columns, ranks: Iterable[int] | None = None, host_traffic: bool = False) -> Trace:
-        """Some of these events."""
+        """A trace of the same run with these of its events."""
         return Trace(columns, self.size, mesh_shape=self.mesh_shape, hardware=self.hardware,
                      ranks=self.ranks if ranks is None else ranks, host_traffic=self.host_traffic or host_traffic,
                      priced=self.priced)
@@ -138,7 +128,9 @@ class Trace(Sequence[Event]):
         return hash((len(self), self._header()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _trace, (self.columns, *self._header())
+        size, shape, hardware, ranks, host_traffic, priced = self._header()
+        return partial(Trace, mesh_shape=shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic,
+                       priced=priced), (self.columns, size)
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self)} events on {self.size} devices, {self.makespan_seconds:.6g} s of virtual time>"
@@ -168,7 +160,7 @@ class Trace(Sequence[Event]):
         columns = self.columns
         for of, values in wanted.items():
             columns = columns.take(columns.isin(of, values))
-        host = (bool(kinds) and kinds <= _HOST_KINDS) or wanted.get("peer") == {HOST}
+        host = (bool(kinds) and kinds <= HOST_KINDS) or wanted.get("peer") == {HOST}
         ranks = tuple(r for r in self.ranks if r in wanted.get("rank", self.ranks))
         return self._of(columns, ranks, host)
 
@@ -193,34 +185,10 @@ class Trace(Sequence[Event]):
 
     # Totals
 
-    def _outermost(self, kinds: Collection[str]) -> npt.NDArray[np.bool_]:
-        """Which events are of these kinds, and inside no collective."""
-        return self.columns.isin("kind", kinds) & ~self.columns.present("parent")
-
-    def _counted(self) -> Columns:
-        """The events whose bytes are in the totals."""
-        columns = self.columns.only(
-            "kind", "rank", "peer", "parent", "bytes_sent", "bytes_received", "messages", "sources")
-        host = columns.isin("kind", _HOST_KINDS) | columns.isin("peer", {HOST})
-        return columns.take(self._outermost(_TRAFFIC_KINDS) & (host == self.host_traffic))
-
     @cached_property
     def totals(self) -> Mapping[int, RankTotals]:
         """The totals of each of `ranks`."""
-        columns = self.columns.only("kind", "rank", "work", "parent", "duration_seconds", "flops")
-
-        def by_rank(events: Columns, field: str) -> list[Any]:
-            places = np.searchsorted(np.array(self.ranks), events.numbers("rank"))
-            return sums(events.numbers(field), places, len(self.ranks))
-
-        blocking = ~columns.present("work") | columns.isin("kind", {"wait"})
-        waiting, counted = columns.take(self._outermost(_WAITING_KINDS) & blocking), self._counted()
-        found = zip(
-            by_rank(columns.take(self._outermost({"compute"})), "duration_seconds"),
-            by_rank(waiting, "duration_seconds"),
-            *(by_rank(counted, field) for field in ("bytes_sent", "bytes_received", "messages")),
-            by_rank(columns.take(~columns.present("parent")), "flops"), strict=True)
-        return {rank: RankTotals(*sums_) for rank, sums_ in zip(self.ranks, found, strict=True)}
+        return totals_by_rank(self.columns, self.ranks, self.host_traffic)
 
     def _total(self, field: str, rank: int | None) -> Any:
         if rank is None:
@@ -251,38 +219,17 @@ class Trace(Sequence[Event]):
 
     def peaks(self, category: str | None = None) -> dict[int, int]:
         """`peak_bytes` of each rank that held anything."""
-        held: dict[int, float] = {}
-        peaks: dict[int, int] = {}
-        wanted = self.columns.isin("kind", {"memory"})
-        if category is not None:
-            wanted &= self.columns.isin("name", {category})
-        events = self.columns.take(wanted)
-        for rank, nbytes in zip(events.values("rank"), events.values("nbytes"), strict=True):
-            # forged bytes may add up to more than a float holds
-            held[rank] = now = min(max(held.get(rank, 0) + nbytes, -_MOST_BYTES), _MOST_BYTES)
-            peaks[rank] = max(peaks.get(rank, 0), int(now))
-        return peaks
+        return peak_bytes(self.columns, category)
 
     def communication_matrix(self) -> npt.NDArray[np.int64]:
         """Bytes from device to device, ``[source, destination]``, shape (size, size).
 
-        Collectives tell the sources of their bytes, messages are counted where they are received; so the sum
-        is `bytes_received`.  ``ValueError`` for a trace of host traffic, which no device sends.
+        The events of collectives have the sources of their bytes, messages are counted where they are received; so the
+        sum is `bytes_received`.  ``ValueError`` for a trace of host traffic, which no device sends.
         """
         if self.host_traffic:
             raise ValueError("a communication matrix is between devices; this trace was filtered for host traffic")
-        matrix = np.zeros((self.size, self.size), np.int64)
-        counted = self._counted()
-        received = counted.take(counted.isin("kind", {"recv"}) & counted.present("peer"))
-        np.add.at(matrix, (received.numbers("peer"), received.numbers("rank")), received.numbers("bytes_received"))
-        sources = counted.take(~counted.isin("sources", {()}))
-        _, first, times = np.unique(sources.key("rank", "sources"), return_index=True, return_counts=True)
-        different = sources.take(first)
-        several = zip(different.values("rank"), different.values("sources"), times.tolist(), strict=True)
-        for rank, told, count in several:
-            for source, nbytes in told:
-                matrix[source, rank] += count * nbytes
-        return matrix
+        return communication_matrix(self.columns, self.size)
 
     # Time
 
@@ -308,7 +255,7 @@ class Trace(Sequence[Event]):
         on zero-bubble schedules count (Qi et al., Zero Bubble Pipeline Parallelism, section 5): a stage that
         starts late and ends late, and so could take up the next step meanwhile, is not charged for it.
         """
-        computes = self.columns.take(self._outermost({"compute"}))
+        computes = self.columns.take(outermost(self.columns, {"compute"}))
         starts, ranks = computes.numbers("start_seconds"), computes.numbers("rank")
         first, last = np.full(self.size, np.inf), np.full(self.size, -np.inf)
         np.minimum.at(first, ranks, starts)
@@ -319,12 +266,12 @@ class Trace(Sequence[Event]):
 
     @property
     def compute(self) -> str:
-        """``"measured"`` or ``"modelled"``: what the time of compute was taken from."""
+        """``"measured"`` or ``"modelled"``: where the time of compute comes from."""
         return self.priced.compute
 
     @property
     def priced_dtype(self) -> str | None:
-        """What the flops and bytes of float arrays were priced as, whatever they were; None: as themselves."""
+        """The dtype as which flops and bytes of all float arrays were priced; None: each as its own."""
         return self.priced.priced_dtype
 
     @property
@@ -334,7 +281,7 @@ class Trace(Sequence[Event]):
 
     @property
     def undeclared_seconds(self) -> float:
-        """CPU seconds of what cost nothing in a modelled trace, because neither flops, bytes nor seconds were told."""
+        """CPU seconds that cost nothing in a modelled trace, because neither flops, bytes nor seconds were declared."""
         return self.priced.undeclared_seconds
 
     def on(
@@ -362,10 +309,10 @@ class Trace(Sequence[Event]):
             self.link_sharing if link_sharing is None else link_sharing))
 
     def priced_by(self, pricing: Pricing) -> Trace:
-        """`on`, told by a `parallelism.timeline.pricing.Pricing`."""
-        from parallelism.timeline import repricing
+        """`on`, with the prices of a `parallelism.timeline.pricing.Pricing`."""
+        from parallelism.timeline.repricing import repriced
 
-        seen = repricing.repriced(self.columns, self.size, pricing)
+        seen = repriced(self.columns, self.size, pricing)
         left_out = self.priced.left_out_seconds + seen.left_out_seconds
         undeclared = left_out + seen.undeclared_seconds
         if self.compute != "modelled":
@@ -413,10 +360,3 @@ class Trace(Sequence[Event]):
         from parallelism.trace import summary as trace_summary
 
         return trace_summary.as_html(self)
-
-
-def _trace(
-    columns: Columns, size: int, mesh_shape: Any, hardware: str | None, ranks: Any, host_traffic: bool, priced: Priced
-) -> Trace:
-    return Trace(columns, size, mesh_shape=mesh_shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic,
-                 priced=priced)

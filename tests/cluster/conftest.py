@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vcluster.code import PACKAGES
+from parallelism.operation import PACKAGES
 from vcluster.processes import start_fork_server
 from vcluster.runs import VirtualCluster
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from oracle import assert_same, results
 
-from parallelism.collectives import COLLECTIVES
-from parallelism.collectives.algorithms import REDUCING, ROOTED, algorithms
-from parallelism.collectives.closed_forms import closed_form
+from parallelism.collectives import COLLECTIVES, ROOTED, closed_form
+from parallelism.collectives.algorithms import REDUCING, algorithms
 from parallelism.mesh import Mesh
 from vcluster.code import PerDevice
 

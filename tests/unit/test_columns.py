@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from parallelism.events import ABSENT, HOST, KINDS, Columns, Event, Table, column_of, whole_nanoseconds
 from parallelism.events.columns import combined, sums
 from parallelism.trace import Trace
-from parallelism.trace.trace import RankTotals
+from parallelism.trace.totals import RankTotals
 
 SIZE = 4
 ranks = st.integers(0, SIZE - 1)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from parallelism.collectives import COLLECTIVES, Algorithm
-from parallelism.collectives.algorithms import ROOTED, Transfer, algorithm, algorithms
-from parallelism.collectives.closed_forms import bytes_received_per_rank, closed_form
+from parallelism.collectives import COLLECTIVES, ROOTED, Algorithm, closed_form
+from parallelism.collectives.algorithms import Transfer, algorithm, algorithms
+from parallelism.collectives.closed_forms import bytes_received_per_rank
 
 LITERATURE = json.loads(Path(__file__).with_name("collective_bytes.json").read_text())
 

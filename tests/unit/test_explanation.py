@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parallelism.collectives import COLLECTIVES, explain
-from parallelism.collectives.algorithms import ROOTED, algorithm, algorithms
+from parallelism.collectives import COLLECTIVES, ROOTED, explain
+from parallelism.collectives.algorithms import algorithm, algorithms
 
 
 def inputs(size, extent=6):

@@ -251,7 +251,7 @@ def test_messages_share_the_ports_at_both_ends():
     assert not set(out.channels) & set(back.channels)               # the two directions do not meet
     assert not set(inside.channels) & set(out.channels)
     assert (out.latency_seconds, out.bytes_per_second, out.level) == (25e-6, 1.25e9, 1)
-    assert {told.capacity(channel) for channel in out.channels} == {1.25e9}
+    assert {told.part(channel) for channel in out.channels} == {1.0}
     assert told.path(3, 3) == (0.0, inf, (), None)
 
 
@@ -259,7 +259,7 @@ def test_what_a_fault_leaves_is_shared_by_all_that_meet_it():
     told = hardware().fault(source=0, delay_seconds=1e-3, bandwidth_factor=0.5)
     first, second, other = told.path(0, 1), told.path(0, 2), told.path(1, 2)
     shared = set(first.channels) & set(second.channels)
-    assert min(told.capacity(channel) for channel in shared) == first.bytes_per_second == 150e9
+    assert min(told.part(channel) for channel in shared) == 0.5 and first.bytes_per_second == 150e9
     assert first.latency_seconds == 2e-6 + 1e-3
     assert other.bytes_per_second == 300e9
 

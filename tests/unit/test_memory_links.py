@@ -86,7 +86,7 @@ def test_a_broken_piece_is_named(tmp_path, change, words):
 
 
 @pytest.mark.parametrize(("fields", "words"), [
-    ({"collective_bytes_per_second": {"all_redcue": 1}}, "of collectives; got 'all_redcue'; did you mean 'all_re"),
+    ({"collective_bytes_per_second": {"all_redcue": 1}}, "must be of .*; got 'all_redcue'; did you mean 'all_re"),
     ({"collective_bytes_per_second": {"all_reduce": 0}}, "per_second.all_reduce must be a number of bytes a second"),
     ({"collective_bytes_per_second": [1]}, r"must be a table of numbers by collective; got \[1\]"),
     ({"memory_overlap": 1.5}, "memory_overlap must be a number, at least 0 and at most 1; got 1.5"),

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from vcluster.code import Failure, apply_environment, describe_exception, is_ours
-from vcluster.code.call_sites import here, is_installed
+from parallelism.operation import is_installed, is_ours
+from vcluster.code import Failure, apply_environment, describe_exception
+from vcluster.code.call_sites import here
 from vcluster.code.exceptions import LONGEST_TRACEBACK
 from vcluster.code.pickling import ModuleWatcher, dump, environment, load, travels_by_value
 

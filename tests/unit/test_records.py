@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 
 from parallelism.events import HOST
-from vcluster.collectives.call import Traffic
+from vcluster.collectives import Traffic
 from vcluster.tracing import Recorder, collective_template, columns_of, make_trace, message_template
 from vcluster.tracing.columns import pack
 

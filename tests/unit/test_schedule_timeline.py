@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from parallelism.events import Event
 from parallelism.pipelining import Pipeline, Schedule
 from parallelism.pipelining.actions import parts
 from parallelism.pipelining.generators import SCHEDULES, V_SHAPED
+from parallelism.timeline import Replay
+from parallelism.timeline.replay import replay
 
 costs = st.fixed_dictionaries({kind: st.integers(0, 7) for kind in ("F", "I", "W", "message")})
 pipelines = st.builds(
@@ -61,6 +65,34 @@ def test_every_action_starts_when_its_rank_and_what_it_needs_allow_it(pipeline, 
             ]
             assert start == max([free, *ready]) and end == start + length[action.kind]
             free = end
+
+
+def test_schedules_and_records_are_timed_by_one_engine(monkeypatch):
+    """Schedules once had a clock of their own."""
+    runs = []
+    run = Replay.run
+    monkeypatch.setattr(Replay, "run", lambda self: (runs.append(self), run(self))[1])
+    assert Pipeline(2, 3, "1f1b").schedule.makespan() == 8
+    replay([[Event(0, "compute", "work", cpu_seconds=1.0)]])
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("unit", [1, 2**60, Fraction(1, 3), 0.1])
+def test_times_are_exact_sums_of_the_costs_in_their_own_type(unit):
+    timeline = Pipeline(4, 8, "zero_bubble_h1").schedule.timeline({"F": unit, "I": unit, "W": unit, "message": 0})
+    times = {time for row in timeline.spans for _, *span in row for time in span} - {0}
+    assert {type(time) for time in times} == {type(unit)}
+    assert timeline.makespan == pytest.approx(27 * unit, rel=1e-15 if unit == 0.1 else 0)
+
+
+def test_an_order_that_cannot_go_on_names_what_each_rank_waits_for():
+    rows = [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]]
+    with pytest.raises(ValueError, match=r"^schedule 'odd' cannot go on: rank 0 waits at step 1 \(0B0\) for 1B0; "
+                                         r"rank 1 waits at step 0 \(1F1\) for 0F1$"):
+        Schedule("odd", rows, 2, 2).timeline()
+    listed = [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1F0", "1RECV_F0", "1B0", "1SEND_B0"]]
+    with pytest.raises(ValueError, match=r"step 3 \(0B0\) for 1SEND_B0; rank 1 .*\(1F0\) for 1RECV_F0$"):
+        Schedule("listed", listed, 2, 1).timeline()
 
 
 @settings(max_examples=30)

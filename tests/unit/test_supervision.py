@@ -2,9 +2,10 @@
 
 from hypothesis import given, strategies as st
 
+from parallelism.operation.deadlock import describe
 from vcluster.code import Frame
 from vcluster.memory import BLOCKED, FINISHED, PAGE, RUNNING, Arena, LastSeen, Layout, Need, Operation, State, Status
-from vcluster.runs.deadlock import find_stuck, look, tell
+from vcluster.runs.deadlock import find_stuck, look
 
 HERE = "kernel.py:7"
 
@@ -118,7 +119,7 @@ def test_with_receives_only_it_is_reachability_of_one_that_runs(devices):
 
 def test_it_is_told_with_the_circle_first_and_everybodys_line():
     states = blocked(receives(1, 0)), blocked(receives(2, 1)), blocked(receives(1, 2))
-    text = tell(find_stuck(states, lambda need: False), ())
+    text = describe(find_stuck(states, lambda need: False), ())
     assert text.splitlines()[0] == "deadlock: rank 1 waits for rank 2; rank 2 waits for rank 1"
     assert text.splitlines()[1:] == [
         f"  ranks 0 and 2 in recv(from rank 1, tag 0) at {HERE}, waiting for rank 1",  # what is the same is told once
@@ -130,24 +131,24 @@ def test_it_is_told_from_where_the_line_that_waits_was_called():
     states = blocked(receives(1, 0)), finished()
     lines = [("main.py", 3, "kernel"), ("step.py", 5, "step"), ("kernel.py", 7, "exchange")]
     stack = [Frame(filename, line, None, None, None, function) for filename, line, function in lines]
-    text = tell(find_stuck(states, lambda need: False), (1,), {0: stack})
+    text = describe(find_stuck(states, lambda need: False), (1,), {0: stack})
     assert text.splitlines()[2] == "    called from step at step.py:5, kernel at main.py:3"
     deep = stack[:1] * 20 + stack[2:]
-    text = tell(find_stuck(states, lambda need: False), (1,), {0: deep})
+    text = describe(find_stuck(states, lambda need: False), (1,), {0: deep})
     assert text.splitlines()[2] == "    called from " + "kernel at main.py:3, " * 6 + "14 more"
-    assert len(tell(find_stuck(states, lambda need: False), (1,), {0: stack[2:]}).splitlines()) == 2
+    assert len(describe(find_stuck(states, lambda need: False), (1,), {0: stack[2:]}).splitlines()) == 2
 
 
 def test_of_a_circle_of_many_not_every_step_is_told():
     states = [blocked(receives((rank + 1) % 100, rank)) for rank in range(100)]
-    head = tell(find_stuck(states, lambda need: False), ()).splitlines()[0]
+    head = describe(find_stuck(states, lambda need: False), ()).splitlines()[0]
     assert head.startswith("deadlock: rank 0 waits for rank 1; rank 1 waits for rank 2; ")
     assert head.endswith("; rank 14 waits for rank 15; ...; rank 99 waits for rank 0")
 
 
 def test_it_is_told_who_returned_without_calling():
     states = blocked(joins(5, 1, 2)), finished(), finished()
-    text = tell(find_stuck(states, lambda need: False), (1, 2))
+    text = describe(find_stuck(states, lambda need: False), (1, 2))
     assert text.splitlines()[0] == "deadlock: ranks 1 and 2 returned without calling all_reduce, for which rank 0 waits"
 
 

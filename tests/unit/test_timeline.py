@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-import parallelism.timeline.replay as timeline
+from parallelism.timeline import Replay
 from parallelism.timeline.replay import replay
 from parallelism.trace import HOST, Event, Trace
 
@@ -232,7 +232,7 @@ def test_each_event_is_looked_at_once_or_twice(monkeypatch):
     lanes = [[event for i in range(rounds) for event in
               (compute(r, (r * 7 + i) % 5 * TICK), all_reduce(r, tuple(range(size)), i), send(r, (r + 1) % size, i),
                recv(r, (r - 1) % size, i))] for r in range(size)]
-    advance = timeline._Replay.advance
-    monkeypatch.setattr(timeline._Replay, "advance", lambda self, lane: (resumed.append(lane), advance(self, lane))[1])
+    advance = Replay.advance
+    monkeypatch.setattr(Replay, "advance", lambda self, lane: (resumed.append(lane), advance(self, lane))[1])
     replay(lanes)
     assert len(resumed) <= size * (1 + 2 * rounds)      # once to begin with, and once for each event that held it

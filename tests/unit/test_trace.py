@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ TRACE = Trace(EVENTS, mesh_shape={"dp": 2, "tp": 2}, hardware="host")
 
 def test_is_a_sequence_of_its_events():
     assert len(TRACE) == len(EVENTS) and list(TRACE) == list(EVENTS) and TRACE[-1] is EVENTS[-1]
-    assert TRACE[2:5] == replace(TRACE, events=EVENTS[2:5]) and TRACE[2:5].size == 4
+    assert TRACE[2:5] == Trace(EVENTS[2:5], 4, mesh_shape=TRACE.mesh_shape, hardware="host") and TRACE[2:5].size == 4
     assert EVENTS[3] in TRACE and TRACE.index(EVENTS[3]) == 3 and list(reversed(TRACE)) == list(reversed(EVENTS))
 
 
@@ -45,7 +44,7 @@ def test_is_a_value():
     same = Trace(list(EVENTS), 4, mesh_shape=[("dp", 2), ("tp", 2)], hardware="host")
     assert same == TRACE and hash(same) == hash(TRACE) and pickle.loads(pickle.dumps(TRACE)) == TRACE  # noqa: S301
     assert Trace(EVENTS) != TRACE and TRACE[1:] != TRACE and TRACE != EVENTS
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError, match=r"a Trace is immutable; 'size' cannot be set"):
         TRACE.size = 5
 
 

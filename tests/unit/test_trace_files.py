@@ -99,7 +99,7 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
 def test_an_event_that_could_not_be_loaded_is_not_saved(tmp_path, field, value, expected):
     path = tmp_path / "t.json"
     with pytest.raises(ValueError, match=rf"t\.json: event 1, field '{field}': expected {expected}"):
-        replace(EXAMPLE, events=(EXAMPLE[0], replace(EXAMPLE[1], **{field: value}))).save(path)
+        Trace([EXAMPLE[0], replace(EXAMPLE[1], **{field: value})], EXAMPLE.size).save(path)
     assert not path.exists()
 
 

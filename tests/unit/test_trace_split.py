@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given, strategies as st
 
+from parallelism.hardware import Hardware
+from parallelism.mesh import Mesh
 from parallelism.timeline.replay import replay
 from parallelism.trace import HOST, PARTS, Event, Split, Trace
 from parallelism.trace.breakdown import split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
 from parallelism.trace.transfers import moving
+from vcluster.demo.elsewhere import show_elsewhere
 
 
 def compute(rank, start, seconds, phase=None, name="work", **fields):
@@ -59,6 +63,30 @@ def test_recompute_is_known_by_its_name_and_its_letter_and_children_and_memory_c
     trace = Trace([compute(0, 0, 1, name="recompute 2F3"), compute(0, 1, 2, "R"), compute(0, 3, 1, parent=0),
                    Event(0, "memory", "weights", 3, 9, nbytes=8), Event(0, "h2d", "x", 4, 1)])
     assert split(trace) == {0: Split(recompute=3, communication=1, bubble=1, idle=7)}
+
+
+def test_a_collective_that_is_never_waited_for_is_exposed_alike_in_the_demo_and_in_the_summary():
+    """Rank 1 issues an all_reduce and does not wait; the demo once gave it 0 s of exposed communication."""
+    def moved(rank):
+        return all_reduce(rank, 0, 0, work=None if rank == 0 else 5, bytes_received=3 * 10**11, bytes_sent=3 * 10**11)
+
+    trace = Trace([moved(0), moved(1)], 2, priced=("modelled",))
+    hardware = Hardware.preset("dgx-h100")
+    there = trace.on(hardware)
+    assert [part.communication for part in split(there).values()] == [there.makespan_seconds] * 2
+    lines = []
+    screen = SimpleNamespace(heading=lines.append, line=lines.append)
+    show_elsewhere(screen, trace, Mesh(x=2), hardware)
+    assert "  exposed communication  100.0% of the devices' time" in lines
+    assert "  bubble                 0.0% of the devices' time" in lines
+
+
+def test_a_wait_that_compute_shortens_is_exposed_for_what_is_left_and_an_unknown_wait_is_a_bubble():
+    trace = Trace([
+        send(0, 1, 1), recv(1, 0, 0, 5, work=1), compute(1, 0, 3), Event(1, "wait", "recv", 3, 2, work=1),
+        Event(1, "wait", "unknown", 5, 1, work=7), recv(1, HOST, 6, 0),
+    ])
+    assert split(trace) == {0: Split(idle=6), 1: Split(other=3, communication=2, bubble=1)}
 
 
 def test_without_partners_all_of_a_transfer_is_communication():

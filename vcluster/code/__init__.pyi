@@ -1,5 +1,5 @@
 from .arguments import PerDevice as PerDevice, Sharded as Sharded
-from .call_sites import PACKAGES as PACKAGES, call_site as call_site, code_of as code_of, is_ours as is_ours
+from .call_sites import call_site as call_site, code_of as code_of
 from .errors import (
     ChannelClosedError as ChannelClosedError,
     ClusterError as ClusterError,

@@ -8,38 +8,16 @@ from __future__ import annotations
 import dis
 import os
 import sys
-import sysconfig
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vcluster")
+from parallelism.operation import ROOT, is_installed, is_ours
 
-_ROOT = Path(__file__).absolute().parents[2]
-_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in PACKAGES)
-_STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _owners: dict[str, bool] = {}
-_WORKER = str(_ROOT / "vcluster" / "processes" / "worker.py")
+_WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 MOST_SITES = 4096
 _sites: dict[tuple[CodeType, int], CallSite] = {}
-
-
-def is_ours(filename: str) -> bool:
-    """Does this file belong to one of our packages?"""
-    owned = _owners.get(filename)
-    if owned is None:
-        owned = _owners[filename] = filename.startswith(_OURS)
-    return owned
-
-
-@lru_cache(maxsize=8192)
-def is_installed(filename: str) -> bool:
-    """Does this file belong to the standard library, an installed package, or us (and so never change)?"""
-    return (
-        is_ours(filename) or filename.startswith(("<frozen ", *_STDLIB)) or any(part in filename for part in _INSTALLED)
-    )
 
 
 def code_of(program: Any) -> CodeType | None:
@@ -76,7 +54,7 @@ def call_site(skip: int = 0) -> CallSite:
         filename = frame.f_code.co_filename
         owned = _owners.get(filename)
         if owned is None:
-            owned = is_ours(filename)
+            owned = _owners[filename] = is_ours(filename)
         if not owned:
             break
         if filename == _WORKER:  # what called it is no part of the kernel

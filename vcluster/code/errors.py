@@ -1,34 +1,30 @@
-"""What can go wrong in a cluster: `ClusterError` and the small tree below it.
+"""Errors of a cluster: `ClusterError` and its subclasses.
 
-Wrong arguments of a call are ``ValueError`` or ``TypeError`` in the device, before anything is sent.
-Everything here is about the cluster itself, and says which ranks, in which operation, at which lines.
+Wrong arguments of a call are ``ValueError`` or ``TypeError`` in the device, before anything is sent.  The errors here
+are about the cluster itself, and say which ranks, in which operation, at which lines.  Those that a recorder raises as
+well are defined in `parallelism.operation.errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from parallelism.operation import (
+    ClusterError,
+    CollectiveMismatchError,
+    DeadlockError,
+    UndeliveredMessageError,
+    ranks_in_words,
+)
 
 if TYPE_CHECKING:
     from vcluster.code.exceptions import Failure
 
-
-class ClusterError(RuntimeError):
-    """Something went wrong in a cluster.
-
-    ``ranks`` are those it is about, ``operation`` what they were doing (None if not known), ``locations``
-    their lines as ``file:line``, in the order of ``ranks`` where known.
-    """
-
-    def __init__(
-        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = ()
-    ) -> None:
-        super().__init__(message)
-        self.ranks = tuple(ranks)
-        self.operation = operation
-        self.locations = tuple(locations)
-        self.outputs: dict[int, Any] = {}
-        """What the ranks that had finished when a run failed returned."""
+__all__ = [
+    "ChannelClosedError", "ClusterError", "ClusterTimeoutError", "CollectiveMismatchError", "DeadlockError",
+    "DeviceFailedError", "OperationCancelled", "UndeliveredMessageError", "UnusedResultWarning", "ranks_in_words",
+]
 
 
 class DeviceFailedError(ClusterError):
@@ -50,30 +46,8 @@ class DeviceFailedError(ClusterError):
         self.signal = signal
 
 
-class DeadlockError(ClusterError):
-    """Devices wait for each other, or for somebody who has gone, and can never go on."""
-
-
-class CollectiveMismatchError(ClusterError):
-    """The members of a group called different collectives, or with arguments that must agree and do not.
-
-    ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called.
-    """
-
-    def __init__(
-        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = (),
-        calls: Mapping[int, str] | None = None,
-    ) -> None:
-        super().__init__(message, ranks=ranks, operation=operation, locations=locations)
-        self.calls = dict(calls or {})
-
-
 class ChannelClosedError(ClusterError):
     """A channel was used after one of its ends was closed."""
-
-
-class UndeliveredMessageError(ClusterError):
-    """A run ended with messages that nobody received."""
 
 
 class ClusterTimeoutError(ClusterError, TimeoutError):
@@ -89,23 +63,3 @@ class OperationCancelled(BaseException):
 
 class UnusedResultWarning(UserWarning):
     """A collective is called for its result, and the result is thrown away."""
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0 and 2-5``; -1 is the host."""
-    numbers = [rank for rank in ranks if rank >= 0]
-    spans: list[list[int]] = []
-    for rank in numbers:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    told = [word for span in spans for word in ([f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span))]
-    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(told)] if told else []
-    if any(rank < 0 for rank in ranks):
-        words.append("the host")
-    return " and ".join(words) or "nobody"
-
-
-def _list_in_words(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

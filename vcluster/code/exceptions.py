@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
 
-from vcluster.code.call_sites import is_installed, is_ours
+from parallelism.operation import is_installed, is_ours
 from vcluster.code.errors import OperationCancelled
 from vcluster.code.line_values import values_on_lines
 from vcluster.code.pickling import dump, load, type_name

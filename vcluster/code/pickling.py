@@ -30,7 +30,7 @@ import numpy as np
 from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
 
 from parallelism.collectives import registry
-from vcluster.code.call_sites import is_installed
+from parallelism.operation import is_installed
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
 """Files pytest collects.  They are not meant to be imported twice, and often cannot be imported by name at all."""

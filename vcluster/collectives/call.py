@@ -14,10 +14,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from parallelism.collectives import Algorithm, MemberCall, Traffic
+from parallelism.collectives import Algorithm, MemberCall, Traffic, check_agreement, text_of
 from parallelism.collectives.call import traffic
-from vcluster.code import CollectiveMismatchError
-from vcluster.messages import ARRAY, SCALAR
 
 __all__ = ["Call", "Traffic", "agree", "traffic"]
 
@@ -29,9 +27,6 @@ class Call(MemberCall):
     ranks: tuple[int, ...] = field(kw_only=True)
     position: int = field(kw_only=True)
     axes: tuple[str, ...] | None = None
-    op: str | None = None
-    form: bytes = b""
-    """What to make of the array at the other end: see `vcluster.messages.forms`."""
     description: bytes = field(init=False, compare=False)
     """All that the others need to know, for `agree`."""
     signature: int = field(init=False, compare=False)
@@ -64,72 +59,11 @@ class Call(MemberCall):
         )
 
     def __str__(self) -> str:
-        x = "nothing" if self.dtype is None else f"{self.dtype}{list(self.shape or ())}"
-        kind = self.of_kind
-        options = [x] if kind.moves else []
-        if kind.joins != kind.cuts:
-            options.append(f"dim={self.dim}")
-        elif kind.cuts:
-            options += [f"split_dim={self.dim}", f"concat_dim={self.concat_dim}"]
-        if kind.rooted:
-            options.append(f"root={self.root}")
-        if self.op is not None:
-            options.append(f"op={self.op!r}")
-        if self.pairs is not None:
-            options.append(f"pairs={list(self.pairs)}")
-        if self.algorithm is not None:
-            options.append(f"algorithm={self.algorithm!r}")
-        return f"{self.kind}({', '.join(options)})"
+        return text_of(self)
 
 
 def agree(call: Call, descriptions: Sequence[bytes]) -> list[Call]:
     """Everybody's call, in group order; `CollectiveMismatchError` if what must agree does not."""
     calls = [call.as_seen_by(position, description) for position, description in enumerate(descriptions)]
-    first = next((c for c in calls if c.gives), calls[0])
-    for other in calls:
-        what = _difference(first, other)
-        if what is not None:
-            raise _mismatch(call, calls, what)
+    check_agreement(call.ranks, call.kind, calls)
     return calls
-
-
-def _mismatch(call: Call, calls: Sequence[Call], what: str) -> CollectiveMismatchError:
-    """The error that tells what each called, those in the majority first; its ranks are the others."""
-    callers: dict[str, list[int]] = {}
-    for rank, seen in zip(call.ranks, calls, strict=True):
-        callers.setdefault(str(seen), []).append(rank)
-    ordered = sorted(callers.items(), key=lambda item: -len(item[1]))
-    tied = len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1])
-    odd = [rank for _, ranks in ordered[0 if tied else 1 :] for rank in ranks]
-    return CollectiveMismatchError(
-        f"the members of group {list(call.ranks)} differ in {what}", ranks=sorted(odd), operation=call.kind,
-        calls={rank: str(seen) for rank, seen in zip(call.ranks, calls, strict=True)},
-    )
-
-
-def _difference(a: Call, b: Call) -> str | None:
-    for name in ("kind", "root", "op", "pairs", "algorithm"):
-        if getattr(a, name) != getattr(b, name):
-            return "what they call" if name == "kind" else name
-    if not (a.gives and b.gives):
-        return None
-    for name in ("dim", "concat_dim"):
-        if getattr(a, name) != getattr(b, name):
-            return name
-    if a.dtype != b.dtype:
-        return "dtype"
-    kind = a.of_kind
-    if kind.elementwise and a.form != b.form and not {a.form, b.form} <= {ARRAY, SCALAR}:
-        return "the structure of what they reduce"
-    assert a.shape is not None
-    assert b.shape is not None
-    if not kind.alike:
-        return None
-    if len(a.shape) != len(b.shape):
-        return "the number of dims"
-    free = None if not kind.joins else a.concat_dim if kind.cuts else a.dim
-    if any(m != n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != free):
-        return "shape" if free is None else f"shape (other than along dim {free})"
-    if kind.blocks_of_all and a.dim != a.concat_dim and a.sizes != b.sizes:
-        return "split_sizes"
-    return None

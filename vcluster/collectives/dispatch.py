@@ -26,22 +26,10 @@ from vcluster.collectives.general import Posted, run_direct
 from vcluster.collectives.group import Group, group_key
 from vcluster.collectives.prepared import Repeated, Unlike
 from vcluster.collectives.zero_copy import Shown
-from vcluster.memory import Lane
-from vcluster.messages import (
-    SCALAR,
-    Endpoint,
-    Pending,
-    Steps,
-    Wait,
-    as_array,
-    check_array,
-    check_out,
-    check_shape,
-    from_form,
-    is_tree,
-    zeros_like,
-)
-from vcluster.messages.forms import pack, rebuild
+from vcluster.memory.status import Lane
+from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, check_array, check_out, from_form, zeros_like
+from vcluster.messages.channel import check_shape
+from vcluster.messages.forms import SCALAR, is_tree, pack, rebuild
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 
 MakeSteps = Callable[[list[Any]], Generator[Wait, None, tuple[Any, Traffic]]]

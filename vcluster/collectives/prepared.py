@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction
+from parallelism.collectives import ARRAY, Reduction
+from parallelism.operation import Lane
 from vcluster.collectives.call import Call
 from vcluster.collectives.group import DESCRIPTION_BYTES, INLINE_BYTES, Group
 from vcluster.collectives.last_arriver import Together
 from vcluster.collectives.results import Result, new_array, prepare
 from vcluster.collectives.zero_copy import Large, Shown, is_shown, show
-from vcluster.memory import STORES_IN_ORDER, Lane
-from vcluster.messages import ARRAY
+from vcluster.memory import STORES_IN_ORDER
 
 if TYPE_CHECKING:
     from vcluster.messages import Endpoint

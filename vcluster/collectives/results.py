@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction, Result, copy_of, result_of
+from parallelism.collectives import Reduction, Result, check_shape, copy_of, result_of
 from parallelism.collectives.results import reduced
 from vcluster.collectives.call import Call
-from vcluster.messages import check_shape
 
 if TYPE_CHECKING:
     from vcluster.messages import Endpoint

@@ -38,7 +38,7 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     """The time of a run there, what it goes into, and the axes whose groups leave a node; the priced trace."""
     if hardware is None:
         return trace
-    from parallelism.trace import exposed_seconds
+    from parallelism.trace.breakdown import split
 
     dtype = None if "float64" in hardware.flops_per_second else next(iter(hardware.flops_per_second))
     try:
@@ -50,7 +50,7 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     screen.heading(f"The same on {hardware.name}, by declared flops and bytes")
     available = mesh.size * there.makespan_seconds
     computing = sum(totals.compute_seconds for totals in there.totals.values())
-    exposed = sum(exposed_seconds(there).values())
+    exposed = sum(parts.communication for parts in split(there).values())
     if dtype is not None:
         screen.line(f"  priced as              {dtype}, as it has no float64")
     screen.line(f"  step time              {seconds(there.makespan_seconds)}")

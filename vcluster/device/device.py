@@ -7,15 +7,15 @@ import pickle
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.events import HOST
+from parallelism.collectives import checked_extents, checked_peer, rank_at, shift_pairs
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
+from parallelism.operation.matmul_cost import matmul_cost
 from vcluster.code.pickling import dump
 from vcluster.collectives import Collectives
 from vcluster.messages import Endpoint, Pending, VirtualChannel
@@ -142,24 +142,13 @@ class VirtualDevice:
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
         """``a @ b``, in ``out`` if given, its flops (2 m n k) and memory traffic counted."""
         a, b = np.asarray(a), np.asarray(b)
-        count = prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) if a.ndim > 2 or b.ndim > 2 else 1
-        k = a.shape[-1] if a.ndim else 0
-        m = a.shape[-2] if a.ndim > 1 else 1
-        n = b.shape[-1] if b.ndim > 1 else 1
-        dtype = np.result_type(a, b)
-        traffic = dtype.itemsize * count * (m * k + k * n + m * n)
-        with self.compute("matmul", flops=2.0 * count * m * n * k, nbytes=float(traffic), dtype=dtype):
+        flops, nbytes, dtype = matmul_cost(a, b)
+        with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
             return np.matmul(a, b, out=out)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """An uninitialised array in shared memory, which peers read and write without a copy."""
-        extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
-        wanted = np.dtype(dtype)
-        if wanted.kind not in "biufc":
-            raise TypeError(f"shared memory holds numbers or bools, got dtype {wanted}")
-        if any(n < 0 for n in extents):
-            raise ValueError(f"an extent cannot be negative, got shape {extents}")
-        return self.endpoint.heap.empty(extents, wanted)
+        return self.endpoint.heap.empty(*checked_extents(shape, dtype))
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -262,13 +251,10 @@ class VirtualDevice:
         """`permute` round the ring: position p gets the ``x`` of position p - ``by``."""
         groups = options.get("groups")
         if groups is None:
-            size = len(self.group(axes))
+            pairs = _round_the_ring(len(self.group(axes)), by)
         else:
-            mine = [group for group in groups if self.rank in group]
-            if not mine:
-                raise ValueError(f"rank {self.rank} is in none of groups={[list(g) for g in groups]}, but calls shift")
-            size = len(mine[0])
-        return self.collectives.run("permute", x, axes, pairs=_round_the_ring(size, by), **options)
+            pairs = shift_pairs(self.mesh, self.rank, axes, groups, by)
+        return self.collectives.run("permute", x, axes, pairs=pairs, **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when everybody has come.  **Communication**: no bytes."""
@@ -347,9 +333,7 @@ class VirtualDevice:
         """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
         found = self._channels.get(peer)
         if found is None:
-            if peer != HOST and not 0 <= peer < self.size:
-                raise ValueError(f"{self.mesh!r} has ranks 0 to {self.size - 1} (and HOST, -1), got {peer}")
-            found = self._channels[peer] = VirtualChannel(self.collectives, peer)
+            found = self._channels[peer] = VirtualChannel(self.collectives, checked_peer(self.mesh, peer))
         return found
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
@@ -381,12 +365,7 @@ class VirtualDevice:
         return received
 
     def _peer(self, place: int, axes: Axes) -> int:
-        if axes is None:
-            return place
-        group = self.group(axes)
-        if not 0 <= place < len(group):
-            raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {place}")
-        return group[place]
+        return place if axes is None else rank_at(self.group(axes), axes, place)
 
 
 @lru_cache(maxsize=256)

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from parallelism.operation.trees import leaves
+from parallelism.collectives import NUMERIC_KINDS
+from parallelism.operation.trees import leaves, rebuild
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
 from vcluster.faults.kinds import RECV, SEND, Drop, Duplicate, Exit, Fault, Fill, FlipBit, Kill, Raise, Reorder
-from vcluster.messages import NUMERIC_KINDS, Encoded, Mailbox, Owner, Pending, VirtualChannel, Wait
-from vcluster.messages.forms import rebuild
+from vcluster.messages import Encoded, Mailbox, Owner, Pending, VirtualChannel, Wait
 
 
 def words_of(size: int, faults: int) -> int:

@@ -18,7 +18,6 @@ from .status import (
     BLOCKED as BLOCKED,
     FINISHED as FINISHED,
     RUNNING as RUNNING,
-    Lane as Lane,
     LastSeen as LastSeen,
     Need as Need,
     Operation as Operation,

@@ -16,6 +16,7 @@ import marshal
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from parallelism.operation import Lane
 from vcluster.memory.arena import LINE, PAGE, Arena
 from vcluster.memory.layout import STATUS_BYTES, Layout
 
@@ -24,10 +25,6 @@ MOST_CALLS = 4096
 
 RUNNING, BLOCKED, FINISHED = range(3)
 _VERSION, _STATE, _LENGTH = range(3)
-
-Lane = tuple[object, ...]
-"""Operations that take effect in order: ("group", key), ("send", peer, tag) or ("recv", peer, tag), peers by rank."""
-
 
 class Need(NamedTuple):
     """Something that an operation waits for."""

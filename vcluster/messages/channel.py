@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from parallelism.collectives import check_declared, check_shape, checked_tag
 from parallelism.events import HOST
-from vcluster.code import CollectiveMismatchError, call_site
+from vcluster.code import call_site
 from vcluster.code.call_sites import here
 from vcluster.messages.block_cache import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.messages.encoding import Encoded, encode_message
-from vcluster.messages.forms import check_shape
 from vcluster.messages.mailbox import Envelope
 from vcluster.messages.tasks import Wait
 from vcluster.messages.work import Owner, Pending
@@ -85,7 +85,7 @@ class VirtualChannel:
         start = recorder.enter()
         try:
             event = self._sent(x, encoded.nbytes, tag, None)
-            steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
+            steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._told_as("send", tag))
             recorder.fill(event, **recorder.since(start))
             self._note_look(x, encoded, tag)
@@ -124,7 +124,7 @@ class VirtualChannel:
         try:
             work = recorder.next_work()
             self._sent(x, encoded.nbytes, tag, work)
-            steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
+            steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             return self._issue(("send", self._peer, tag), steps, work, "send")
         finally:
             recorder.leave()
@@ -147,7 +147,7 @@ class VirtualChannel:
                 if block is not None:
                     return self._received_again(block, tag, out, start)
             event = self._receives(tag, None)
-            steps = self._receiving(_tag(tag), out, None, None, event, start)
+            steps = self._receiving(checked_tag(tag), out, None, None, event, start)
             return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._told_as("recv", tag))
         finally:
             recorder.leave()
@@ -177,7 +177,8 @@ class VirtualChannel:
             work = recorder.next_work()
             event = self._receives(tag, work)
             wanted = None if dtype is None else np.dtype(dtype)
-            steps = self._receiving(_tag(tag), None, None if shape is None else tuple(shape), wanted, event, start)
+            extents = None if shape is None else tuple(shape)
+            steps = self._receiving(checked_tag(tag), None, extents, wanted, event, start)
             return self._issue(("recv", self._peer, tag), steps, work, "recv")
         finally:
             recorder.leave()
@@ -216,7 +217,7 @@ class VirtualChannel:
         self._owner.recorder.fill(event, bytes_received=envelope.nbytes, **self._owner.recorder.since(start))
         value = envelope.open()
         if shape is not None or dtype is not None:
-            self._check_declared(value, shape, dtype)
+            check_declared(self._rank, self._peer, value, shape, dtype)
         if out is None:
             return value
         if not isinstance(value, np.ndarray):
@@ -224,19 +225,6 @@ class VirtualChannel:
         check_shape(f"recv from {_name(self._peer)}", out, value.shape, value.dtype)
         np.copyto(out, value)
         return out
-
-    def _check_declared(self, value: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None) -> None:
-        array = np.asarray(value)
-        wrong = []
-        if shape is not None and array.shape != shape:
-            wrong.append(f"shape {list(shape)} was declared, {list(array.shape)} came")
-        if dtype is not None and array.dtype != dtype:
-            wrong.append(f"dtype {dtype} was declared, {array.dtype} came")
-        if wrong:
-            raise CollectiveMismatchError(
-                f"irecv of {_name(self._rank)} from {_name(self._peer)}: {'; '.join(wrong)}",
-                ranks=(self._rank, self._peer), operation="irecv",
-            )
 
     def _sent(self, x: Any, nbytes: int, tag: int, work: int | None) -> Row:
         dtype = dtype_name(x.dtype) if type(x) is np.ndarray else None
@@ -251,12 +239,3 @@ class VirtualChannel:
 
 def _name(rank: int) -> str:
     return "the host" if rank < 0 else f"rank {rank}"
-
-
-def _tag(tag: int) -> int:
-    if isinstance(tag, bool) or not hasattr(tag, "__index__"):
-        raise TypeError(f"a tag is an integer, got {tag!r}")
-    number = tag.__index__()
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"a tag is a 64-bit integer, got {tag}")
-    return number

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.operation.trees import leaves
+from parallelism.collectives import NUMERIC_KINDS
+from parallelism.operation.trees import leaves, rebuild
 from vcluster.code.pickling import dump
 from vcluster.memory import LINE
-from vcluster.messages.forms import NUMERIC_KINDS, as_array, rebuild
+from vcluster.messages.forms import as_array
 
 HEADER_BYTES = 64
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.operation import Lane
 from vcluster.code import ChannelClosedError, ClusterError
-from vcluster.memory import EPOCH, PAGE, STORES_IN_ORDER, Lane, Need
+from vcluster.memory import EPOCH, PAGE, STORES_IN_ORDER, Need
 from vcluster.messages.block_cache import Block, ReusedBlocks
 from vcluster.messages.blocks import BLOCK_NBYTES, LANE, NBYTES, NUMBER, RELEASED, TAG, TAKEN, adopt, lend_block
 from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode

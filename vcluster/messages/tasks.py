@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from parallelism.operation import Lane
 from vcluster.code import call_site
 from vcluster.code.call_sites import here
-from vcluster.memory import Lane, Need, Operation, Signals
+from vcluster.memory import Need, Operation, Signals
 
 Ready = Callable[[], bool]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from parallelism.events import HOST, Event
+from parallelism.operation import Undelivered, undelivered_error
+from parallelism.operation.errors import located
 from vcluster.code import (
     ChannelClosedError,
     ClusterError,
@@ -118,17 +120,10 @@ def _failure(failed: Mapping[int, Failed], replies: Mapping[int, Reply]) -> Clus
     cause = exceptions[first]
     locations = [reply.failure.location or "?" for reply in failed.values()]
     if type(cause) in _OWN:
-        # found by the devices themselves, and never wrapped: told once, with the line of each
-        if isinstance(cause, CollectiveMismatchError) and cause.calls:
-            return _mismatch(cause, dict(zip(failed, locations, strict=True)))
-        places = "; ".join(f"rank {rank} at {place}" for rank, place in zip(failed, locations, strict=True))
-        assert isinstance(cause, ClusterError)
-        if isinstance(cause, CollectiveMismatchError) and (sent := _sent_at(cause.ranks, replies)) is not None:
-            places += f"; sent at {sent}"  # what came is not what an irecv has declared
-            locations.append(sent)
-        return type(cause)(
-            f"{cause} ({places})", ranks=cause.ranks or list(failed), operation=cause.operation, locations=locations
-        )
+        assert isinstance(cause, ClusterError)      # found by the devices themselves, and never wrapped
+        if isinstance(cause, CollectiveMismatchError) and not cause.calls:
+            cause.sent_at = _sent_at(cause.ranks, replies)
+        return located(cause, dict(zip(failed, locations, strict=True)))
     kind = failed[first].failure.type_name
     told = told_together({rank: reply.failure for rank, reply in failed.items()})
     head = f"{ranks_in_words(list(failed))} raised {kind}" if len(told) == 1 else f"rank {first} raised {kind}"
@@ -158,21 +153,6 @@ def told_together(failures: Mapping[int, Failure]) -> list[str]:
         lines += [f"at the same line on {ranks_in_words(ranks)}: {words}" for ranks, words in below]
         paragraphs.append("\n".join(lines))
     return paragraphs
-
-
-def _mismatch(error: CollectiveMismatchError, locations: Mapping[int, str]) -> CollectiveMismatchError:
-    """What each rank called and where, a line for each different call, that of the most ranks first."""
-    callers: dict[str, list[int]] = {}
-    for rank, call in error.calls.items():
-        where = f" at {locations[rank]}" if rank in locations else ""
-        callers.setdefault(f"called {call}{where}", []).append(rank)
-    lines = [
-        f"  {ranks_in_words(ranks)} {text}" for text, ranks in sorted(callers.items(), key=lambda item: -len(item[1]))
-    ]
-    return CollectiveMismatchError(
-        "\n".join([str(error), *lines]), ranks=error.ranks, operation=error.operation,
-        locations=list(locations.values()), calls=error.calls,
-    )
 
 
 def _sent_at(ranks: tuple[int, ...], replies: Mapping[int, Reply]) -> str | None:
@@ -210,16 +190,16 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
                     missing[source, target] = sent - received
     if not missing:
         return None
-    told, locations = [], []
-    for event, count in _not_received(done):
-        what = f"{count} messages" if count > 1 else "a message"
-        told.append(f"rank {event.rank} sent {what} to rank {event.peer} (tag {event.tag}) at {event.location}")
-        locations.append(event.location or "?")
-    if not told:
-        told = [f"rank {a} sent {n} messages more to rank {b} than it received" for (a, b), n in missing.items()]
+    messages = [
+        Undelivered(event.rank, event.peer or 0, event.tag or 0, count, event.location)
+        for event, count in _not_received(done)
+    ]
+    if messages:
+        return undelivered_error(messages)
+    texts = [f"rank {a} sent {n} messages more to rank {b} than it received" for (a, b), n in missing.items()]
     return UndeliveredMessageError(
-        "the run ended with messages that nobody received: " + "; ".join(told),
-        ranks=sorted({rank for pair in missing for rank in pair}), operation="send", locations=locations,
+        "the run ended with messages that nobody received: " + "; ".join(texts),
+        ranks=sorted({rank for pair in missing for rank in pair}), operation="send",
     )
 
 

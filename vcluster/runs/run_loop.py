@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from parallelism.operation import Stuck, deadlock_error
+from parallelism.operation.deadlock import callers
+from parallelism.operation.errors import folded
 from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame
 from vcluster.memory import State, Status
 from vcluster.messages import Endpoint
 from vcluster.processes import Cancelled, Crew, Done, Printed, RunCommand
-from vcluster.runs.deadlock import Stuck, callers, folded, look, tell
+from vcluster.runs.deadlock import look
 from vcluster.runs.interrupts import DeferredInterrupt
 from vcluster.runs.outcome import Reply, error_of
 
@@ -164,11 +167,7 @@ class Conduct:
         return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
 
     def _deadlock(self) -> DeadlockError:
-        stuck = self._stuck
-        return DeadlockError(
-            tell(stuck, self._finished, self._stacks()), ranks=[s.rank for s in stuck],
-            operation=stuck[0].text.split("(")[0], locations=[s.location for s in stuck],
-        )
+        return deadlock_error(self._stuck, self._finished, self._stacks())
 
     def _stacks(self) -> dict[int, tuple[Frame, ...]]:
         """Where the kernels were as the run was broken off, those that have come back since."""

@@ -54,6 +54,7 @@ def pack(record: Record) -> Packed:
 def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
     """The events in the records of some ranks, one rank after the other."""
     from parallelism.events import Columns
+    from parallelism.timeline.matching import sequences
 
     packed = {rank: _opened(record) for rank, record in records.items()}
     lengths = [len(part.look) for part in packed.values()]
@@ -67,7 +68,7 @@ def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
     own["rank"] = np.repeat(np.array(list(packed), np.int64), lengths)
     own["serial"] = np.concatenate([np.arange(length) for length in lengths])
     events = events.with_columns(**own)
-    return events.with_columns(sequence=_sequences(events))
+    return events.with_columns(sequence=sequences(events))
 
 
 def make_trace(
@@ -98,20 +99,3 @@ def _numbered(objects: list[Any]) -> tuple[list[Any], npt.NDArray[np.int32]]:
     index = np.array([place.setdefault(number, len(place)) for number in map(id, objects)], np.int32)
     found = dict(zip(map(id, objects), objects, strict=True))
     return [found[number] for number in place], index
-
-
-def _sequences(events: Columns) -> npt.NDArray[np.int64]:
-    """Which one of its kind each event is: of the collectives of its group, of the messages of its channel and tag."""
-    from parallelism.events import ABSENT
-
-    messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent")
-    at = np.flatnonzero(events.isin("kind", {"collective"}) | messages)
-    fields = "rank", "kind", "group", "peer", "tag"
-    key = events.only(*fields).take(at).key(*fields)
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    count = np.arange(len(at))
-    begins = np.maximum.accumulate(np.where(np.concatenate([[True], key[1:] != key[:-1]])[:len(at)], count, 0))
-    sequences = np.full(len(events), ABSENT)
-    sequences[at[order]] = count - begins
-    return sequences

@@ -1,0 +1,106 @@
+"""Whether the members of a group call the same collective, and the error if they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
+from parallelism.collectives.kinds import KINDS
+from parallelism.operation import CollectiveMismatchError, ranks_in_words
+
+
+def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]) -> None:
+    """`CollectiveMismatchError` if the calls of a group's members differ in what must agree.
+
+    ``kind`` is the one that the member calls that asks.
+    """
+    first = next((call for call in calls if call.dtype is not None), calls[0])
+    for other in calls:
+        what = _difference(first, other)
+        if what is not None:
+            raise _mismatch(ranks, kind, calls, what)
+
+
+def text_of(call: MemberCall) -> str:
+    """A call as errors show it: ``all_gather(float64[4, 4], dim=1)``."""
+    x = "nothing" if call.dtype is None else f"{call.dtype}{list(call.shape or ())}"
+    kind = KINDS.records.get(call.kind)
+    if kind is None:    # an agreement on shapes
+        return f"{call.kind}({x})"
+    options = [x] if kind.moves else []
+    if kind.joins != kind.cuts:
+        options.append(f"dim={call.dim}")
+    elif kind.cuts:
+        options += [f"split_dim={call.dim}", f"concat_dim={call.concat_dim}"]
+    if kind.rooted:
+        options.append(f"root={call.root}")
+    if call.op is not None:
+        options.append(f"op={call.op!r}")
+    if call.pairs is not None:
+        options.append(f"pairs={list(call.pairs)}")
+    if call.algorithm is not None:
+        options.append(f"algorithm={call.algorithm!r}")
+    return f"{call.kind}({', '.join(options)})"
+
+
+def check_declared(
+    rank: int, peer: int, value: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None
+) -> None:
+    """`CollectiveMismatchError` if a message is not what its irecv declared; None declares nothing."""
+    array = np.asarray(value)
+    wrong = []
+    if shape is not None and array.shape != shape:
+        wrong.append(f"shape {list(shape)} was declared, {list(array.shape)} came")
+    if dtype is not None and array.dtype != dtype:
+        wrong.append(f"dtype {dtype} was declared, {array.dtype} came")
+    if wrong:
+        raise CollectiveMismatchError(
+            f"irecv of {ranks_in_words([rank])} from {ranks_in_words([peer])}: {'; '.join(wrong)}", ranks=(rank, peer),
+            operation="irecv",
+        )
+
+
+def _mismatch(
+    ranks: Sequence[int], kind: str, calls: Sequence[MemberCall], what: str
+) -> CollectiveMismatchError:
+    texts = {rank: text_of(call) for rank, call in zip(ranks, calls, strict=True)}
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks_of.setdefault(text, []).append(rank)
+    by_frequency = sorted(ranks_of.values(), key=len, reverse=True)
+    is_tied = len(by_frequency) > 1 and len(by_frequency[0]) == len(by_frequency[1])
+    odd = [rank for group in by_frequency[0 if is_tied else 1 :] for rank in group]
+    return CollectiveMismatchError(
+        f"the members of group {list(ranks)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts)
+
+
+def _difference(a: MemberCall, b: MemberCall) -> str | None:
+    """What differs between two calls that must agree in it; None if nothing does."""
+    for name in ("kind", "root", "op", "pairs", "algorithm"):
+        if getattr(a, name) != getattr(b, name):
+            return "what they call" if name == "kind" else name
+    if a.dtype is None or b.dtype is None:
+        return None
+    for name in ("dim", "concat_dim"):
+        if getattr(a, name) != getattr(b, name):
+            return name
+    if a.dtype != b.dtype:
+        return "dtype"
+    kind = a.of_kind
+    if kind.elementwise and a.form != b.form and not {a.form, b.form} <= {ARRAY, SCALAR}:
+        return "the structure of what they reduce"
+    assert a.shape is not None
+    assert b.shape is not None
+    if not kind.alike:
+        return None
+    if len(a.shape) != len(b.shape):
+        return "the number of dims"
+    free = None if not kind.joins else a.concat_dim if kind.cuts else a.dim
+    if any(m != n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != free):
+        return "shape" if free is None else f"shape (other than along dim {free})"
+    if kind.blocks_of_all and a.dim != a.concat_dim and a.sizes != b.sizes:
+        return "split_sizes"
+    return None

@@ -1,0 +1,232 @@
+"""Checks the arguments of a device's calls, before anything is sent: for the runtime and for the recorder alike.
+
+Wrong arguments are ``ValueError`` or ``TypeError``, with what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
+from parallelism.collectives.kinds import KINDS, kind_of
+from parallelism.collectives.reductions import Reduction, reduction
+from parallelism.events import HOST
+from parallelism.mesh import Axes, Mesh, split_sizes
+from parallelism.operation import Groups, ReduceOp
+
+Array = npt.NDArray[Any]
+
+NUMERIC_KINDS = "biufc"
+
+def members_of(
+    mesh: Mesh, rank: int, kind: str, axes: Axes, groups: Groups | None
+) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]:
+    """The group of a rank, the axes along which it lies, and the factors by which an extent is split over it.
+
+    The group is None for a rank in none of the ``groups``, if the kind allows that; the axes are None with ``groups``.
+    """
+    if groups is None:
+        names = mesh.axes_of(axes)
+        return mesh.group(rank, axes), names, tuple(mesh.shape[name] for name in names)
+    if axes is not None:
+        raise ValueError(f"{kind} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
+    seen: set[int] = set()
+    mine: tuple[int, ...] | None = None
+    for group in groups:
+        members = tuple(int(member) for member in group)
+        for member in members:
+            if not 0 <= member < mesh.size:
+                raise ValueError(f"groups of {mesh!r} hold ranks 0 to {mesh.size - 1}, got {member}")
+            if member in seen:
+                raise ValueError(f"rank {member} is twice in groups={[list(g) for g in groups]}")
+            seen.add(member)
+        if rank in members:
+            mine = members
+    if mine is None and not (kind in KINDS.records and kind_of(kind).copies):     # a rank in no group gets zeros of a copy
+        raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
+    return mine, None, () if mine is None else (len(mine),)
+
+
+def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: int) -> tuple[tuple[int, int], ...]:
+    """The pairs of the permute that a shift is."""
+    members, _, _ = members_of(mesh, rank, "shift", axes, groups)
+    size = len(members or ())
+    return tuple((position, (position + by) % size) for position in range(size))
+
+
+def call_fields(
+    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+    factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
+) -> tuple[dict[str, Any], Array | None, Reduction | None]:
+    """What a member's call says of its value, as fields of the call; the value as an array; and how to reduce it.
+
+    The array is None if this member gives nothing.  ``to_array`` makes an array, and its form, of ``x``; the array is
+    not yet converted to the dtype of the reduction.
+    """
+    of_kind = kind_of(kind)
+    if not of_kind.is_given_by(position, root):
+        return {"dim": dim}, None, None
+    array, form = to_array(kind, x)
+    reducing = reduction("sum" if op is None else op, array.dtype) if of_kind.reduces else None
+    fields: dict[str, Any] = {"op": None if reducing is None else reducing.name, "form": form}
+    if of_kind.cuts:
+        if array.ndim == 0:
+            raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
+        fields["dim"] = normal_dim(kind, dim, array.ndim)
+        fields["sizes"] = pieces(kind, array.shape[dim], dim, sizes, factors, size)
+        if of_kind.joins:
+            fields["concat_dim"] = normal_dim(kind, concat_dim, array.ndim)
+    elif of_kind.joins:
+        fields["dim"] = normal_dim(kind, dim, array.ndim) if array.ndim else 0
+    return fields, array, reducing
+
+
+def checked_root(kind: str, root: Any, size: int) -> int:
+    """A position in a group of ``size``, for a kind that has a root."""
+    position = integer("root", root)
+    if kind_of(kind).rooted and not 0 <= position < size:
+        raise ValueError(f"root is a position in the group, 0 to {size - 1}, got {position}")
+    return position
+
+
+def integer(name: str, value: Any) -> int:
+    """NumPy's integers count as integers."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, got {value!r}")
+    number: int = value.__index__()
+    return number
+
+
+def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of Python's integers."""
+    return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
+
+
+def normal_dim(kind: str, dim: int, ndim: int) -> int:
+    """A dim counted from the front."""
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{kind} of an array of {ndim} dims has dims {-ndim} to {ndim - 1}, got {dim}")
+    return dim % ndim
+
+
+def pieces(
+    kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: Sequence[int], size: int
+) -> tuple[int, ...]:
+    """The extents of the pieces along a dim, one for each member."""
+    if sizes is None:
+        return split_sizes(extent, tuple(factors))
+    checked = tuple(int(n) for n in sizes)
+    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
+        raise ValueError(
+            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
+            f"got {list(checked)}"
+        )
+    return checked
+
+
+def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
+    """``x`` as an array, and its form; ``TypeError`` for a value that holds no numbers."""
+    form = ARRAY
+    if isinstance(x, np.ndarray):
+        array = x
+    elif isinstance(x, bool | int | float | complex | np.generic):
+        form = SCALAR
+        array = np.asarray(x)
+    elif hasattr(x, "__array__"):
+        array = np.asarray(x)
+    else:
+        hint = "; all_gather_object and broadcast_object move other objects" if what != "a message" else ""
+        raise TypeError(f"{what} takes an array or a scalar, got {type(x).__name__}{hint}")
+    if array.dtype.kind not in NUMERIC_KINDS:
+        raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}")
+    return array if type(array) is np.ndarray else np.asarray(array), form
+
+
+def is_tree(value: Any) -> bool:
+    """Whether a value is a tuple, list or dict of values."""
+    return isinstance(value, tuple | list | dict)
+
+
+def refuse_out_of_tree(kind: str, x: Any, out: Any) -> None:
+    """A call with a tree of arrays takes no ``out=``."""
+    if out is not None and is_tree(x):
+        name = type(x).__name__
+        raise TypeError(f"{kind} of a {name} of arrays takes no out=; its result is a new {name}")
+
+
+def check_out(call: MemberCall, position: int, out: Any, x: Array | None) -> None:
+    """``out`` must be able to take the result, as far as that is known before the other members are asked."""
+    check_array(call.kind, out)
+    kind = call.of_kind
+    if kind.lists:
+        raise TypeError(f"{call.kind} takes no out=: its result is a list of arrays")
+    if x is None or call.shape is None:
+        return
+    own = kind.is_got_by(position, call.root) and (kind.reduces or (kind.rooted and not kind.joins))
+    if own and not kind.cuts:
+        check_shape(call.kind, out, call.shape, x.dtype)
+    elif own:
+        piece = (*call.shape[: call.dim], call.sizes[position], *call.shape[call.dim + 1 :])
+        check_shape(call.kind, out, piece, x.dtype)
+    elif kind.function is None and out.dtype != x.dtype:
+        raise ValueError(f"out= of {call.kind} must have dtype {x.dtype}, got {out.dtype}")
+    if np.may_share_memory(out, x) and not _same(out, x) and np.shares_memory(out, x):
+        raise ValueError(f"out= of {call.kind} overlaps its input; it may be the input itself, or lie apart")
+
+
+def check_array(kind: str, out: Any) -> None:
+    """``out`` must be an array that can be written."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out= must be an array, got {type(out).__name__}")
+    if not out.flags.writeable:
+        raise ValueError(f"out= of {kind} is read-only")
+
+
+def check_shape(kind: str, out: Array, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    """``ValueError`` unless ``out`` has the shape and dtype of the result."""
+    if out.shape != tuple(shape) or out.dtype != dtype:
+        raise ValueError(f"out= of {kind} must be {dtype}{list(shape)}, got {out.dtype}{list(out.shape)}")
+
+
+def checked_tag(tag: Any) -> int:
+    """The tag of a message, an integer of 64 bits."""
+    if isinstance(tag, bool) or not hasattr(tag, "__index__"):
+        raise TypeError(f"a tag is an integer, got {tag!r}")
+    number: int = tag.__index__()
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"a tag is a 64-bit integer, got {tag}")
+    return number
+
+
+def checked_peer(mesh: Mesh, peer: int) -> int:
+    """A rank of the mesh, or the host."""
+    if peer != HOST and not 0 <= peer < mesh.size:
+        raise ValueError(f"{mesh!r} has ranks 0 to {mesh.size - 1} (and HOST, -1), got {peer}")
+    return peer
+
+
+def rank_at(group: Sequence[int], axes: Axes, position: int) -> int:
+    """The rank at a position of a group along ``axes``."""
+    if not 0 <= position < len(group):
+        raise ValueError(f"the group along {axes!r} has positions 0 to {len(group) - 1}, got {position}")
+    return group[position]
+
+
+def checked_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and dtype of an array in shared memory."""
+    extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
+    wanted = np.dtype(dtype)
+    if wanted.kind not in NUMERIC_KINDS:
+        raise TypeError(f"shared memory holds numbers or bools, got dtype {wanted}")
+    if any(n < 0 for n in extents):
+        raise ValueError(f"an extent cannot be negative, got shape {extents}")
+    return extents, wanted
+
+
+def _same(a: Array, b: Array) -> bool:
+    there = a.__array_interface__["data"] == b.__array_interface__["data"]
+    return there and a.shape == b.shape and a.strides == b.strides

@@ -1,0 +1,136 @@
+"""Errors of programs that run on several ranks, whether they run on processes, on threads or under a recorder.
+
+Wrong arguments of one call are ``ValueError`` or ``TypeError``, raised before anything is sent.  The errors here are
+about several ranks together: they say which ranks, in which operation, at which lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class ClusterError(RuntimeError):
+    """Something went wrong in a cluster.
+
+    ``ranks`` are those it is about, ``operation`` what they were doing (None if not known), ``locations``
+    their lines as ``file:line``, in the order of ``ranks`` where known.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.operation = operation
+        self.locations = tuple(locations)
+        self.outputs: dict[int, Any] = {}
+        """By rank, the results of the ranks that had finished when a run failed."""
+
+
+class DeadlockError(ClusterError):
+    """Ranks wait for each other, or for a rank that has returned, and can never continue."""
+
+
+class CollectiveMismatchError(ClusterError):
+    """The members of a group called different collectives, or with arguments that must agree and do not.
+
+    ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = (),
+        calls: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message, ranks=ranks, operation=operation, locations=locations)
+        self.calls = dict(calls or {})
+        self.sent_at: str | None = None
+        """The line that sent a message which is not what its receiver declared."""
+
+    def at(self, locations: Mapping[int, str]) -> CollectiveMismatchError:
+        """The same error with one line of text for each different call, the most frequent first.
+
+        ``locations`` are the lines of the ranks that raised it.
+        """
+        ranks_of: dict[str, list[int]] = {}
+        for rank, call in self.calls.items():
+            where = f" at {locations[rank]}" if rank in locations else ""
+            ranks_of.setdefault(f"called {call}{where}", []).append(rank)
+        by_frequency = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
+        lines = [f"  {ranks_in_words(ranks)} {text}" for text, ranks in by_frequency]
+        return CollectiveMismatchError(
+            "\n".join([str(self), *lines]), ranks=self.ranks, operation=self.operation,
+            locations=list(locations.values()), calls=self.calls,
+        )
+
+
+class UndeliveredMessageError(ClusterError):
+    """A run ended with messages that no rank received."""
+
+
+def located(error: ClusterError, locations: Mapping[int, str]) -> ClusterError:
+    """An error that ranks found themselves, with the lines at which they raised it."""
+    if isinstance(error, CollectiveMismatchError) and error.calls:
+        return error.at(locations)
+    places = [f"rank {rank} at {place}" for rank, place in locations.items()]
+    where = list(locations.values())
+    if isinstance(error, CollectiveMismatchError) and error.sent_at is not None:
+        places[-1] += f"; sent at {error.sent_at}"
+        where.append(error.sent_at)
+    return type(error)(
+        f"{error} ({'; '.join(places)})", ranks=error.ranks or list(locations), operation=error.operation,
+        locations=where,
+    )
+
+
+class Undelivered(NamedTuple):
+    """Messages of one source, target and tag that were sent and not received."""
+
+    source: int
+    target: int
+    tag: int
+    how_many: int
+    location: str | None
+    """The line that sent the first of them."""
+
+
+def undelivered_error(messages: Sequence[Undelivered]) -> UndeliveredMessageError:
+    """The error of a run that ended with these messages undelivered; those of one source in the order of sending."""
+    texts = []
+    messages = sorted(messages, key=lambda each: each.source)       # stable: of one source, in the order given
+    for each in messages:
+        what = f"{each.how_many} messages" if each.how_many > 1 else "a message"
+        texts.append(f"rank {each.source} sent {what} to rank {each.target} (tag {each.tag}) at {each.location}")
+    return UndeliveredMessageError(
+        f"the run ended with messages that nobody received: {'; '.join(texts)}",
+        ranks=sorted({rank for each in messages for rank in each[:2]}), operation="send",
+        locations=[each.location or "?" for each in messages],
+    )
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0 and 2-5``; -1 is the host."""
+    numbers = [rank for rank in ranks if rank >= 0]
+    spans: list[list[int]] = []
+    for rank in numbers:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    texts = [text for span in spans for text in ([f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span))]
+    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(texts)] if texts else []
+    if any(rank < 0 for rank in ranks):
+        words.append("the host")
+    return " and ".join(words) or "nobody"
+
+
+def folded(text_by_rank: Mapping[int, str]) -> list[str]:
+    """A line for each different text, behind the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in text_by_rank.items():
+        ranks_of.setdefault(text, []).append(rank)
+    return [f"  {ranks_in_words(ranks)} {text}" for text, ranks in ranks_of.items()]
+
+
+def _list_in_words(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,29 @@
+"""The flops and the memory traffic of a matrix product, as devices count them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class MatmulCost(NamedTuple):
+    """Of one product, or of a batch of them."""
+
+    flops: float
+    """2 m n k for each product."""
+    nbytes: float
+    """Bytes of both factors and of the product, each read or written once."""
+    dtype: np.dtype[Any]
+
+
+def matmul_cost(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> MatmulCost:
+    """The cost of ``a @ b``; ``ValueError`` if their batches do not broadcast."""
+    count = prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) if a.ndim > 2 or b.ndim > 2 else 1
+    k = a.shape[-1] if a.ndim else 0
+    m = a.shape[-2] if a.ndim > 1 else 1
+    n = b.shape[-1] if b.ndim > 1 else 1
+    dtype = np.result_type(a, b)
+    return MatmulCost(2.0 * count * m * n * k, float(dtype.itemsize * count * (m * k + k * n + m * n)), dtype)
