@@ -39,7 +39,7 @@ from vcluster.calibration_cases import (
     measured,
 )
 from vcluster.fitting import Floats, fitted
-from vcluster.large import PRIVATE_BYTES
+from vcluster.zero_copy import PRIVATE_BYTES
 
 PREDICTED = (MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES)
 """The families of which it is told how far off they are; products and copies only serve the fit."""

@@ -102,7 +102,9 @@ class VirtualChannel:
             template, blocks = known
             if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
                 return False
-            recorder.add_repeated(template, call_site(2).location, start)
+            location = call_site(2).location
+            recorder.begins("send", location)
+            recorder.add_repeated(template, location, start)
             return True
         finally:
             recorder.leave()
@@ -166,7 +168,9 @@ class VirtualChannel:
             self._mailbox.read(block)
         if block.template is None or block.template[2]["tag"] != tag:
             block.template = message_template("recv", self._peer, tag, block.nbytes)
-        self._owner.recorder.add_repeated(block.template, call_site(2).location, start)
+        location = call_site(2).location
+        self._owner.recorder.begins("recv", location)
+        self._owner.recorder.add_repeated(block.template, location, start)
         return out
 
     def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None) -> Pending:

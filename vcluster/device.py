@@ -17,7 +17,7 @@ from parallelism.event import HOST
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
 from vcluster.channel import VirtualChannel
-from vcluster.collectives import Collectives
+from vcluster.dispatch import Collectives
 from vcluster.endpoint import Endpoint
 from vcluster.pending import Pending
 from vcluster.programs import dump

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster import large
+from vcluster import zero_copy
 from vcluster.agreement import INLINE_BYTES
-from vcluster.stretches import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
+from vcluster.zero_copy import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
 
 SPINNING = {"_wait", "_wait_until_done", "turns"}
 """Called while a device waits, or not, as it happens."""
@@ -78,7 +78,7 @@ def arrays(device, kind, elements, memory):
 
 def count_calls(device, elements, memory):
     """By collective and whether the result is given: functions called, built-in ones."""
-    large.PRIVATE_BYTES = large.OWNED_BYTES = 1
+    zero_copy.PRIVATE_BYTES = zero_copy.OWNED_BYTES = 1
     found = {}
     for kind in COLLECTIVES:
         x, out = arrays(device, kind, elements, memory)
@@ -158,7 +158,7 @@ def test_who_gives_nothing_is_known_by_its_out(cluster_of):
 
 def count_bytes(device, elements, memory):
     """By collective: bytes read from and written to stretches of others' and one's own, and moved by the kernel."""
-    large.PRIVATE_BYTES = large.OWNED_BYTES = 1
+    zero_copy.PRIVATE_BYTES = zero_copy.OWNED_BYTES = 1
     found = {}
     read, write = Stretch.copy_to, Stretch.store
     piece = Stretch.piece

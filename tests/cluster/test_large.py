@@ -10,7 +10,7 @@ import pytest
 from oracle import results
 
 from parallelism.mesh import Mesh
-from vcluster import large
+from vcluster import zero_copy
 from vcluster.agreement import INLINE_BYTES
 from vcluster.errors import CollectiveMismatchError, DeviceFailedError
 
@@ -35,7 +35,7 @@ def values(rank, dtype=np.float64):
 
 
 def call_all(device, calls, places, private):
-    large.PRIVATE_BYTES = 1 if private else 1 << 60
+    zero_copy.PRIVATE_BYTES = 1 if private else 1 << 60
     found = {}
     for kind, variants in calls.items():
         for number, options in enumerate(variants):
@@ -81,12 +81,12 @@ def call_all(device, calls, places, private):
 ])
 def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private):
     """``private``: read there whatever its size; else copied first, as where the system forbids it."""
-    before = large.PRIVATE_BYTES
+    before = zero_copy.PRIVATE_BYTES
     cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
     try:
         run = cluster.run(call_all, CALLS, PLACES, private)
     finally:
-        large.PRIVATE_BYTES = before  # of threads
+        zero_copy.PRIVATE_BYTES = before  # of threads
         cluster.restart()
     xs = [values(rank) for rank in range(devices)]
     checked = 0
@@ -130,7 +130,7 @@ def test_dims_behind_extents_of_one_are_joined_and_cut_like_first_ones(cluster_o
 
 
 def of_any_dtype(device, dtype):
-    large.PRIVATE_BYTES = 1
+    zero_copy.PRIVATE_BYTES = 1
     x = values(device.rank, dtype)
     return device.all_reduce(x), device.all_reduce(x, op=lambda a, b: np.where(a < b, a, b)), device.all_reduce(x[::2])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcluster.large import OWNED_BYTES, owners_of
+from vcluster.zero_copy import OWNED_BYTES, owners_of
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 32])

@@ -16,8 +16,8 @@ import numpy as np
 
 from parallelism.trees import leaves
 from vcluster.channel import VirtualChannel
-from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
+from vcluster.dispatch import Collectives
 from vcluster.faults.kinds import RECV, SEND, Drop, Duplicate, Exit, Fault, Fill, FlipBit, Kill, Raise, Reorder
 from vcluster.mailbox import Mailbox
 from vcluster.payload import Encoded

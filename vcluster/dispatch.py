@@ -1,0 +1,390 @@
+"""The collectives of a device, and the one place that chooses how each call is run.
+
+A call with arguments like those of an earlier one is looked up; any other is checked and described as a
+`vcluster.calls.Call`.  One of three ways runs it, each with the same face: ``prepare`` (show this member's array),
+``run`` (meet the other members) and ``finish`` (the result, in ``out=`` if that is given).
+
+    `vcluster.general`      in shared memory: any direct call
+    `vcluster.by_messages`  the steps of a named algorithm, over channels; with the queue transport, every call
+    `vcluster.prepared`     a direct call that was run before, without its checks: a small one in the slots, a large one
+                            where the arrays lie; `vcluster.last_arriver` for a small one of many members
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.mesh import Axes, Mesh
+from parallelism.operation import Groups, ReduceOp
+from parallelism.reductions import Reduction
+from parallelism.trees import leaves
+from vcluster.agreement import DESCRIPTION_BYTES, INLINE_BYTES, Group, group_key
+from vcluster.by_messages import ByMessages
+from vcluster.calls import (
+    SENT_AS_GIVEN,
+    Call,
+    Traffic,
+    checked_root,
+    described,
+    group_among,
+    total,
+    traffic,
+)
+from vcluster.endpoint import Endpoint
+from vcluster.general import General
+from vcluster.last_arriver import FEWEST_MEMBERS, LastArriver
+from vcluster.pending import Pending
+from vcluster.places import call_site
+from vcluster.prepared import Prepared, PreparedZeroCopy
+from vcluster.status import Lane
+from vcluster.tasks import Steps, Wait
+from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
+from vcluster.values import (
+    ARRAY,
+    SCALAR,
+    as_array,
+    check_array,
+    check_out,
+    check_shape,
+    from_form,
+    is_tree,
+    rebuild,
+    zeros_like,
+)
+from vcluster.zero_copy import is_contiguous
+
+RESULT_FOR_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_scatter", "scatter", "permute")
+"""A caller of one of these wants its result."""
+MOST_CALLS = 1024
+"""The number of checked calls that a device keeps."""
+
+Outcome = tuple[Any, Callable[[], Traffic]]
+"""The result of a call, and what counts its traffic when the record is read."""
+
+
+def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
+    """The way of a direct call that is repeated, by the calls of all members; None: the general one again."""
+    givers = [call for call in calls if call.gives]
+    if calls[0].kind == "all_scatter" or any(
+        call.form != ARRAY or len(call.description) > DESCRIPTION_BYTES for call in calls
+    ):
+        return None
+    if all(call.nbytes <= INLINE_BYTES for call in givers):
+        return LastArriver if len(calls) >= FEWEST_MEMBERS else Prepared
+    if all(call.nbytes > INLINE_BYTES for call in givers) and is_contiguous(givers[0]):
+        return PreparedZeroCopy
+    return None
+
+
+class _Text:
+    """The text of a call, for people; made when first asked for."""
+
+    __slots__ = ("_call", "_ranks", "_text")
+
+    def __init__(self, call: object, ranks: tuple[int, ...] | None) -> None:
+        """``ranks`` are those of a group that is not the whole mesh in its order."""
+        self._call = call
+        self._ranks = ranks
+        self._text = ""
+
+    def __str__(self) -> str:
+        if not self._text:
+            self._text = str(self._call) + ("" if self._ranks is None else f" of group {list(self._ranks)}")
+        return self._text
+
+
+class CheckedCall:
+    """A checked call, kept for when it is repeated with another array."""
+
+    __slots__ = ("_traffic", "call", "dtype", "lane", "prepared", "reduction", "template", "text", "times", "warns")
+
+    def __init__(self, call: Call, reduction: Reduction | None, size: int, *, text: object = None) -> None:
+        """``size`` is that of the mesh; ``text`` describes the call to people, if ``str(call)`` does not."""
+        self.call = call
+        self.dtype = None if call.dtype is None else dtype_name(call.dtype)
+        self.text = _Text(text or call, None if call.ranks == tuple(range(size)) else call.ranks)
+        self.reduction = reduction
+        self.warns = call.kind in RESULT_FOR_ALL or (call.kind == "broadcast" and not call.gives)
+        """Whether a caller that drops the result is warned: it has most likely forgotten it."""
+        self.lane: Lane = ("group", group_key(call.ranks))
+        self._traffic: Traffic | None = None
+        self.times = 0
+        """How often it was run by the general way."""
+        self.prepared: Prepared | None = None
+        self.template: Template | None = None
+
+    def forget_prepared(self) -> None:
+        """A member called something else: prepare again when that was repeated."""
+        self.prepared = self.template = None
+        self.times = 0
+
+    def array_of(self, x: Any) -> NDArray[Any] | None:
+        """``x``, like the array of the checked call, as a contiguous array; None if it does not count."""
+        if not self.call.gives:
+            return None
+        array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+        return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
+
+    def traffic(self, calls: Sequence[Call]) -> Traffic:
+        """The traffic of this member, given the calls of all."""
+        if any(other is not self.call for other in calls):
+            return traffic(calls, self.call.position)
+        if self._traffic is None:
+            self._traffic = traffic(calls, self.call.position)
+        return self._traffic
+
+
+class Collectives:
+    """Runs the collectives of one device."""
+
+    def __init__(self, endpoint: Endpoint, mesh: Mesh, rank: int, recorder: Recorder, *, by_messages: bool) -> None:
+        """``by_messages``: run the direct algorithms as messages, too (the ``queue`` transport)."""
+        self.endpoint = endpoint
+        self.recorder = recorder
+        self.unwaited: dict[int, Pending] = {}
+        self.dropped: dict[str, str] = {}
+        """The lines that drop the result of a collective, and its name."""
+        self._mesh = mesh
+        self._rank = rank
+        self._by_messages = by_messages
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._along: dict[Axes, tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]]] = {}
+        """For axes of the mesh: the group, the names of the axes, and how many parts each cuts an extent into."""
+        self._checked: dict[Any, CheckedCall] = {}
+
+    def forget_traffic(self) -> None:
+        """Start anew after a failure."""
+        self._groups.clear()
+        self._checked.clear()
+        self.unwaited.clear()
+
+    def wait_for_all(self) -> None:
+        """Finish the asynchronous calls that were not waited for."""
+        while self.unwaited:
+            next(iter(self.unwaited.values())).wait()
+
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, kind: str, x: Any, axes: Axes = None, *, groups: Groups | None = None, out: Any = None,
+        algorithm: str | None = None, async_op: bool = False, dim: int = 0, concat_dim: int = 0,
+        split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
+        pairs: Sequence[tuple[int, int]] | None = None, name: str | None = None,
+    ) -> Any:
+        """Run one collective; see `vcluster.device` for what each argument means."""
+        key = checked = None
+        if groups is None and split_sizes is None and not callable(op) and (x is None or type(x) is np.ndarray):
+            like = out if x is None else x  # a member that gives nothing is known by what it gets
+            look = (x is None, like.dtype, like.shape) if type(like) is np.ndarray else None
+            key = kind, axes, look, algorithm, dim, concat_dim, root, op, pairs, name
+            try:
+                checked = self._checked.get(key)
+            except TypeError:  # a list somewhere
+                key = None
+        if checked is not None:
+            if checked.prepared is not None and not async_op and not self.endpoint.tasks.lanes:
+                return self._run_prepared(checked, checked.prepared, x, out)
+            array = checked.array_of(x)
+        else:
+            members, axis_names, factors = self._members(kind, axes, groups)
+            if members is None:
+                return self._outside(kind, x, out, async_op)
+            base: dict[str, Any] = {
+                "ranks": members, "position": members.index(self._rank), "axes": axis_names, "algorithm": algorithm,
+                "root": checked_root(kind, root, len(members)),
+                "pairs": None if pairs is None else tuple((int(source), int(target)) for source, target in pairs),
+            }
+            if kind == "all_reduce" and key is None and is_tree(x):
+                _refuse_out(kind, x, out)
+                text = f"all_reduce({type(x).__name__} of arrays)"
+                checked = CheckedCall(Call(kind, **base), None, self._mesh.size, text=text)
+                return self._drive(checked, partial(self._reduce_tree, x, op, base), name or kind, async_op)
+            call, array, reducing = described(kind, x, op, dim, concat_dim, split_sizes, factors, base)
+            checked = CheckedCall(call, reducing, self._mesh.size)
+            if key is not None:
+                if len(self._checked) >= MOST_CALLS:
+                    self._checked.clear()
+                self._checked[key] = checked
+        return self._run_checked(checked, x, array, out, name or kind, async_op)
+
+    def _run_prepared(self, checked: CheckedCall, prepared: Prepared, x: Any, out: Any) -> Any:
+        """Run a call by the fast path, if its arrays allow it and the other members call the same as the last time."""
+        recorder, template = self.recorder, checked.template
+        assert template is not None
+        start = recorder.enter()
+        try:
+            if not prepared.prepare(x, out):
+                return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
+            site = call_site(2)
+            if out is None and site.drops_result and checked.warns:
+                self.dropped.setdefault(site.location, template[1])
+            recorder.begins(template[1], site.location)
+            if not prepared.run():
+                checked.forget_prepared()
+                steps = partial(self._steps, checked, x, x, out, posted=prepared)
+                return self._drive(checked, steps, template[1], False, out)
+            result = prepared.finish(out)
+            recorder.add_repeated(template, site.location, start)
+            return result
+        finally:
+            recorder.leave()
+
+    def _run_checked(
+        self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, name: str, async_op: bool
+    ) -> Any:
+        """Run a call by the general way, or by messages."""
+        if out is not None:
+            _refuse_out(checked.call.kind, x, out)
+            check_out(checked.call, out, array)
+        return self._drive(checked, partial(self._steps, checked, x, array, out), name, async_op, out)
+
+    def _drive(
+        self, checked: CheckedCall, steps: Callable[[Row], Generator[Wait, None, Outcome]], name: str, async_op: bool,
+        out: Any = None,
+    ) -> Any:
+        """Run the steps of a call, recorded as one event."""
+        recorder, tasks, call = self.recorder, self.endpoint.tasks, checked.call
+        start = recorder.enter()
+        work = recorder.next_work() if async_op else None
+        site = call_site(2)
+        if out is None and site.drops_result and checked.warns:
+            self.dropped.setdefault(site.location, name)
+        event = recorder.add_collective(
+            name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype)
+
+        def whole() -> Steps:
+            result, traffic_of = yield from steps(event)
+            recorder.finish_collective(event, traffic_of, start)
+            return result
+
+        try:
+            if work is None:
+                return tasks.run(checked.lane, whole(), checked.text)
+            task = tasks.issue(checked.lane, whole(), checked.text)
+            pending = self.unwaited[work] = Pending(self, task, work, name)
+            return pending
+        finally:
+            recorder.leave()
+
+    def _steps(
+        self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
+        posted: Prepared | None = None,
+    ) -> Generator[Wait, None, Outcome]:
+        """Run a checked call, or go on with what a prepared one posted; the result has the form of the value."""
+        call, endpoint = checked.call, self.endpoint
+        group = self._groups.get(call.ranks)
+        if group is None:
+            group = self._groups[call.ranks] = Group(endpoint, call.ranks)
+        is_direct = call.algorithm in (None, "direct") and not self._by_messages
+        way: General | ByMessages
+        if is_direct:
+            way = General(endpoint, group, call, checked.reduction)
+        else:
+            way = ByMessages(endpoint, group, call, checked.reduction, partial(self._add_message, event))
+        if posted is not None and isinstance(way, General):
+            way.resume(posted.sequence, posted.shown)
+        else:
+            way.prepare(array, out)
+        calls = yield from way.run()
+        result = yield from way.finish(out)
+        count_traffic = partial(checked.traffic, calls)
+        checked.times += 1
+        if is_direct and checked.times > 1 and checked.prepared is None:
+            prepared_way = choose_prepared(calls)
+            if prepared_way is not None:
+                checked.prepared = prepared_way(
+                    endpoint, group, calls, checked.reduction, checked.lane, checked.text)
+                checked.template = collective_template(
+                    event[1], call.axes, call.ranks, call.algorithm or "direct", count_traffic(), checked.dtype)
+        if out is None:
+            result = _as_given(call, calls, x, result)
+        return result, count_traffic
+
+    def _reduce_tree(
+        self, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
+    ) -> Generator[Wait, None, Outcome]:
+        """The leaves of each dtype, one after the other in one buffer."""
+        arrays = [as_array("all_reduce", leaf) for leaf in leaves(x)]
+        form = repr(rebuild(x, [(array.dtype.str, array.shape) for array, _ in arrays])).encode()
+        reduced: list[Any] = [None] * len(arrays)
+        counts = []
+        for dtype in dict.fromkeys(array.dtype for array, _ in arrays):
+            indices = [i for i, (array, _) in enumerate(arrays) if array.dtype == dtype]
+            buffer = np.concatenate([arrays[i][0].reshape(-1) for i in indices])
+            call, converted, reducing = described("all_reduce", buffer, op, 0, 0, None, (), base)
+            checked = CheckedCall(replace(call, form=form), reducing, self._mesh.size)
+            result, count_traffic = yield from self._steps(checked, buffer, converted, None, event)
+            counts.append(count_traffic)
+            place = 0
+            for i in indices:
+                array, leaf_form = arrays[i]
+                reduced[i] = from_form(leaf_form, result[place : place + array.size].reshape(array.shape))
+                place += array.size
+        return rebuild(x, reduced), lambda: total(count() for count in counts)
+
+    def _add_message(self, parent: Row, kind: str, peer: int, nbytes: int) -> None:
+        """Record a message inside a collective."""
+        counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
+        self.recorder.add(kind, "message", None, peer=peer, parent=self.recorder.serial(parent), **counted)
+
+    def _outside(self, kind: str, x: Any, out: Any, async_op: bool) -> Any:
+        """The result of a rank in none of the groups: zeros like its x."""
+        zeros = zeros_like(x)
+        if out is not None:
+            _refuse_out(kind, x, out)
+            check_array(kind, out)
+            check_shape(kind, out, np.shape(zeros), zeros.dtype)
+            out.fill(0)
+            zeros = out
+        if not async_op:
+            return zeros
+
+        def nothing_to_wait_for() -> Steps:
+            yield from ()
+            return zeros
+
+        number = self.recorder.next_work()
+        task = self.endpoint.tasks.issue(("outside", number), nothing_to_wait_for(), kind)
+        pending = self.unwaited[number] = Pending(self, task, number, kind)
+        return pending
+
+    def _members(
+        self, kind: str, axes: Axes, groups: Groups | None
+    ) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]:
+        """The group, the axes it lies along, and how an extent is split over it; no group for a rank outside."""
+        if groups is None:
+            if axes not in self._along:
+                names = self._mesh.axes_of(axes)
+                factors = tuple(self._mesh.shape[name] for name in names)
+                self._along[axes] = self._mesh.group(self._rank, axes), names, factors
+            return self._along[axes]
+        if axes is not None:
+            raise ValueError(f"{kind} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
+        members = group_among(groups, kind, self._rank, self._mesh)
+        return members, None, () if members is None else (len(members),)
+
+
+
+def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:
+    """A result in the form in which its value was given."""
+    if call.kind in SENT_AS_GIVEN:
+        sources = [call.root] if call.pairs is None else [s for s, t in call.pairs if t == call.position]
+        return from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
+    if isinstance(result, list):
+        return [from_form(other.form, array) for other, array in zip(calls, result, strict=True)]
+    if call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
+        return result[()]
+    return result
+
+
+def _refuse_out(kind: str, x: Any, out: Any) -> None:
+    """``TypeError`` for a tree of arrays with ``out=``."""
+    if out is not None and is_tree(x):
+        name = type(x).__name__
+        raise TypeError(f"{kind} of a {name} of arrays takes no out=; its result is a new {name}")

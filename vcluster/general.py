@@ -1,0 +1,193 @@
+"""The general way of a collective in shared memory, and how the result of a member is made.
+
+Every member posts a description of its call and shows its array: a small one in its slot (`vcluster.agreement`), a
+large one where it lies (`vcluster.zero_copy`).  When all have come, each compares the descriptions and makes its own
+result of the arrays.  This way takes any direct call; `vcluster.prepared` is the fast path for one that was run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.reductions import Reduction
+from vcluster.agreement import INLINE_BYTES, Group
+from vcluster.calls import Call
+from vcluster.values import check_shape
+from vcluster.zero_copy import Shown, ZeroCopy, is_contiguous, show
+
+if TYPE_CHECKING:
+    from vcluster.endpoint import Endpoint
+    from vcluster.tasks import Wait
+
+SHARED_RESULT_BYTES = 1 << 14
+"""A new result of at least so many bytes lies in shared memory: its pages are used again, and peers can read it."""
+
+Views = Sequence[NDArray[Any]]
+
+
+class Result(NamedTuple):
+    """The result of one member before it is written."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Callable[[NDArray[Any]], object]
+    """Writes the result into a contiguous array of that shape and dtype."""
+    target: NDArray[Any] | None = None
+    """The array into which other members write the result; None if only this one does."""
+
+
+def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) -> Any:
+    """A `Result` written: into its target, or into ``out`` if that is contiguous, or into a new array.
+
+    Of a list of results, the list of new arrays; of None, None.  ``ValueError`` if ``out`` has another shape or dtype.
+    """
+    if result is None:
+        return None
+    if type(result) is list:
+        return [write(endpoint, kind, each, None) for each in result]
+    shape, dtype, fill, array = result
+    if out is not None:
+        if out.shape != shape or out.dtype != dtype:
+            check_shape(kind, out, shape, dtype)
+        if array is None and out.flags.c_contiguous:
+            array = out
+    if array is None:
+        nbytes = dtype.itemsize
+        for extent in shape:
+            nbytes *= extent
+        array = endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
+    fill(array)
+    return array
+
+
+def deliver(array: Any, out: NDArray[Any] | None) -> Any:
+    """What `write` returned, in ``out`` if it is given; once every member has written what it writes."""
+    if out is None or array is None or array is out:
+        return array
+    np.copyto(out, array)
+    return out
+
+
+def result_of(calls: Sequence[Call], position: int, views: Sequence[Any], reduction: Reduction | None) -> Any:
+    """The `Result` of the member at ``position`` from every member's array; None if it gets none.
+
+    The results of an all_scatter are a list.
+    """
+    call = calls[position]
+    if call.kind in ("reduce", "gather") and position != calls[0].root:
+        return None
+    match call.kind:
+        case "all_reduce" | "reduce":
+            return reduced(views, reduction)
+        case "reduce_scatter":
+            block = calls[0].block(position)
+            return reduced([view[block] for view in views], reduction)
+        case "all_gather" | "gather":
+            return _joined(views, calls[0].dim)
+        case "all_scatter":
+            return [copied(view) for view in views]
+        case "all_to_all":
+            blocks = [view[other.block(position)] for other, view in zip(calls, views, strict=True)]
+            return _joined(blocks, calls[0].concat_dim)
+        case "broadcast":
+            return copied(views[calls[0].root])
+        case "scatter":
+            root = calls[0].root
+            return copied(views[root][calls[root].block(position)])
+        case "permute":
+            for source, target in calls[0].pairs or ():
+                if target == position:
+                    return copied(views[source])
+            mine = views[position]
+            return Result(mine.shape, mine.dtype, lambda out: out.fill(0))
+    return None  # a barrier
+
+
+def reduced(terms: Views, reduction: Reduction | None) -> Result:
+    """The reduction of all terms, in group order."""
+    assert reduction is not None
+    return Result(terms[0].shape, terms[0].dtype, partial(reduction.reduce, terms))
+
+
+def copied(view: NDArray[Any]) -> Result:
+    """A copy of an array."""
+    return Result(view.shape, view.dtype, lambda out: np.copyto(out, view))
+
+
+def _joined(views: Views, dim: int) -> Result:
+    first = views[0]
+    if first.ndim == 0:
+        return Result((len(views),), first.dtype, lambda out: np.stack(views, out=out))
+    shape = list(first.shape)
+    shape[dim] = sum(view.shape[dim] for view in views)
+    return Result(tuple(shape), first.dtype, lambda out: np.concatenate(views, dim, out))
+
+
+def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:
+    """The `Result` of a member by shape and dtype alone; its ``fill`` must not be used."""
+    views = [
+        None if call.dtype is None or call.shape is None else np.broadcast_to(np.empty((), call.dtype), call.shape)
+        for call in calls
+    ]
+    return result_of(calls, position, views, reduction)
+
+
+class General:
+    """One run of a call in shared memory."""
+
+    def __init__(self, endpoint: Endpoint, group: Group, call: Call, reduction: Reduction | None) -> None:
+        self._endpoint = endpoint
+        self._group = group
+        self._call = call
+        self._reduction = reduction
+        self._payload: NDArray[Any] | None = None
+        self._shown = Shown()
+        self._sequence: int | None = None
+        self._calls: list[Call] = []
+
+    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Show ``x``, a contiguous array; ``out`` has the right shape and dtype."""
+        if x is not None and x.nbytes > INLINE_BYTES:
+            self._shown = show(self._endpoint, self._call, x, out)
+        else:
+            self._payload = x
+
+    def resume(self, sequence: int, shown: Shown) -> None:
+        """In place of `prepare`: the operation of this number was posted by every member, and showed ``shown``."""
+        self._sequence, self._shown = sequence, shown
+
+    def run(self) -> Generator[Wait, None, list[Call]]:
+        """Meet the other members.  Every member's call, in group order."""
+        if self._sequence is None:
+            shown = self._shown
+            self._sequence = yield from self._group.post(self._call, self._payload, shown.place, shown.target_place)
+        self._calls = self._group.calls(self._sequence, self._call)
+        return self._calls
+
+    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+        """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
+        assert self._sequence is not None
+        large = next((call for call in self._calls if call.nbytes > INLINE_BYTES), None)
+        try:
+            array = write(self._endpoint, self._call.kind, self._result(self._sequence, large), out)
+        finally:  # also after a wrong out=, or an op that raises: the others must not wait for this member
+            if large is not None:
+                yield from self._group.finish(self._sequence, together=self._shown.place != 0)
+        return deliver(array, out)
+
+    def _result(self, sequence: int, large: Call | None) -> Any:
+        group, calls = self._group, self._calls
+        if large is None or not is_contiguous(large):
+            return result_of(calls, group.position, group.views(sequence, calls), self._reduction)
+        memory = ZeroCopy(self._endpoint, group, calls, self._reduction)
+        look = empty_result(calls, group.position, self._reduction)
+        if isinstance(look, list):
+            return [
+                each._replace(fill=partial(memory.copy_payload, place, sequence)) for place, each in enumerate(look)
+            ]
+        return look and look._replace(fill=partial(memory.fill, sequence), target=self._shown.target)

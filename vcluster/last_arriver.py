@@ -1,0 +1,131 @@
+"""The fast path of a small collective of many members: the last arriver makes the result for all and releases them.
+
+Each member shows its token and polls the others' tokens until one has not come.  Then it polls one word only.  The
+member that sees all the others there is the last arriver (between showing and looking stands a fence).  It makes the
+result that is the same for all, writes it beside that word, and then the word.  So g members read some 3 g words and
+combine g terms once; if each read all and combined for itself, it would be g^2 of both.  Only the last arriver looks
+for sleepers.
+
+No lock is needed.  Of two that come at the same moment both may be last: they write the same bits.  A member that is
+not released within a bounded number of polls reads the tokens again and performs the release itself, because the last
+arriver may be slow or may have taken the general way.  The word is made of all tokens of the operation, so no member
+takes it for that of another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.reductions import Reduction
+from vcluster.agreement import INLINE_BYTES
+from vcluster.calls import Call
+from vcluster.general import copied, reduced
+from vcluster.prepared import Prepared
+from vcluster.waiting import STORES_IN_ORDER
+
+FEWEST_MEMBERS = 3
+"""For fewer members there is nothing to save."""
+
+SCATTERED_BYTES = 1 << 12
+"""Up to so many bytes for each member the last arriver reduces all of a reduce_scatter; above, each its own part."""
+
+TURNS_FOR_THE_LAST = 64
+"""The number of polls after which a member that has seen all others come performs the release itself."""
+
+SHARED_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+"""Kinds whose results are one array, or parts of one."""
+
+
+class LastArriver(Prepared):
+    """A small call of one member in a group of at least `FEWEST_MEMBERS`."""
+
+    __slots__ = ("_fill", "_released", "_shared", "_word")
+
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        super()._prepare_results(calls, reduction)
+        group, call = self._group, self._call
+        self._word = abs(hash(tuple(other.signature for other in calls))) >> 1
+        self._released = group.slots[0].released
+        self._fill: list[Any] = [None, None]
+        """Writes the result for all."""
+        self._shared: list[NDArray[Any] | None] = [None, None]
+        """The place of the result for all, in even and odd operations."""
+        if call.kind not in SHARED_KINDS or (
+            call.kind == "reduce_scatter" and call.nbytes > SCATTERED_BYTES * call.size
+        ):
+            return
+        for parity, whole in enumerate(self._results):
+            assert whole is not None
+            if call.kind == "reduce_scatter":
+                whole = reduced([view for view in group.inline_views(parity, calls) if view is not None], reduction)
+            shared = self._endpoint.arena.array(group.slots[0].shared[parity], whole.shape, whole.dtype)
+            if shared.nbytes <= INLINE_BYTES:
+                part = shared[call.block(group.position)] if call.kind == "reduce_scatter" else shared
+                self._shared[parity] = shared
+                self._fill[parity] = whole.fill
+                self._results[parity] = copied(part)
+
+    def run(self) -> bool:
+        """Meet the other members; False if one of them calls something else than the last time."""
+        group, signals = self._group, self._endpoint.signals
+        sequence = self.sequence = group.sequence
+        group.sequence = sequence + 1
+        parity = sequence & 1
+        if not STORES_IN_ORDER:
+            signals.fence()
+        group.own.tokens[parity][0] = self._signature + sequence
+        group.own.posted[0] = sequence + 1
+        signals.fence()
+        for token, signature in self._tokens[parity]:
+            if token[0] != signature + sequence:
+                is_released = self._wait_for_release(sequence)
+                break
+        else:
+            is_released = False
+        if is_released is None:
+            return False
+        if not is_released:
+            self.release(sequence)
+        if not STORES_IN_ORDER:
+            signals.fence()
+        return True
+
+    def _wait_for_release(self, sequence: int) -> bool | None:
+        """Whether this member was released; if not, every member has come, and it must release the others.
+
+        None if one of them calls something else.
+        """
+        released, word = self._released[sequence & 1], self._word + sequence
+        others, place, left = self._tokens[sequence & 1], 0, TURNS_FOR_THE_LAST
+        for _ in self._endpoint.signals.turns():
+            if released[0] == word:
+                return True
+            while place < len(others) and others[place][0][0] == others[place][1] + sequence:
+                place += 1
+            if place == len(others):
+                left -= 1
+                if not left:
+                    return False
+        self._endpoint.signals.wake(self._group.others)  # this may be the last arriver for one that calls otherwise
+        self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._text)
+        if any(token[0] != signature + sequence for token, signature in others):
+            return None
+        return bool(released[0] == word)
+
+    def release(self, sequence: int) -> None:
+        """Every member has come: make the result for all, and let the others continue."""
+        parity = sequence & 1
+        signals = self._endpoint.signals
+        shared = self._shared[parity]
+        if shared is not None:
+            whole = np.empty(shared.shape, shared.dtype)  # two may write there: only the finished result
+            self._fill[parity](whole)
+            shared[...] = whole
+        if not STORES_IN_ORDER:
+            signals.fence()
+        self._released[parity][0] = self._word + sequence
+        signals.rouse(self._group.others)

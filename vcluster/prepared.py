@@ -1,0 +1,170 @@
+"""The fast path: a collective whose checks and results are kept from an earlier run of the same call.
+
+After the general way (`vcluster.general`) everything about a call is known: the token that each member will show, the
+place of a small payload, the shape of the result.  What remains is to write the payload (or where it lies) and the
+token, to wait for the others' tokens, and to make the result.
+
+If a member shows another token, it calls something else, or something of another shape.  Then `run` returns False, and
+the general way takes over the operation, which every member has posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallelism.reductions import Reduction
+from vcluster.agreement import Group
+from vcluster.calls import Call
+from vcluster.general import Result, deliver, empty_result, result_of, write
+from vcluster.status import Lane
+from vcluster.waiting import STORES_IN_ORDER
+from vcluster.zero_copy import Shown, ZeroCopy, show
+
+if TYPE_CHECKING:
+    from vcluster.endpoint import Endpoint
+
+
+class Prepared:
+    """A small call of one member: the payloads lie in the slots, and each member makes its own result."""
+
+    __slots__ = (
+        "_buffers", "_call", "_endpoint", "_group", "_lane", "_others", "_payloads", "_results", "_signature",
+        "_text", "_tokens", "sequence", "shown",
+    )
+
+    def __init__(
+        self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None, lane: Lane,
+        text: object,
+    ) -> None:
+        """``calls`` are the members' calls the last time, in group order; ``str(text)`` describes the call."""
+        self._endpoint = endpoint
+        self._group = group
+        self._lane = lane
+        self._text = text
+        self._call = calls[group.position]
+        self._signature = self._call.signature
+        self._buffers = group.own.buffers
+        self.sequence = 0
+        """The number of the operation that `run` posted last."""
+        self.shown = Shown()
+        """What it showed of this member's memory."""
+        self._others = [*range(group.position + 1, group.size), *range(group.position)]  # each begins elsewhere
+        self._tokens = [
+            [(group.slots[place].tokens[parity], calls[place].signature) for place in self._others] for parity in (0, 1)
+        ]
+        """For even and odd operations, the token of each other member, and what it is less the operation's number."""
+        self._payloads: list[NDArray[Any] | None] = [None, None]
+        self._results: list[Result | None] = [None, None]
+        self._prepare_results(calls, reduction)
+
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        for parity in (0, 1):
+            views = self._group.inline_views(parity, calls)
+            self._payloads[parity] = views[self._group.position]
+            self._results[parity] = result_of(calls, self._group.position, views, reduction)
+
+    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Show ``x`` in the slot; False, and nothing done, if the call cannot go this way with these arrays."""
+        if out is not None and not self._takes(x, out):
+            return False
+        parity = self._group.sequence & 1
+        payload, buffer = self._payloads[parity], self._buffers[parity]
+        if payload is not None:
+            payload[...] = x
+        if buffer.shows is not self:  # the description is for members that call something else
+            buffer.write(self._call, buffer.inline, 0, 0)
+            buffer.shows = self
+        return True
+
+    def _takes(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Whether the result can be written into ``out`` as it is."""
+        result = self._results[0]
+        return (
+            result is not None and type(out) is np.ndarray and out.dtype == result.dtype and out.shape == result.shape
+            and out.flags.c_contiguous and out.flags.writeable
+            and (out is x or x is None or not np.may_share_memory(out, x))
+        )
+
+    def run(self) -> bool:
+        """Meet the other members; False if one of them calls something else than the last time."""
+        group, signals = self._group, self._endpoint.signals
+        sequence = self.sequence = group.sequence
+        group.sequence = sequence + 1
+        parity = sequence & 1
+        if not STORES_IN_ORDER:
+            signals.fence()
+        group.own.tokens[parity][0] = self._signature + sequence
+        group.own.posted[0] = sequence + 1
+        signals.wake(group.others)
+        for token, signature in self._tokens[parity]:
+            if token[0] != signature + sequence and not self._wait(token, signature + sequence):
+                return False
+        if not STORES_IN_ORDER:
+            signals.fence()
+        return True
+
+    def finish(self, out: NDArray[Any] | None) -> Any:
+        """The result, in ``out`` if it is given."""
+        result = self._results[self.sequence & 1]
+        if out is None or result is None:
+            return write(self._endpoint, self._call.kind, result, None)
+        result.fill(out)
+        return out
+
+    def _wait(self, token: memoryview, expected: int) -> bool:
+        """Poll, then sleep, until every member has posted; whether the token is the expected one."""
+        for _ in self._endpoint.signals.turns():
+            if token[0] == expected:
+                return True
+        self._endpoint.tasks.run(self._lane, self._group.all_come(self.sequence), self._text)
+        return token[0] == expected
+
+
+class PreparedZeroCopy(Prepared):
+    """A large call: the arrays are read and written where they lie."""
+
+    __slots__ = ("_memory", "_others_done")
+
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        self._memory = ZeroCopy(self._endpoint, self._group, calls, reduction)
+        self._others_done = [self._group.slots[place].done for place in self._others]
+        self._results = [empty_result(calls, self._group.position, reduction)] * 2
+
+    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Show where ``x`` lies and the result shall lie; False, and nothing done, if the arrays do not allow it."""
+        if out is not None and not self._takes(x, out):
+            return False
+        if self._call.dtype is not None:
+            if x is None or not x.flags.c_contiguous or x.dtype != self._call.dtype:
+                return False
+            self.shown = show(self._endpoint, self._call, x, out)
+        self._buffers[self._group.sequence & 1].write(self._call, self.shown.place, self.shown.target_place, 0)
+        return True
+
+    def finish(self, out: NDArray[Any] | None) -> Any:
+        """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
+        result, sequence, shown, group = self._results[0], self.sequence, self.shown, self._group
+        self.shown = Shown()
+        try:
+            if result is not None:
+                result = result._replace(fill=partial(self._memory.fill, sequence), target=shown.target)
+            array = write(self._endpoint, self._call.kind, result, out)
+        finally:
+            group.own.done[0] = sequence + 1
+            self._endpoint.signals.wake(group.others)
+            if shown.place:
+                for done in self._others_done:
+                    if done[0] <= sequence:
+                        self._wait_until_done(done, sequence)
+        return deliver(array, out)
+
+    def _wait_until_done(self, done: memoryview, sequence: int) -> None:
+        for _ in self._endpoint.signals.turns():
+            if done[0] > sequence:
+                return
+        self._endpoint.tasks.run(self._lane, self._group.finish(sequence, together=True), self._text)
