@@ -16,7 +16,7 @@ Slots are found by a key of the group in a directory that each device keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,35 +159,26 @@ class Group:
             elsewhere = endpoint.heap.allocate(len(call.description))
             blocks.append(elsewhere)
         buffer.write(call, place, out, elsewhere)
-        self.announce(call.signature + sequence, sequence)
-        if self.others and not self._all_posted(sequence + 1):
-            yield self._wait_posted(sequence + 1)
-        endpoint.signals.fence()
-        return sequence
-
-    def announce(self, token: int, sequence: int) -> None:
-        """Show the token of an operation whose buffer this member has written."""
-        signals = self._endpoint.signals
         if not STORES_IN_ORDER:
-            signals.fence()
-        self.own.tokens[sequence & 1][0] = token
+            endpoint.signals.fence()
+        self.own.tokens[sequence & 1][0] = call.signature + sequence
         self.own.posted[0] = sequence + 1
-        if self.others:
-            signals.wake(self.others)
+        endpoint.signals.wake(self.others)
+        yield from self.all_come(sequence)
+        return sequence
 
     def all_come(self, sequence: int) -> Generator[Wait]:
         """Return when every member has posted an operation."""
-        if not self._all_posted(sequence + 1):
-            yield self._wait_posted(sequence + 1)
+        if not self._all_have(sequence + 1, 0):
+            yield self._wait(sequence + 1, 0)
         self._endpoint.signals.fence()
 
     def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
         """This member has read all it needs of the others' memory; with ``together``, wait until each has."""
         self.own.done[0] = sequence + 1
-        if self.others:
-            self._endpoint.signals.wake(self.others)
-            if together and not self._all_done(sequence + 1):
-                yield self._wait_done(sequence + 1)
+        self._endpoint.signals.wake(self.others)
+        if together and not self._all_have(sequence + 1, LINE):
+            yield self._wait(sequence + 1, LINE)
 
     def buffers(self, sequence: int) -> list[Buffer]:
         """The members' buffers of an operation, in group order."""
@@ -219,11 +210,8 @@ class Group:
         buffers = self.buffers(sequence)
         return [buffer.array(buffer.payload, call) for buffer, call in zip(buffers, calls, strict=True)]
 
-    def _wait_posted(self, count: int) -> Wait:
-        return Wait(lambda: self._all_posted(count), lambda: self._missing(count, 0))
-
-    def _wait_done(self, count: int) -> Wait:
-        return Wait(lambda: self._all_done(count), lambda: self._missing(count, LINE))
+    def _wait(self, count: int, word: int) -> Wait:
+        return Wait(lambda: self._all_have(count, word), lambda: self._missing(count, word))
 
     def _missing(self, count: int, word: int) -> list[Need]:
         """The members that have not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
@@ -236,17 +224,12 @@ class Group:
                 needs.append(Need(rank, ("group", self.key), place, value))
         return needs
 
-    def _all_posted(self, count: int) -> bool:
-        return self._all(lambda slot: slot.posted[0] >= count)
-
-    def _all_done(self, count: int) -> bool:
-        return self._all(lambda slot: slot.done[0] >= count)
-
-    def _all(self, holds: Callable[[Slot], bool]) -> bool:
+    def _all_have(self, count: int, word: int) -> bool:
+        """Whether every member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         slots = self._slots
         for i in range(self._looked_at, self.size):
             slot = slots[i] or self._find(i)
-            if slot is None or not holds(slot):
+            if slot is None or (slot.done if word else slot.posted)[0] < count:
                 self._looked_at = i  # look here first the next time
                 return False
         self._looked_at = 0

@@ -6,86 +6,75 @@ messages really go from process to process, and each is recorded under its colle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.chunks import Message, arrive, finish, outgoing, start
-from parallelism.reductions import Reduction
-from vcluster.agreement import Group
 from vcluster.calls import Call
-from vcluster.general import Result, deliver, write
+from vcluster.general import Result, Way, deliver, write
 from vcluster.payload import encode_message
 
 if TYPE_CHECKING:
-    from vcluster.endpoint import Endpoint
     from vcluster.tasks import Wait
 
-OnMessage = Callable[[str, int, int], None]
-"""Called for every message with "send" or "recv", the peer's rank, and the bytes."""
 
-
-class ByMessages:
+@dataclass(slots=True, eq=False)
+class ByMessages(Way):
     """One run of a call by messages."""
 
-    def __init__(
-        self, endpoint: Endpoint, group: Group, call: Call, reduction: Reduction | None, on_message: OnMessage
-    ) -> None:
-        self._endpoint = endpoint
-        self._group = group
-        self._call = call
-        self._reduction = reduction
-        self._on_message = on_message
-        self._x: NDArray[Any] | None = None
-        self._result: Any = None
+    x: NDArray[Any] | None = None
+    result: Any = None
+    """The array, or the list of them, that is left after the last step."""
 
     def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
         """Keep ``x``, a contiguous array, for the messages."""
-        self._x = x
+        self.x = x
 
-    def run(self) -> Generator[Wait, None, list[Call]]:
+    def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members and exchange the messages.  Every member's call, in group order."""
-        call, group, x = self._call, self._group, self._x
+        call, group, x = self.call, self.group, self.x
         sequence = yield from group.post(call, None, 0, 0)
         calls = group.calls(sequence, call)
         giver = next((other for other in calls if other.gives), call)
         steps, position = call.steps(), group.position
         held = start(steps, position, x, dim=call.dim, sizes=call.sizes or None)
-        combine = self._reduction.combine if self._reduction is not None else None
+        combine = self.reduction.combine if self.reduction is not None else None
         for sends, receives in zip(steps.sends(position), steps.receives(position), strict=True):
             for transfer in sends:
                 peer = group.ranks[transfer.target]
                 encoded = encode_message(outgoing(held, transfer))
-                self._on_message("send", peer, encoded.nbytes)
-                yield from self._endpoint.mailbox(peer).sending(encoded, sequence, lane=group.key)
+                self.on_message("send", peer, encoded.nbytes)
+                yield from self.endpoint.mailbox(peer).sending(encoded, sequence, lane=group.key)
             messages = []
             for transfer in receives:
                 peer = group.ranks[transfer.source]
-                envelope = yield from self._endpoint.mailbox(peer).receiving(sequence, lane=group.key)
-                self._on_message("recv", peer, envelope.nbytes)
+                envelope = yield from self.endpoint.mailbox(peer).receiving(sequence, lane=group.key)
+                self.on_message("recv", peer, envelope.nbytes)
                 messages.append(Message(transfer.source, transfer.chunks, envelope.open(), transfer.reduce))
             held = arrive(held, messages, position, combine)
         dim = call.concat_dim if call.kind == "all_to_all" else call.dim
-        self._result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
+        self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
         return calls
 
     def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given.  It may be a view of an input, or of a message, and is copied."""
         yield from ()
-        parts = self._result
+        parts = self.result
         results = [self._own(part) for part in parts] if isinstance(parts, list) else self._own(parts)
-        return deliver(write(self._endpoint, self._call.kind, results, out), out)
+        return deliver(write(self.endpoint, self.call.kind, results, out), out)
 
     def _own(self, array: Any) -> Result | None:
         if array is None:
             return None
-        array, reduction = np.asarray(array), self._reduction
+        array, reduction = np.asarray(array), self.reduction
 
         def fill(own: NDArray[Any]) -> None:
             np.copyto(own, array)
             if reduction is not None:
-                reduction.finish(own, self._group.size)
+                reduction.finish(own, self.group.size)
 
         return Result(array.shape, array.dtype if reduction is None else reduction.dtype, fill)

@@ -198,10 +198,17 @@ def total(traffics: Iterable[Traffic]) -> Traffic:
     return Traffic(sent, received, messages, tuple(sorted(by_source.items())))
 
 
-def traffic(calls: Sequence[Call], position: int) -> Traffic:
-    """The traffic of the member at ``position``, given everybody's call, by the steps of its algorithm."""
-    call = calls[position]
-    return _traffic(call.steps(), call.ranks, position, _chunk_nbytes(calls))
+@lru_cache(maxsize=1024)
+def traffic(calls: tuple[Call, ...], position: int) -> Traffic:
+    """The traffic of the member at ``position``, given the members' calls, by the steps of its algorithm."""
+    ranks, steps, chunks = calls[position].ranks, calls[position].steps(), _chunk_nbytes(calls)
+    sources, targets = steps.sources(position, chunks), steps.targets(position, chunks)
+    return Traffic(
+        sum(nbytes for _, nbytes in targets),
+        sum(nbytes for _, nbytes in sources),
+        sum(map(len, steps.sends(position))),
+        tuple((ranks[source], nbytes) for source, nbytes in sources if nbytes),
+    )
 
 
 def _chunk_nbytes(calls: Sequence[Call]) -> tuple[int, ...]:
@@ -214,17 +221,6 @@ def _chunk_nbytes(calls: Sequence[Call]) -> tuple[int, ...]:
         return all_to_all_nbytes(known, giver.dtype.itemsize, giver.dim, [call.sizes for call in calls])
     sizes = giver.sizes or None
     return chunk_nbytes(giver.steps(), shapes, giver.dtype.itemsize, dim=giver.dim, sizes=sizes)
-
-
-@lru_cache(maxsize=8192)
-def _traffic(steps: Algorithm, ranks: tuple[int, ...], position: int, chunks: tuple[int, ...]) -> Traffic:
-    sources, targets = steps.sources(position, chunks), steps.targets(position, chunks)
-    return Traffic(
-        sum(nbytes for _, nbytes in targets),
-        sum(nbytes for _, nbytes in sources),
-        sum(map(len, steps.sends(position))),
-        tuple((ranks[source], nbytes) for source, nbytes in sources if nbytes),
-    )
 
 
 # -- from the arguments to a call ------------------------------------------------------------------------------------

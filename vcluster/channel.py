@@ -20,7 +20,7 @@ from parallelism.event import HOST
 from vcluster.errors import CollectiveMismatchError
 from vcluster.mailbox import Envelope
 from vcluster.payload import Encoded, encode_message
-from vcluster.pending import Owner, Pending
+from vcluster.pending import Owner, Pending, issue
 from vcluster.places import call_site, here
 from vcluster.reused import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.tasks import Wait
@@ -86,7 +86,7 @@ class VirtualChannel:
         try:
             event = self._sent(x, encoded.nbytes, tag, None)
             steps = self._mailbox.sending(encoded, _tag(tag), capacity=self._capacity)
-            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._told_as("send", tag))
+            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
             self._note_look(x, encoded, tag)
         finally:
@@ -144,13 +144,13 @@ class VirtualChannel:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
                     lane = "recv", self._peer, tag
-                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), self._told_as("recv", tag))
+                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), self._text_of("recv", tag))
                     block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
             event = self._receives(tag, None)
             steps = self._receiving(_tag(tag), out, None, None, event, start)
-            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._told_as("recv", tag))
+            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
         finally:
             recorder.leave()
 
@@ -203,12 +203,9 @@ class VirtualChannel:
         )
 
     def _issue(self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str) -> Pending:
-        task = self._owner.endpoint.tasks.issue(lane, steps, self._told_as(name, lane[2]))
-        pending = Pending(self._owner, task, work, name)
-        self._owner.unwaited[work] = pending
-        return pending
+        return issue(self._owner, lane, steps, self._text_of(name, lane[2]), work, name)
 
-    def _told_as(self, name: str, tag: int) -> str:
+    def _text_of(self, name: str, tag: int) -> str:
         way = "to" if name == "send" else "from"
         return f"{name}({way} {_name(self._peer)}, tag {tag})"
 

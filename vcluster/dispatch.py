@@ -39,7 +39,7 @@ from vcluster.calls import (
 from vcluster.endpoint import Endpoint
 from vcluster.general import General
 from vcluster.last_arriver import FEWEST_MEMBERS, LastArriver
-from vcluster.pending import Pending
+from vcluster.pending import Pending, issue
 from vcluster.places import call_site
 from vcluster.prepared import Prepared, PreparedZeroCopy
 from vcluster.status import Lane
@@ -82,47 +82,28 @@ def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
     return None
 
 
-class _Text:
-    """The text of a call, for people; made when first asked for."""
-
-    __slots__ = ("_call", "_ranks", "_text")
-
-    def __init__(self, call: object, ranks: tuple[int, ...] | None) -> None:
-        """``ranks`` are those of a group that is not the whole mesh in its order."""
-        self._call = call
-        self._ranks = ranks
-        self._text = ""
-
-    def __str__(self) -> str:
-        if not self._text:
-            self._text = str(self._call) + ("" if self._ranks is None else f" of group {list(self._ranks)}")
-        return self._text
-
-
 class CheckedCall:
-    """A checked call, kept for when it is repeated with another array."""
+    """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
 
-    __slots__ = ("_traffic", "call", "dtype", "lane", "prepared", "reduction", "template", "text", "times", "warns")
+    __slots__ = ("_ranks", "_text", "call", "dtype", "lane", "prepared", "reduction", "template", "times", "warns")
 
-    def __init__(self, call: Call, reduction: Reduction | None, size: int, *, text: object = None) -> None:
-        """``size`` is that of the mesh; ``text`` describes the call to people, if ``str(call)`` does not."""
+    def __init__(self, call: Call, reduction: Reduction | None, size: int, *, text: str = "") -> None:
+        """``size`` is that of the mesh; ``text`` describes the call if ``str(call)`` does not."""
+        self._text = text
+        self._ranks = "" if call.ranks == tuple(range(size)) else f" of group {list(call.ranks)}"
         self.call = call
         self.dtype = None if call.dtype is None else dtype_name(call.dtype)
-        self.text = _Text(text or call, None if call.ranks == tuple(range(size)) else call.ranks)
         self.reduction = reduction
         self.warns = call.kind in RESULT_FOR_ALL or (call.kind == "broadcast" and not call.gives)
         """Whether a caller that drops the result is warned: it has most likely forgotten it."""
         self.lane: Lane = ("group", group_key(call.ranks))
-        self._traffic: Traffic | None = None
         self.times = 0
         """How often it was run by the general way."""
         self.prepared: Prepared | None = None
         self.template: Template | None = None
 
-    def forget_prepared(self) -> None:
-        """A member called something else: prepare again when that was repeated."""
-        self.prepared = self.template = None
-        self.times = 0
+    def __str__(self) -> str:
+        return (self._text or str(self.call)) + self._ranks
 
     def array_of(self, x: Any) -> NDArray[Any] | None:
         """``x``, like the array of the checked call, as a contiguous array; None if it does not count."""
@@ -130,14 +111,6 @@ class CheckedCall:
             return None
         array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
         return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
-
-    def traffic(self, calls: Sequence[Call]) -> Traffic:
-        """The traffic of this member, given the calls of all."""
-        if any(other is not self.call for other in calls):
-            return traffic(calls, self.call.position)
-        if self._traffic is None:
-            self._traffic = traffic(calls, self.call.position)
-        return self._traffic
 
 
 class Collectives:
@@ -226,7 +199,7 @@ class Collectives:
                 self.dropped.setdefault(site.location, template[1])
             recorder.begins(template[1], site.location)
             if not prepared.run():
-                checked.forget_prepared()
+                checked.prepared, checked.times = None, 0  # prepare again when the new call was repeated
                 steps = partial(self._steps, checked, x, x, out, posted=prepared)
                 return self._drive(checked, steps, template[1], False, out)
             result = prepared.finish(out)
@@ -265,10 +238,8 @@ class Collectives:
 
         try:
             if work is None:
-                return tasks.run(checked.lane, whole(), checked.text)
-            task = tasks.issue(checked.lane, whole(), checked.text)
-            pending = self.unwaited[work] = Pending(self, task, work, name)
-            return pending
+                return tasks.run(checked.lane, whole(), checked)
+            return issue(self, checked.lane, whole(), checked, work, name)
         finally:
             recorder.leave()
 
@@ -282,24 +253,20 @@ class Collectives:
         if group is None:
             group = self._groups[call.ranks] = Group(endpoint, call.ranks)
         is_direct = call.algorithm in (None, "direct") and not self._by_messages
-        way: General | ByMessages
-        if is_direct:
-            way = General(endpoint, group, call, checked.reduction)
-        else:
-            way = ByMessages(endpoint, group, call, checked.reduction, partial(self._add_message, event))
-        if posted is not None and isinstance(way, General):
-            way.resume(posted.sequence, posted.shown)
-        else:
+        way = (General if is_direct else ByMessages)(
+            endpoint, group, call, checked.reduction, partial(self._add_message, event))
+        if posted is None:
             way.prepare(array, out)
+        elif isinstance(way, General):
+            way.sequence, way.shown = posted.sequence, posted.shown
         calls = yield from way.run()
         result = yield from way.finish(out)
-        count_traffic = partial(checked.traffic, calls)
+        count_traffic = partial(traffic, tuple(calls), call.position)
         checked.times += 1
         if is_direct and checked.times > 1 and checked.prepared is None:
             prepared_way = choose_prepared(calls)
             if prepared_way is not None:
-                checked.prepared = prepared_way(
-                    endpoint, group, calls, checked.reduction, checked.lane, checked.text)
+                checked.prepared = prepared_way(endpoint, group, calls, checked.reduction, checked.lane, checked)
                 checked.template = collective_template(
                     event[1], call.axes, call.ranks, call.algorithm or "direct", count_traffic(), checked.dtype)
         if out is None:
@@ -349,10 +316,8 @@ class Collectives:
             yield from ()
             return zeros
 
-        number = self.recorder.next_work()
-        task = self.endpoint.tasks.issue(("outside", number), nothing_to_wait_for(), kind)
-        pending = self.unwaited[number] = Pending(self, task, number, kind)
-        return pending
+        work = self.recorder.next_work()
+        return issue(self, ("outside", work), nothing_to_wait_for(), kind, work, kind)
 
     def _members(
         self, kind: str, axes: Axes, groups: Groups | None

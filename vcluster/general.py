@@ -8,6 +8,7 @@ result of the arrays.  This way takes any direct call; `vcluster.prepared` is th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from parallelism.reductions import Reduction
 from vcluster.agreement import INLINE_BYTES, Group
 from vcluster.calls import Call
 from vcluster.values import check_shape
-from vcluster.zero_copy import Shown, ZeroCopy, is_contiguous, show
+from vcluster.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
@@ -28,6 +29,8 @@ SHARED_RESULT_BYTES = 1 << 14
 """A new result of at least so many bytes lies in shared memory: its pages are used again, and peers can read it."""
 
 Views = Sequence[NDArray[Any]]
+OnMessage = Callable[[str, int, int], None]
+"""Called for every message with "send" or "recv", the peer's rank, and the bytes."""
 
 
 class Result(NamedTuple):
@@ -137,57 +140,61 @@ def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | No
     return result_of(calls, position, views, reduction)
 
 
-class General:
+@dataclass(slots=True, eq=False)
+class Way:
+    """One run of a call by this member, in the general way or by messages."""
+
+    endpoint: Endpoint
+    group: Group
+    call: Call
+    reduction: Reduction | None
+    on_message: OnMessage
+
+
+@dataclass(slots=True, eq=False)
+class General(Way):
     """One run of a call in shared memory."""
 
-    def __init__(self, endpoint: Endpoint, group: Group, call: Call, reduction: Reduction | None) -> None:
-        self._endpoint = endpoint
-        self._group = group
-        self._call = call
-        self._reduction = reduction
-        self._payload: NDArray[Any] | None = None
-        self._shown = Shown()
-        self._sequence: int | None = None
-        self._calls: list[Call] = []
+    payload: NDArray[Any] | None = None
+    """A small array, for the slot."""
+    shown: Shown = NOTHING
+    """The place of a large one."""
+    sequence: int = -1
+    """The number of the operation, once it is posted."""
+    calls: Sequence[Call] = ()
 
     def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
         """Show ``x``, a contiguous array; ``out`` has the right shape and dtype."""
         if x is not None and x.nbytes > INLINE_BYTES:
-            self._shown = show(self._endpoint, self._call, x, out)
+            self.shown = show(self.endpoint, self.call, x, out)
         else:
-            self._payload = x
+            self.payload = x
 
-    def resume(self, sequence: int, shown: Shown) -> None:
-        """In place of `prepare`: the operation of this number was posted by every member, and showed ``shown``."""
-        self._sequence, self._shown = sequence, shown
-
-    def run(self) -> Generator[Wait, None, list[Call]]:
+    def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members.  Every member's call, in group order."""
-        if self._sequence is None:
-            shown = self._shown
-            self._sequence = yield from self._group.post(self._call, self._payload, shown.place, shown.target_place)
-        self._calls = self._group.calls(self._sequence, self._call)
-        return self._calls
+        if self.sequence < 0:
+            shown = self.shown
+            self.sequence = yield from self.group.post(self.call, self.payload, shown.place, shown.target_place)
+        self.calls = self.group.calls(self.sequence, self.call)
+        return self.calls
 
     def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
         """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
-        assert self._sequence is not None
-        large = next((call for call in self._calls if call.nbytes > INLINE_BYTES), None)
+        large = next((call for call in self.calls if call.nbytes > INLINE_BYTES), None)
         try:
-            array = write(self._endpoint, self._call.kind, self._result(self._sequence, large), out)
+            array = write(self.endpoint, self.call.kind, self._result(large), out)
         finally:  # also after a wrong out=, or an op that raises: the others must not wait for this member
             if large is not None:
-                yield from self._group.finish(self._sequence, together=self._shown.place != 0)
+                yield from self.group.finish(self.sequence, together=self.shown.place != 0)
         return deliver(array, out)
 
-    def _result(self, sequence: int, large: Call | None) -> Any:
-        group, calls = self._group, self._calls
+    def _result(self, large: Call | None) -> Any:
+        group, calls = self.group, self.calls
         if large is None or not is_contiguous(large):
-            return result_of(calls, group.position, group.views(sequence, calls), self._reduction)
-        memory = ZeroCopy(self._endpoint, group, calls, self._reduction)
-        look = empty_result(calls, group.position, self._reduction)
+            return result_of(calls, group.position, group.views(self.sequence, calls), self.reduction)
+        memory = ZeroCopy(self.endpoint, group, calls, self.reduction)
+        look = empty_result(calls, group.position, self.reduction)
         if isinstance(look, list):
-            return [
-                each._replace(fill=partial(memory.copy_payload, place, sequence)) for place, each in enumerate(look)
-            ]
-        return look and look._replace(fill=partial(memory.fill, sequence), target=self._shown.target)
+            copy = memory.copy_payload
+            return [each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(look)]
+        return look and look._replace(fill=partial(memory.fill, self.sequence), target=self.shown.target)

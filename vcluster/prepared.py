@@ -23,7 +23,7 @@ from vcluster.calls import Call
 from vcluster.general import Result, deliver, empty_result, result_of, write
 from vcluster.status import Lane
 from vcluster.waiting import STORES_IN_ORDER
-from vcluster.zero_copy import Shown, ZeroCopy, show
+from vcluster.zero_copy import NOTHING, ZeroCopy, show
 
 if TYPE_CHECKING:
     from vcluster.endpoint import Endpoint
@@ -51,7 +51,7 @@ class Prepared:
         self._buffers = group.own.buffers
         self.sequence = 0
         """The number of the operation that `run` posted last."""
-        self.shown = Shown()
+        self.shown = NOTHING
         """What it showed of this member's memory."""
         self._others = [*range(group.position + 1, group.size), *range(group.position)]  # each begins elsewhere
         self._tokens = [
@@ -149,7 +149,7 @@ class PreparedZeroCopy(Prepared):
     def finish(self, out: NDArray[Any] | None) -> Any:
         """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
         result, sequence, shown, group = self._results[0], self.sequence, self.shown, self._group
-        self.shown = Shown()
+        self.shown = NOTHING
         try:
             if result is not None:
                 result = result._replace(fill=partial(self._memory.fill, sequence), target=shown.target)

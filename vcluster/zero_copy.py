@@ -95,6 +95,10 @@ class Shown(NamedTuple):
     """The copy of the payload that the others read; it must live until they have read it."""
 
 
+NOTHING = Shown()
+"""A small payload in its slot, or none."""
+
+
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
     """What a member shows of a contiguous payload that is too large for its slot."""
     smallest = PRIVATE_BYTES * (SCATTERED_FACTOR if call.kind == "reduce_scatter" else 1)
