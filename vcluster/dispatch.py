@@ -153,8 +153,11 @@ class Collectives:
         """Run one collective; see `vcluster.device` for what each argument means."""
         key = checked = None
         if groups is None and split_sizes is None and not callable(op) and (x is None or type(x) is np.ndarray):
-            like = out if x is None else x  # a member that gives nothing is known by what it gets
-            look = (x is None, like.dtype, like.shape) if type(like) is np.ndarray else None
+            look: Any = None
+            if x is not None:
+                look = x.dtype, x.shape
+            elif type(out) is np.ndarray:  # a member that gives nothing is known by what it gets
+                look = None, out.dtype, out.shape
             key = kind, axes, look, algorithm, dim, concat_dim, root, op, pairs, name
             try:
                 checked = self._checked.get(key)

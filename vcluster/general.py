@@ -60,12 +60,17 @@ def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) 
         if array is None and out.flags.c_contiguous:
             array = out
     if array is None:
-        nbytes = dtype.itemsize
-        for extent in shape:
-            nbytes *= extent
-        array = endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
+        array = new_array(endpoint, shape, dtype)
     fill(array)
     return array
+
+
+def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An uninitialised array for a result."""
+    nbytes = dtype.itemsize
+    for extent in shape:
+        nbytes *= extent
+    return endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
 
 
 def deliver(array: Any, out: NDArray[Any] | None) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from parallelism.reductions import Reduction
 from vcluster.agreement import Group
 from vcluster.calls import Call
-from vcluster.general import Result, deliver, empty_result, result_of, write
+from vcluster.general import Result, deliver, empty_result, new_array, result_of, write
 from vcluster.status import Lane
 from vcluster.waiting import STORES_IN_ORDER
 from vcluster.zero_copy import NOTHING, ZeroCopy, show
@@ -111,8 +111,10 @@ class Prepared:
     def finish(self, out: NDArray[Any] | None) -> Any:
         """The result, in ``out`` if it is given."""
         result = self._results[self.sequence & 1]
-        if out is None or result is None:
-            return write(self._endpoint, self._call.kind, result, None)
+        if result is None:
+            return None
+        if out is None:
+            out = new_array(self._endpoint, result.shape, result.dtype)
         result.fill(out)
         return out
 
