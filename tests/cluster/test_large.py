@@ -129,6 +129,20 @@ def test_dims_behind_extents_of_one_are_joined_and_cut_like_first_ones(cluster_o
         np.testing.assert_array_equal(mine, piece[None, None])
 
 
+def scattered_along_a_negative_dim(device):
+    zero_copy.PRIVATE_BYTES = 1
+    x = values(1) if device.rank == 1 else None
+    return [device.scatter(x, root=1, dim=-2) for _ in range(4)]
+
+
+def test_a_large_scatter_may_count_its_dim_from_the_last(cluster_of):
+    """Only the root knows how many dims there are: whether its array is read in place follows from its call alone."""
+    run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(scattered_along_a_negative_dim)
+    for pieces, expected in zip(run, np.array_split(values(1), 3), strict=True):
+        for piece in pieces:
+            np.testing.assert_array_equal(piece, expected)
+
+
 def of_any_dtype(device, dtype):
     zero_copy.PRIVATE_BYTES = 1
     x = values(device.rank, dtype)
