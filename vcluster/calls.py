@@ -31,10 +31,12 @@ Shape = tuple[int, ...]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 CUTTING = ("reduce_scatter", "scatter", "all_to_all")
-JOINING = ("all_gather", "gather")
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
+JOINING = ("all_gather", "gather", "all_to_all")
 FROM_ROOT = ("broadcast", "scatter")
 """Only the array of the root counts."""
+TO_ROOT = ("reduce", "gather")
+"""Only the root gets a result."""
+ROOTED = (*FROM_ROOT, *TO_ROOT)
 SENT_AS_GIVEN = ("broadcast", "permute")
 """The result has the form in which its sender gave the value: an array, a scalar, or a tree of them."""
 OUTSIDE_ALLOWED = ("broadcast", "permute")
@@ -124,6 +126,13 @@ class Call:
         if self.algorithm is not None:
             options.append(f"algorithm={self.algorithm!r}")
         return f"{self.kind}({', '.join(options)})"
+
+
+def givers(call: Call, position: int) -> Sequence[int]:
+    """The positions of the members whose arrays make the result of the one at ``position``, in order."""
+    if call.pairs is not None:
+        return [source for source, target in call.pairs if target == position]
+    return [call.root] if call.kind in FROM_ROOT else range(call.size)
 
 
 def agree(call: Call, descriptions: Sequence[bytes]) -> list[Call]:
@@ -271,7 +280,7 @@ def described(
         fields["sizes"] = _pieces(kind, array.shape[dim], dim, sizes, factors, len(base["ranks"]))
         if kind == "all_to_all":
             fields["concat_dim"] = _normal_dim(kind, concat_dim, array.ndim)
-    elif kind in JOINING:
+    elif kind in ("all_gather", "gather"):
         fields["dim"] = _normal_dim(kind, dim, array.ndim) if array.ndim else 0
     return _checked(Call(kind, dtype=array.dtype, shape=array.shape, **fields, **base)), array, reducing
 

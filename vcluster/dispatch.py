@@ -32,6 +32,7 @@ from vcluster.calls import (
     Traffic,
     checked_root,
     described,
+    givers,
     group_among,
     total,
     traffic,
@@ -342,7 +343,7 @@ class Collectives:
 def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:
     """A result in the form in which its value was given."""
     if call.kind in SENT_AS_GIVEN:
-        sources = [call.root] if call.pairs is None else [s for s, t in call.pairs if t == call.position]
+        sources = givers(call, call.position)
         return from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
     if isinstance(result, list):
         return [from_form(other.form, array) for other, array in zip(calls, result, strict=True)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parallelism.reductions import Reduction
 from vcluster.agreement import INLINE_BYTES, Group
-from vcluster.calls import Call
+from vcluster.calls import CUTTING, JOINING, REDUCING, TO_ROOT, Call, givers
 from vcluster.values import check_shape
 from vcluster.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
 
@@ -87,33 +87,23 @@ def result_of(calls: Sequence[Call], position: int, views: Sequence[Any], reduct
     The results of an all_scatter are a list.
     """
     call = calls[position]
-    if call.kind in ("reduce", "gather") and position != calls[0].root:
+    if call.kind == "barrier" or (call.kind in TO_ROOT and position != call.root):
         return None
-    match call.kind:
-        case "all_reduce" | "reduce":
-            return reduced(views, reduction)
-        case "reduce_scatter":
-            block = calls[0].block(position)
-            return reduced([view[block] for view in views], reduction)
-        case "all_gather" | "gather":
-            return _joined(views, calls[0].dim)
-        case "all_scatter":
-            return [copied(view) for view in views]
-        case "all_to_all":
-            blocks = [view[other.block(position)] for other, view in zip(calls, views, strict=True)]
-            return _joined(blocks, calls[0].concat_dim)
-        case "broadcast":
-            return copied(views[calls[0].root])
-        case "scatter":
-            root = calls[0].root
-            return copied(views[root][calls[root].block(position)])
-        case "permute":
-            for source, target in calls[0].pairs or ():
-                if target == position:
-                    return copied(views[source])
-            mine = views[position]
-            return Result(mine.shape, mine.dtype, lambda out: out.fill(0))
-    return None  # a barrier
+    sources = givers(call, position)
+    if call.kind in CUTTING:
+        parts = [views[place][calls[place].block(position)] for place in sources]
+    else:
+        parts = [views[place] for place in sources]
+    if call.kind in REDUCING:
+        return reduced(parts, reduction)
+    if call.kind == "all_scatter":
+        return [copied(part) for part in parts]
+    if call.kind in JOINING:
+        return _joined(parts, call.concat_dim if call.kind == "all_to_all" else call.dim)
+    if parts:
+        return copied(parts[0])
+    mine = views[position]  # no source of a permute sends to this member
+    return Result(mine.shape, mine.dtype, lambda out: out.fill(0))
 
 
 def reduced(terms: Views, reduction: Reduction | None) -> Result:

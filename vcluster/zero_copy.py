@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from parallelism.reductions import Reduction
 from parallelism.splitting import split_sizes, starts
 from vcluster.agreement import Group
-from vcluster.calls import Call
+from vcluster.calls import CUTTING, Call, givers
 from vcluster.peers import address_of
 
 if TYPE_CHECKING:
@@ -59,27 +59,15 @@ def is_contiguous(call: Call) -> bool:
 
 def _parts(calls: Sequence[Call], position: int) -> list[tuple[int, int, int]]:
     """The parts that make the result of a member, end to end: (position of the giver, first element, elements)."""
-    call = calls[position]
-    whole = [(place, 0, prod(other.shape or ())) for place, other in enumerate(calls)]
-    match call.kind:
-        case "all_gather" | "gather":
-            return whole
-        case "broadcast":
-            return [whole[call.root]]
-        case "permute":
-            return [whole[source] for source, target in call.pairs or () if target == position]
-        case "scatter":
-            return [_cut(calls, call.root, position)]
-        case "all_to_all":
-            return [_cut(calls, place, position) for place in range(len(calls))]
-    return []
-
-
-def _cut(calls: Sequence[Call], place: int, position: int) -> tuple[int, int, int]:
-    """The part of the array of the member at ``place`` that is meant for the member at ``position``."""
-    giver = calls[place]
-    row = prod((giver.shape or ())[1:])
-    return place, sum(giver.sizes[:position]) * row, giver.sizes[position] * row
+    parts = []
+    for place in givers(calls[position], position):
+        shape, sizes = calls[place].shape or (), calls[place].sizes
+        if calls[position].kind in CUTTING:
+            row = prod(shape[1:])
+            parts.append((place, sum(sizes[:position]) * row, sizes[position] * row))
+        else:
+            parts.append((place, 0, prod(shape)))
+    return parts
 
 
 class Shown(NamedTuple):
