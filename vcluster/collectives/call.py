@@ -8,7 +8,7 @@ joins, say) is read from the others' descriptions.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -16,13 +16,31 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from parallelism.collectives import Algorithm, all_to_all_nbytes, chunk_nbytes
+from parallelism.collectives import Algorithm, Reduction, all_to_all_nbytes, chunk_nbytes
 from parallelism.collectives.algorithms import algorithm
+from parallelism.collectives.reductions import reduction
+from parallelism.mesh import Mesh, split_sizes
+from parallelism.operation import Groups, ReduceOp
 from vcluster.code import CollectiveMismatchError
-from vcluster.messages import ARRAY, SCALAR
+from vcluster.messages import ARRAY, NUMERIC_KINDS, SCALAR, as_array, is_tree
+from vcluster.messages.forms import pack
 
 Shape = tuple[int, ...]
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+CUTTING = ("reduce_scatter", "scatter", "all_to_all")
+JOINING = ("all_gather", "gather", "all_to_all")
+FROM_ROOT = ("broadcast", "scatter")
+"""Only the array of the root counts."""
+TO_ROOT = ("reduce", "gather")
+"""Only the root gets a result."""
+ROOTED = (*FROM_ROOT, *TO_ROOT)
+SENT_AS_GIVEN = ("broadcast", "permute")
+"""The result has the form in which its sender gave the value: an array, a scalar, or a tree of them."""
+OUTSIDE_ALLOWED = ("broadcast", "permute")
+"""With ``groups=``, a rank may be in none of them: it gets zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,13 @@ class Call:
         return f"{self.kind}({', '.join(options)})"
 
 
+def givers(call: Call, position: int) -> Sequence[int]:
+    """The positions of the members whose arrays make the result of the one at ``position``, in order."""
+    if call.pairs is not None:
+        return [source for source, target in call.pairs if target == position]
+    return [call.root] if call.kind in FROM_ROOT else range(call.size)
+
+
 def agree(call: Call, descriptions: Sequence[bytes]) -> list[Call]:
     """Everybody's call, in group order; `CollectiveMismatchError` if what must agree does not."""
     calls = [call.as_seen_by(position, description) for position, description in enumerate(descriptions)]
@@ -170,21 +195,29 @@ class Traffic(NamedTuple):
     messages: int
     sources: tuple[tuple[int, int], ...]
 
-    def plus(self, other: Traffic) -> Traffic:
-        """Of two calls that count as one."""
-        sources = dict(self.sources)
-        for rank, nbytes in other.sources:
-            sources[rank] = sources.get(rank, 0) + nbytes
-        return Traffic(
-            self.bytes_sent + other.bytes_sent, self.bytes_received + other.bytes_received,
-            self.messages + other.messages, tuple(sorted(sources.items())),
-        )
+
+def total(traffics: Iterable[Traffic]) -> Traffic:
+    """The traffic of calls that count as one."""
+    sent = received = messages = 0
+    by_source: dict[int, int] = {}
+    for each in traffics:
+        sent, received, messages = sent + each.bytes_sent, received + each.bytes_received, messages + each.messages
+        for rank, nbytes in each.sources:
+            by_source[rank] = by_source.get(rank, 0) + nbytes
+    return Traffic(sent, received, messages, tuple(sorted(by_source.items())))
 
 
-def traffic(calls: Sequence[Call], position: int) -> Traffic:
-    """The traffic of the member at ``position``, given everybody's call, by the steps of its algorithm."""
-    call = calls[position]
-    return _traffic(call.steps(), call.ranks, position, _chunk_nbytes(calls))
+@lru_cache(maxsize=1024)
+def traffic(calls: tuple[Call, ...], position: int) -> Traffic:
+    """The traffic of the member at ``position``, given the members' calls, by the steps of its algorithm."""
+    ranks, steps, chunks = calls[position].ranks, calls[position].steps(), _chunk_nbytes(calls)
+    sources, targets = steps.sources(position, chunks), steps.targets(position, chunks)
+    return Traffic(
+        sum(nbytes for _, nbytes in targets),
+        sum(nbytes for _, nbytes in sources),
+        sum(map(len, steps.sends(position))),
+        tuple((ranks[source], nbytes) for source, nbytes in sources if nbytes),
+    )
 
 
 def _chunk_nbytes(calls: Sequence[Call]) -> tuple[int, ...]:
@@ -199,12 +232,96 @@ def _chunk_nbytes(calls: Sequence[Call]) -> tuple[int, ...]:
     return chunk_nbytes(giver.steps(), shapes, giver.dtype.itemsize, dim=giver.dim, sizes=sizes)
 
 
-@lru_cache(maxsize=8192)
-def _traffic(steps: Algorithm, ranks: tuple[int, ...], position: int, chunks: tuple[int, ...]) -> Traffic:
-    sources, targets = steps.sources(position, chunks), steps.targets(position, chunks)
-    return Traffic(
-        sum(nbytes for _, nbytes in targets),
-        sum(nbytes for _, nbytes in sources),
-        sum(map(len, steps.sends(position))),
-        tuple((ranks[source], nbytes) for source, nbytes in sources if nbytes),
-    )
+# -- from the arguments to a call ------------------------------------------------------------------------------------
+
+
+def group_among(groups: Groups, kind: str, rank: int, mesh: Mesh) -> tuple[int, ...] | None:
+    """The group of a rank among the checked ``groups``; None if it is in none, where the kind allows that."""
+    seen: set[int] = set()
+    mine: tuple[int, ...] | None = None
+    for group in groups:
+        members = tuple(int(member) for member in group)
+        for member in members:
+            if not 0 <= member < mesh.size:
+                raise ValueError(f"groups of {mesh!r} hold ranks 0 to {mesh.size - 1}, got {member}")
+            if member in seen:
+                raise ValueError(f"rank {member} is twice in groups={[list(g) for g in groups]}")
+            seen.add(member)
+        if rank in members:
+            mine = members
+    if mine is None and kind not in OUTSIDE_ALLOWED:
+        raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
+    return mine
+
+
+def described(
+    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+    factors: tuple[int, ...], base: dict[str, Any],
+) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
+    """The checked call, its value as a contiguous array (None where it does not count), and how to reduce it."""
+    dim, concat_dim = _integer("dim", dim), _integer("dim", concat_dim)
+    if kind == "barrier" or (kind in FROM_ROOT and base["position"] != base["root"]):
+        return _checked(Call(kind, dim=dim, **base)), None, None
+    if kind in SENT_AS_GIVEN and is_tree(x):
+        array, form = pack(x)
+    elif type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.kind in NUMERIC_KINDS:
+        array, form = x, ARRAY
+    else:
+        array, form = as_array(kind, x)
+    reducing = None
+    if kind in REDUCING:
+        reducing = reduction("sum" if op is None else op, array.dtype)
+        array = array.astype(reducing.dtype, copy=False)
+    fields: dict[str, Any] = {"op": None if reducing is None else reducing.name, "form": form}
+    if kind in CUTTING:
+        if array.ndim == 0:
+            raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
+        fields["dim"] = _normal_dim(kind, dim, array.ndim)
+        fields["sizes"] = _pieces(kind, array.shape[dim], dim, sizes, factors, len(base["ranks"]))
+        if kind == "all_to_all":
+            fields["concat_dim"] = _normal_dim(kind, concat_dim, array.ndim)
+    elif kind in ("all_gather", "gather"):
+        fields["dim"] = _normal_dim(kind, dim, array.ndim) if array.ndim else 0
+    return _checked(Call(kind, dtype=array.dtype, shape=array.shape, **fields, **base)), array, reducing
+
+
+def _checked(call: Call) -> Call:
+    if call.algorithm is not None or call.pairs is not None:
+        call.steps()  # refuses an algorithm, or pairs, that do not apply
+    return call
+
+
+def _normal_dim(kind: str, dim: int, ndim: int) -> int:
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{kind} of an array of {ndim} dims has dims {-ndim} to {ndim - 1}, got {dim}")
+    return dim % ndim
+
+
+def _pieces(
+    kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: tuple[int, ...], size: int
+) -> tuple[int, ...]:
+    if sizes is None:
+        return split_sizes(extent, factors)
+    checked = tuple(int(n) for n in sizes)
+    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
+        raise ValueError(
+            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
+            f"got {list(checked)}"
+        )
+    return checked
+
+
+def _integer(name: str, value: Any) -> int:
+    """NumPy's integers count as integers."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, got {value!r}")
+    number: int = value.__index__()
+    return number
+
+
+def checked_root(kind: str, root: Any, size: int) -> int:
+    """The position of the root as an integer."""
+    position = _integer("root", root)
+    if kind in ROOTED and not 0 <= position < size:
+        raise ValueError(f"root is a position in the group, 0 to {size - 1}, got {position}")
+    return position
