@@ -19,6 +19,9 @@ class Result(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: Callable[[NDArray[Any]], object]
+    """Writes the result into a contiguous array of that shape and dtype."""
+    target: NDArray[Any] | None = None
+    """The array into which other members write the result; None if only this one does."""
 
 
 def result_of(

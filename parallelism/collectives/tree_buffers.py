@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives.arguments import SCALAR, checked_array
+from parallelism.collectives.arguments import checked_array
+from parallelism.collectives.call import SCALAR
 from parallelism.operation.trees import leaves, rebuild
 
 

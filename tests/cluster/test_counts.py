@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster.collectives import INLINE_BYTES, zero_copy as large
-from vcluster.collectives.stretches import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
+from vcluster.collectives import INLINE_BYTES, zero_copy
+from vcluster.collectives.zero_copy import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
 
 SPINNING = {"_wait", "_wait_until_done", "turns"}
 """Called while a device waits, or not, as it happens."""
@@ -77,7 +77,7 @@ def arrays(device, kind, elements, memory):
 
 def count_calls(device, elements, memory):
     """By collective and whether the result is given: functions called, built-in ones."""
-    large.PRIVATE_BYTES = large.OWNED_BYTES = 1
+    zero_copy.PRIVATE_BYTES = zero_copy.OWNED_BYTES = 1
     found = {}
     for kind in COLLECTIVES:
         x, out = arrays(device, kind, elements, memory)
@@ -152,12 +152,53 @@ def test_who_gives_nothing_is_known_by_its_out(cluster_of):
     assert max(cluster.run(broadcasts_of_two_sizes)) <= 2 * MOST_SMALL
 
 
+# -- modules crossed ---------------------------------------------------------------------------------------------------
+
+MOST_MODULES = {"first": 10, "repeated": 9}
+PACKAGES = ("parallelism", "vcluster")
+
+
+def modules_crossed(device):
+    """The modules of ours in which functions run: in the first all_reduce of a shape, and when it is repeated."""
+    crossed = {}
+
+    def count(name, x):
+        modules = set()
+
+        def note(frame, event, arg):
+            package, _, module = frame.f_globals["__name__"].partition(".")
+            if event == "call" and package in PACKAGES:
+                modules.add(module)
+
+        sys.setprofile(note)
+        try:
+            y = device.all_reduce(x)
+        finally:
+            sys.setprofile(None)
+        assert y[0] == device.size
+        crossed[name] = modules - {"home_core"}  # where a device waits for the first time in a run
+
+    with no_sleep(device):
+        count("group", np.ones(7))  # the group meets for the first time, called from this line
+        for name in ("first", "second", "third", "repeated"):
+            count(name, np.ones(8))
+    return crossed
+
+
+def test_an_all_reduce_crosses_few_modules(cluster_of):
+    cluster = cluster_of(Mesh(devices=2))
+    cluster.restart()
+    for crossed in cluster.run(modules_crossed):
+        for name, most in MOST_MODULES.items():
+            assert len(crossed[name]) <= most, (name, crossed[name])
+
+
 # -- bytes moved -------------------------------------------------------------------------------------------------------
 
 
 def count_bytes(device, elements, memory):
     """By collective: bytes read from and written to stretches of others' and one's own, and moved by the kernel."""
-    large.PRIVATE_BYTES = large.OWNED_BYTES = 1
+    zero_copy.PRIVATE_BYTES = zero_copy.OWNED_BYTES = 1
     found = {}
     read, write = Stretch.copy_to, Stretch.store
     piece = Stretch.piece

@@ -11,7 +11,7 @@ from oracle import results
 
 from parallelism.mesh import Mesh
 from vcluster.code import CollectiveMismatchError, DeviceFailedError
-from vcluster.collectives import INLINE_BYTES, zero_copy as large
+from vcluster.collectives import INLINE_BYTES, zero_copy
 
 ROWS = 3 * INLINE_BYTES // 8 // 7 + 1
 CALLS = {
@@ -34,7 +34,7 @@ def values(rank, dtype=np.float64):
 
 
 def call_all(device, calls, places, private):
-    large.PRIVATE_BYTES = 1 if private else 1 << 60
+    zero_copy.PRIVATE_BYTES = 1 if private else 1 << 60
     found = {}
     for kind, variants in calls.items():
         for number, options in enumerate(variants):
@@ -81,12 +81,12 @@ def call_all(device, calls, places, private):
 ])
 def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private):
     """``private``: read there whatever its size; else copied first, as where the system forbids it."""
-    before = large.PRIVATE_BYTES
+    before = zero_copy.PRIVATE_BYTES
     cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
     try:
         run = cluster.run(call_all, CALLS, PLACES, private)
     finally:
-        large.PRIVATE_BYTES = before  # of threads
+        zero_copy.PRIVATE_BYTES = before  # of threads
         cluster.restart()
     xs = [values(rank) for rank in range(devices)]
     checked = 0
@@ -129,8 +129,22 @@ def test_dims_behind_extents_of_one_are_joined_and_cut_like_first_ones(cluster_o
         np.testing.assert_array_equal(mine, piece[None, None])
 
 
+def scattered_along_a_negative_dim(device):
+    zero_copy.PRIVATE_BYTES = 1
+    x = values(1) if device.rank == 1 else None
+    return [device.scatter(x, root=1, dim=-2) for _ in range(4)]
+
+
+def test_a_large_scatter_may_count_its_dim_from_the_last(cluster_of):
+    """Only the root knows how many dims there are: whether its array is read in place follows from its call alone."""
+    run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(scattered_along_a_negative_dim)
+    for pieces, expected in zip(run, np.array_split(values(1), 3), strict=True):
+        for piece in pieces:
+            np.testing.assert_array_equal(piece, expected)
+
+
 def of_any_dtype(device, dtype):
-    large.PRIVATE_BYTES = 1
+    zero_copy.PRIVATE_BYTES = 1
     x = values(device.rank, dtype)
     return device.all_reduce(x), device.all_reduce(x, op=lambda a, b: np.where(a < b, a, b)), device.all_reduce(x[::2])
 

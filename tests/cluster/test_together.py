@@ -11,8 +11,8 @@ from numpy.testing import assert_array_equal
 
 from parallelism.mesh import Mesh
 from vcluster.code import CollectiveMismatchError
-from vcluster.collectives import last_arriver as together
-from vcluster.collectives.last_arriver import Together
+from vcluster.collectives import last_arriver
+from vcluster.collectives.last_arriver import LastArriver
 
 TIMES = 6
 
@@ -44,13 +44,13 @@ def expected(n, rank, number):
 def repeat(device, patches):
     """Results of several rounds, and how often this member released the others."""
     released = Counter()
-    release = Together.release
+    release = LastArriver.release
 
     def counting(self, sequence):
         released[sequence] += 1
         release(self, sequence)
 
-    with mock.patch.multiple(Together, **{"release": counting, **patches}):
+    with mock.patch.multiple(LastArriver, **{"release": counting, **patches}):
         return [one_of_each(device, number) for number in range(TIMES)], released
 
 
@@ -70,7 +70,7 @@ def test_the_last_one_serves_all(cluster_of, devices):
     released = Counter()
     for _, mine in ranks:
         released.update(mine)
-    if devices < together.FEWEST_MEMBERS:
+    if devices < last_arriver.FEWEST_MEMBERS:
         assert not released
     else:  # from the third time on all calls are repeated ones
         assert len(released) >= len(expected(devices, 0, 0)) * (TIMES - 2)
@@ -78,12 +78,12 @@ def test_the_last_one_serves_all(cluster_of, devices):
 
 
 def without_release(device):
-    with mock.patch.object(together, "TURNS_FOR_THE_LAST", 2):
+    with mock.patch.object(last_arriver, "TURNS_FOR_THE_LAST", 2):
         return repeat(device, {"release": release_own})
 
 
 def release_own(self, sequence):
-    """As `Together.release`, and nobody hears of it."""
+    """As `LastArriver.release`, and nobody hears of it."""
     parity = sequence & 1
     if self._shared[parity] is not None:
         whole = np.empty(self._shared[parity].shape, self._shared[parity].dtype)

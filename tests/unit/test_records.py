@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 
 from parallelism.events import HOST
-from vcluster.collectives import Traffic
+from vcluster.collectives.dispatch import Traffic
 from vcluster.tracing import Recorder, collective_template, columns_of, make_trace, message_template
 from vcluster.tracing.columns import pack
 
@@ -24,7 +24,7 @@ def recorded():
     start = recorder.enter()
     row = recorder.add_collective("all_reduce", ("tp",), GROUP, "ring", None, "a.py:1")
     recorder.add("send", "message", None, peer=1, parent=recorder.serial(row), bytes_sent=8, messages=1)
-    recorder.finish_collective(row, TRAFFIC, start)
+    recorder.finish_collective(row, lambda: TRAFFIC, start)
     recorder.add_repeated(template, "a.py:2", start)
     recorder.add_repeated(message_template("send", 1, 7, 8), "a.py:3", start)
     recorder.add_repeated(message_template("recv", 1, 7, 8), "a.py:4", start)

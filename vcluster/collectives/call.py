@@ -11,13 +11,40 @@ import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from parallelism.collectives import Algorithm, MemberCall, Traffic, check_agreement, text_of
-from parallelism.collectives.call import traffic
+from parallelism.collectives import (
+    ARRAY,
+    NUMERIC_KINDS,
+    Algorithm,
+    MemberCall,
+    Reduction,
+    call_fields,
+    check_agreement,
+    is_tree,
+    kind_of,
+    text_of,
+)
+from parallelism.collectives.arguments import integer
+from parallelism.operation import ReduceOp
+from vcluster.messages import as_array
+from vcluster.messages.forms import pack
 
-__all__ = ["Call", "Traffic", "agree", "traffic"]
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+CUTTING = ("reduce_scatter", "scatter", "all_to_all")
+JOINING = ("all_gather", "gather", "all_to_all")
+FROM_ROOT = ("broadcast", "scatter")
+"""Only the array of the root counts."""
+TO_ROOT = ("reduce", "gather")
+"""Only the root gets a result."""
+ROOTED = (*FROM_ROOT, *TO_ROOT)
+SENT_AS_GIVEN = ("broadcast", "permute")
+"""The result has the form in which its sender gave the value: an array, a scalar, or a tree of them."""
+OUTSIDE_ALLOWED = ("broadcast", "permute")
+"""With ``groups=``, a rank may be in none of them: it gets zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +89,43 @@ class Call(MemberCall):
         return text_of(self)
 
 
+def givers(call: Call, position: int) -> Sequence[int]:
+    """The positions of the members whose arrays make the result of the one at ``position``, in order."""
+    if call.pairs is not None:
+        return [source for source, target in call.pairs if target == position]
+    return [call.root] if call.kind in FROM_ROOT else range(call.size)
+
+
 def agree(call: Call, descriptions: Sequence[bytes]) -> list[Call]:
     """Everybody's call, in group order; `CollectiveMismatchError` if what must agree does not."""
     calls = [call.as_seen_by(position, description) for position, description in enumerate(descriptions)]
     check_agreement(call.ranks, call.kind, calls)
     return calls
+
+
+def described(
+    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+    factors: Sequence[int], base: dict[str, Any],
+) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
+    """The checked call, its value as a contiguous array (None where it does not count), and how to reduce it.
+
+    ``base`` are the fields of the call that say nothing of the value.
+    """
+    dim, concat_dim = integer("dim", dim), integer("dim", concat_dim)
+    fields, array, reducing = call_fields(
+        kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
+    if array is not None:
+        if reducing is not None:
+            array = array.astype(reducing.dtype, copy=False)
+        fields |= {"dtype": array.dtype, "shape": array.shape}
+    call = Call(kind, **fields, **base)
+    if call.algorithm is not None or call.pairs is not None:
+        call.steps()  # refuses an algorithm, or pairs, that do not apply
+    return call, array, reducing
+
+
+def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
+    """A value as a contiguous array, and its form."""
+    if type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.kind in NUMERIC_KINDS:
+        return x, ARRAY
+    return pack(x) if kind_of(kind).copies and is_tree(x) else as_array(kind, x)

@@ -1,65 +1,143 @@
-"""The direct collectives: every member reads what it needs from the others' memory.
+"""The general way of a collective in shared memory, and how the result of a member is made.
 
-Nothing is sent.  A small payload lies in the slots of the group (`vcluster.collectives.group`), and each member reads them all;
-a large one is read where it lies (`vcluster.collectives.zero_copy`).
+Every member posts a description of its call and shows its array: a small one in its slot (`vcluster.collectives.group`), a
+large one where it lies (`vcluster.collectives.zero_copy`).  When all have come, each compares the descriptions and makes its own
+result of the arrays.  This way takes any direct call; `vcluster.collectives.prepared` is the fast path for one that was run before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction
-from vcluster.collectives.call import Call, agree
+from parallelism.collectives import Reduction, copy_of, result_of
+from vcluster.collectives.call import Call
 from vcluster.collectives.group import INLINE_BYTES, Group
-from vcluster.collectives.results import copy_of, new_result, prepare
-from vcluster.collectives.zero_copy import Large, Shown, is_shown, show
+from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
 
 if TYPE_CHECKING:
     from vcluster.messages import Endpoint, Wait
 
+SHARED_RESULT_BYTES = 1 << 14
+"""A new result of at least so many bytes lies in shared memory: its pages are used again, and peers can read it."""
 
-Posted = tuple[int, Shown]
-"""The number of an operation that everybody has posted, and what this member showed."""
+OnMessage = Callable[[str, int, int], None]
+"""Called for every message with "send" or "recv", the peer's rank, and the bytes."""
 
 
-def run_direct(
-    endpoint: Endpoint, group: Group, call: Call, x: NDArray[Any] | None, out: NDArray[Any] | None,
-    reduction: Reduction | None, posted: Posted | None = None,
-) -> Generator[Wait, None, tuple[Any, list[Call]]]:
-    """The result and everybody's call.  ``x`` is contiguous; ``out`` has the right shape and dtype.
+def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) -> Any:
+    """A `Result` written: into its target, or into ``out`` if that is contiguous, or into a new array.
 
-    ``posted`` if everybody has posted it already.
+    Of a list of results, the list of new arrays; of None, None.  ``ValueError`` if ``out`` has another shape or dtype.
     """
-    payload = x if call.gives else None
-    large = payload is not None and payload.nbytes > INLINE_BYTES
-    if posted is None:
-        shown = show(endpoint, call, payload, out) if payload is not None and large else Shown()
-        small = None if large else payload
-        posted = (yield from group.post(call, small, shown.place, shown.target_place)), shown
-    sequence, shown = posted
+    if result is None:
+        return None
+    if type(result) is list:
+        return [write(endpoint, kind, each, None) for each in result]
+    shape, dtype, fill, array = result
+    if out is not None:
+        if out.shape != shape or out.dtype != dtype:
+            check_shape(kind, out, shape, dtype)
+        if array is None and out.flags.c_contiguous:
+            array = out
+    if array is None:
+        array = new_array(endpoint, shape, dtype)
+    fill(array)
+    return array
 
-    told = group.disagreement(sequence, call)
-    calls = [call] * group.size if told is None else agree(call, told)
-    in_others_memory = any(seen.nbytes > INLINE_BYTES for seen in calls)
-    result: Any
-    try:
-        if is_shown(calls):
-            result = Large(endpoint, group, calls, reduction).conclude(sequence, shown.target, out)
+
+def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An uninitialised array for a result."""
+    nbytes = dtype.itemsize
+    for extent in shape:
+        nbytes *= extent
+    return endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
+
+
+def deliver(array: Any, out: NDArray[Any] | None) -> Any:
+    """What `write` returned, in ``out`` if it is given; once every member has written what it writes."""
+    if out is None or array is None or array is out:
+        return array
+    np.copyto(out, array)
+    return out
+
+
+def own_result(calls: Sequence[Call], position: int, views: Sequence[Any], reduction: Reduction | None) -> Any:
+    """The `Result` of the member at ``position`` from every member's array: a list for a kind that lists, or None."""
+    if calls[position].of_kind.lists:
+        return [copy_of(view) for view in views]
+    return result_of(calls, position, views, reduction)
+
+
+def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:
+    """The `Result` of a member by shape and dtype alone; its ``fill`` must not be used."""
+    views = [
+        None if call.dtype is None or call.shape is None else np.broadcast_to(np.empty((), call.dtype), call.shape)
+        for call in calls
+    ]
+    return own_result(calls, position, views, reduction)
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """One run of a call by this member, in the general way or by messages."""
+
+    endpoint: Endpoint
+    group: Group
+    call: Call
+    reduction: Reduction | None
+    on_message: OnMessage
+
+
+@dataclass(slots=True, eq=False)
+class General(Way):
+    """One run of a call in shared memory."""
+
+    payload: NDArray[Any] | None = None
+    """A small array, for the slot."""
+    shown: Shown = NOTHING
+    """The place of a large one."""
+    sequence: int = -1
+    """The number of the operation, once it is posted."""
+    calls: Sequence[Call] = ()
+
+    def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
+        """Show ``x``, a contiguous array; ``out`` has the right shape and dtype."""
+        if x is not None and x.nbytes > INLINE_BYTES:
+            self.shown = show(self.endpoint, self.call, x, out)
         else:
-            views = group.views_at(sequence, calls)
-            if call.of_kind.lists:
-                result = [new_result(endpoint, call.kind, copy_of(view)) for view in views if view is not None]
-            else:
-                made = prepare(calls, group.position, views, reduction)
-                result = None if made is None else new_result(endpoint, call.kind, made, out)
-    finally:  # also after a wrong out=, or an op that raises: the others must not wait for this member
-        if in_others_memory:
-            yield from group.finish(sequence, together=large)
-    if out is not None and result is not out and result is not None:
-        np.copyto(out, result)
-        result = out
-    return result, calls
+            self.payload = x
+
+    def run(self) -> Generator[Wait, None, Sequence[Call]]:
+        """Meet the other members.  Every member's call, in group order."""
+        if self.sequence < 0:
+            shown = self.shown
+            self.sequence = yield from self.group.post(self.call, self.payload, shown.place, shown.target_place)
+        self.calls = self.group.calls(self.sequence, self.call)
+        return self.calls
+
+    def finish(self, out: NDArray[Any] | None) -> Generator[Wait, None, Any]:
+        """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
+        large = next((call for call in self.calls if call.nbytes > INLINE_BYTES), None)
+        try:
+            array = write(self.endpoint, self.call.kind, self._result(large), out)
+        finally:  # also after a wrong out=, or an op that raises: the others must not wait for this member
+            if large is not None:
+                yield from self.group.finish(self.sequence, together=self.shown.place != 0)
+        return deliver(array, out)
+
+    def _result(self, large: Call | None) -> Any:
+        group, calls = self.group, self.calls
+        if large is None or not is_contiguous(large):
+            return own_result(calls, group.position, group.views(self.sequence, calls), self.reduction)
+        memory = ZeroCopy(self.endpoint, group, calls, self.reduction)
+        look = empty_result(calls, group.position, self.reduction)
+        if isinstance(look, list):
+            copy = memory.copy_payload
+            return [each._replace(fill=partial(copy, place, self.sequence)) for place, each in enumerate(look)]
+        return look and look._replace(fill=partial(memory.fill, self.sequence), target=self.shown.target)

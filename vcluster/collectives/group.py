@@ -1,37 +1,37 @@
-"""How the members of a group meet: each posts what it is about to do, and sees what the others posted.
+"""The rendezvous of a group: each member posts what it is about to do, and reads what the others posted.
 
 For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted,
 a token for each of the last two, a word that counts those it has finished with the others, and two buffers used in
-turn, each with a description of the call, a place for a small payload and the address of a large one.  In the slot of
-the first member there is also room for what the last to come tells and makes for all (`vcluster.collectives.last_arriver`).
+turn, each with a description of the call, a place for a small payload and the address of a large one.  The slot of the
+first member also has room for the release by the last arriver and its result (`vcluster.collectives.last_arriver`).
 
-Posting and waiting until the others have posted is the only synchronisation a small collective needs: who posts the
-next operation has read all it wanted of the one before, so when everybody has posted number n, nobody reads the buffers
-of n-1 any more, which are those of n+1.  The token is made of what is called and of its number, so that one comparison
-says both that a member has come and that it calls the same; the description, read if the tokens differ, holds all that
-must agree, so that a mismatch is found before any data moves.
+A small collective needs no other synchronisation than this: to post, and to wait until the others have posted.  A
+member that posts the next operation has read all it needs of the one before.  So when every member has posted number
+n, none reads the buffers of n-1 any more, which are those of n+1.  A token is made of the signature of the call and its
+number: one comparison says both that a member has come and that it calls the same.  The description is read if the
+tokens differ.  It holds all that must agree, so a mismatch is raised before any data moves.
 
 Slots are found by a key of the group in a directory that each device keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vcluster.code import ClusterError
+from vcluster.collectives.call import Call, agree
 from vcluster.memory import DIRECTORY_ENTRIES, LINE, STORES_IN_ORDER, Need
 from vcluster.messages import Wait
 
 if TYPE_CHECKING:
-    from vcluster.collectives.call import Call
     from vcluster.messages import Endpoint
 
 INLINE_BYTES = 1 << 16
-"""Payloads up to this size are copied into the slot; each member then reads them all by itself."""
+"""Payloads up to this size are copied into the slot."""
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
@@ -53,7 +53,7 @@ class Buffer:
         self.described: int | None = None
         """The signature of what its owner wrote here last: repeated calls need not be described again."""
         self.shows: object = None
-        """Who wrote it, if nothing of it changes when they write again."""
+        """The prepared call whose description and places lie here: it need not write them again."""
         self.words = endpoint.arena.words(offset, _WORDS)
         start = offset + 8 * _WORDS
         self._description = endpoint.arena.view[start : start + DESCRIPTION_BYTES]
@@ -78,6 +78,12 @@ class Buffer:
                 self._description[: len(description)] = description
             self.described = call.signature
 
+    def array(self, place: int, call: Call) -> NDArray[Any] | None:
+        """The payload of a call that lies at an offset in the arena; None if the call gives none."""
+        if call.dtype is None or call.shape is None:
+            return None
+        return np.ndarray(call.shape, call.dtype, self._arena.view, place)
+
     @property
     def payload(self) -> int:
         return self.words[_PAYLOAD]
@@ -88,25 +94,26 @@ class Buffer:
 
 
 class Slot:
-    """What one member of a group shows the others."""
+    """The memory that one member of a group shows the others."""
 
-    __slots__ = ("buffers", "done", "made", "offset", "posted", "released", "tokens")
+    __slots__ = ("buffers", "done", "offset", "posted", "released", "shared", "tokens")
 
     def __init__(self, endpoint: Endpoint, offset: int) -> None:
         self.offset = offset
         self.posted = endpoint.arena.words(offset)
         self.tokens = (endpoint.arena.words(offset + 8), endpoint.arena.words(offset + 16))
-        """Of the last operation with an even number, and of the last with an odd one."""
+        """The tokens of the last operation with an even number, and of the last with an odd one."""
         self.done = endpoint.arena.words(offset + LINE)
         self.released = (endpoint.arena.words(offset + 2 * LINE), endpoint.arena.words(offset + 2 * LINE + 8))
         first = offset + _WORDS_BYTES
         self.buffers = (Buffer(endpoint, first), Buffer(endpoint, first + _BUFFER_BYTES))
         first += 2 * _BUFFER_BYTES
-        self.made = first, first + INLINE_BYTES
+        self.shared = first, first + INLINE_BYTES
+        """The offsets of the results that a last arriver makes for all."""
 
 
 class Group:
-    """The members of a group as one of them sees it: everybody's slot, and how far it is itself."""
+    """A group as one of its members sees it: the members' slots, and the number of its own next operation."""
 
     def __init__(self, endpoint: Endpoint, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
@@ -128,11 +135,11 @@ class Group:
     def post(
         self, call: Call, payload: NDArray[Any] | None, place: int, out: int
     ) -> Generator[Wait, None, int]:
-        """Show what this rank is about to do; returns when everybody has.  The result is the number of the operation.
+        """Post an operation and return its number when every member has posted it.
 
-        ``payload`` is a small array, for the slot; or None, and ``place`` tells where a large one lies for as long as
-        the others may read it (the caller then waits until all have done): its offset in the arena, or less than 0,
-        its address.  ``out`` tells likewise where the others write.
+        ``payload`` is a small array, for the slot; or None, and ``place`` is where a large one lies for as long as the
+        others may read it (the caller then waits until all have finished): its offset in the arena or, negative, its
+        address.  ``out`` is likewise where the others write.
         """
         sequence = self.sequence
         self.sequence += 1
@@ -143,86 +150,68 @@ class Group:
             endpoint.heap.free(blocks.pop())
         if payload is not None:
             place = buffer.inline
-            if payload.size:
-                np.copyto(endpoint.arena.array(place, payload.shape, payload.dtype), payload)
+            buffer.array(place, call)[...] = payload  # type: ignore[index]
         elsewhere = 0
         if len(call.description) > DESCRIPTION_BYTES:
             elsewhere = endpoint.heap.allocate(len(call.description))
             blocks.append(elsewhere)
         buffer.write(call, place, out, elsewhere)
-        self.announce(call.signature + sequence, sequence)
-        if self.others and not self._all_posted(sequence + 1):
-            yield self._wait_posted(sequence + 1)
-        endpoint.signals.fence()
+        if not STORES_IN_ORDER:
+            endpoint.signals.fence()
+        self.own.tokens[sequence & 1][0] = call.signature + sequence
+        self.own.posted[0] = sequence + 1
+        endpoint.signals.wake(self.others)
+        yield from self.all_come(sequence)
         return sequence
 
-    def announce(self, token: int, sequence: int) -> None:
-        """Say that this rank has come to an operation, whose buffer is written."""
-        signals = self._endpoint.signals
-        if not STORES_IN_ORDER:
-            signals.fence()
-        self.own.tokens[sequence & 1][0] = token
-        self.own.posted[0] = sequence + 1
-        if self.others:
-            signals.wake(self.others)
-
     def all_come(self, sequence: int) -> Generator[Wait]:
-        """Return when everybody has posted an operation."""
-        if not self._all_posted(sequence + 1):
-            yield self._wait_posted(sequence + 1)
+        """Return when every member has posted an operation."""
+        if not self._all_have(sequence + 1, 0):
+            yield self._wait(sequence + 1, 0)
         self._endpoint.signals.fence()
 
     def finish(self, sequence: int, *, together: bool) -> Generator[Wait]:
-        """This rank has read all it needs of the others' memory; with ``together``, return only when everybody has."""
+        """This member has read all it needs of the others' memory; with ``together``, wait until each has."""
         self.own.done[0] = sequence + 1
-        if self.others:
-            self._endpoint.signals.wake(self.others)
-            if together and not self._all_done(sequence + 1):
-                yield self._wait_done(sequence + 1)
+        self._endpoint.signals.wake(self.others)
+        if together and not self._all_have(sequence + 1, LINE):
+            yield self._wait(sequence + 1, LINE)
 
     def buffers(self, sequence: int) -> list[Buffer]:
-        """Everybody's buffer of an operation, in group order."""
-        return [slot.buffers[sequence & 1] for slot in self._slots]  # type: ignore[union-attr]
+        """The members' buffers of an operation, in group order."""
+        return [slot.buffers[sequence & 1] for slot in self.slots]
 
-    def disagreement(self, sequence: int, call: Call) -> list[bytes] | None:
-        """None if everybody posted the same description; else everybody's, in group order."""
+    def calls(self, sequence: int, call: Call) -> list[Call]:
+        """The calls that the members posted, in group order; ``call`` is this member's.
+
+        `CollectiveMismatchError` if they differ in what must agree.
+        """
         parity, token = sequence & 1, call.signature + sequence
-        for slot in self._slots:
-            assert slot is not None
+        for slot in self.slots:
             if slot.tokens[parity][0] != token:
-                return [buffer.read_description() for buffer in self.buffers(sequence)]
-        return None
+                return agree(call, [buffer.read_description() for buffer in self.buffers(sequence)])
+        return [call] * self.size
 
     @property
     def slots(self) -> list[Slot]:
-        """Everybody's slot, in group order, once everybody has posted something."""
+        """The members' slots, in group order, once each has posted something."""
         return self._slots  # type: ignore[return-value]
 
-    def views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
-        """Everybody's small payload in the buffers for even (0) or odd numbers; None for who gives none."""
-        array = self._endpoint.arena.array
-        return [
-            None if call.dtype is None or call.shape is None
-            else array(slot.buffers[parity].inline, call.shape, call.dtype)
-            for slot, call in zip(self.slots, calls, strict=True)
-        ]
+    def inline_views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+        """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
+        buffers = self.buffers(parity)
+        return [buffer.array(buffer.inline, call) for buffer, call in zip(buffers, calls, strict=True)]
 
-    def views_at(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
-        """Everybody's payload, wherever it lies in the arena."""
-        array = self._endpoint.arena.array
-        return [
-            None if call.dtype is None or call.shape is None else array(buffer.payload, call.shape, call.dtype)
-            for buffer, call in zip(self.buffers(sequence), calls, strict=True)
-        ]
+    def views(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
+        """The members' payloads, wherever they lie in the arena."""
+        buffers = self.buffers(sequence)
+        return [buffer.array(buffer.payload, call) for buffer, call in zip(buffers, calls, strict=True)]
 
-    def _wait_posted(self, count: int) -> Wait:
-        return Wait(lambda: self._all_posted(count), lambda: self._missing(count, 0))
-
-    def _wait_done(self, count: int) -> Wait:
-        return Wait(lambda: self._all_done(count), lambda: self._missing(count, LINE))
+    def _wait(self, count: int, word: int) -> Wait:
+        return Wait(lambda: self._all_have(count, word), lambda: self._missing(count, word))
 
     def _missing(self, count: int, word: int) -> list[Need]:
-        """Who has not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
+        """The members that have not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         needs = []
         for position, rank in enumerate(self.ranks):
             slot = self._slots[position] or self._find(position)
@@ -232,17 +221,12 @@ class Group:
                 needs.append(Need(rank, ("group", self.key), place, value))
         return needs
 
-    def _all_posted(self, count: int) -> bool:
-        return self._all(lambda slot: slot.posted[0] >= count)
-
-    def _all_done(self, count: int) -> bool:
-        return self._all(lambda slot: slot.done[0] >= count)
-
-    def _all(self, holds: Callable[[Slot], bool]) -> bool:
+    def _all_have(self, count: int, word: int) -> bool:
+        """Whether every member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         slots = self._slots
         for i in range(self._looked_at, self.size):
             slot = slots[i] or self._find(i)
-            if slot is None or not holds(slot):
+            if slot is None or (slot.done if word else slot.posted)[0] < count:
                 self._looked_at = i  # look here first the next time
                 return False
         self._looked_at = 0
@@ -260,8 +244,8 @@ class Group:
         if entry[0] != self.key:
             return None
         self._endpoint.signals.fence()
-        found = self._slots[position] = Slot(self._endpoint, entry[1])
-        return found
+        slot = self._slots[position] = Slot(self._endpoint, entry[1])
+        return slot
 
     def _entry(self, rank: int) -> int:
         """The place of this group's entry in the directory of a rank: where it is, or where it will be."""

@@ -1,188 +1,172 @@
-"""A collective that a group has run before, run again by the short way.
+"""The fast path: a collective whose checks and results are kept from an earlier run of the same call.
 
-The first time, a call is checked, described and compared (`vcluster.collectives.general`).  After that everything about it is
-known: what token each member will show, where a small payload will lie, what the result looks like, what it moves.
-What is left is to write one's payload (or where it is) and token, to wait for the others' tokens and to combine what
-they gave.
+After the general way (`vcluster.collectives.general`) everything about a call is known: the token that each member will show, the
+place of a small payload, the shape of the result.  What remains is to write the payload (or where it lies) and the
+token, to wait for the others' tokens, and to make the result.
 
-If a member shows another token than the last time, it has called something else, or something of another shape: then
-the operation goes on by the long way, from where it is.
+If a member shows another token, it calls something else, or something of another shape.  Then `run` returns False, and
+the general way takes over the operation, which every member has posted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import ARRAY, Reduction
+from parallelism.collectives import Reduction, Result
 from parallelism.operation import Lane
 from vcluster.collectives.call import Call
-from vcluster.collectives.group import DESCRIPTION_BYTES, INLINE_BYTES, Group
-from vcluster.collectives.last_arriver import Together
-from vcluster.collectives.results import Result, new_array, prepare
-from vcluster.collectives.zero_copy import Large, Shown, is_shown, show
+from vcluster.collectives.general import deliver, empty_result, new_array, own_result, write
+from vcluster.collectives.group import Group
+from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
 from vcluster.memory import STORES_IN_ORDER
 
 if TYPE_CHECKING:
     from vcluster.messages import Endpoint
 
 
-class Unlike(Exception):
-    """Somebody calls something else than the last time."""
-
-    def __init__(self, sequence: int, shown: Shown) -> None:
-        self.posted = sequence, shown
-        """The number of the operation, which everybody has posted, and what this member showed."""
-
-
-class Repeated:
-    """One call of one member, prepared."""
+class Prepared:
+    """A small call of one member: the payloads lie in the slots, and each member makes its own result."""
 
     __slots__ = (
-        "_buffers", "_call", "_endpoint", "_group", "_lane", "_large", "_members", "_mine", "_others_done", "_results",
-        "_signature", "_together", "_what",
+        "_buffers", "_call", "_endpoint", "_group", "_lane", "_others", "_payloads", "_results", "_signature",
+        "_text", "_tokens", "sequence", "shown",
     )
 
     def __init__(
         self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None, lane: Lane,
-        what: object,
+        text: object,
     ) -> None:
-        """``calls`` is what the members called the last time, in group order; ``what`` says so to people."""
-        self._what = what
+        """``calls`` are the members' calls the last time, in group order; ``str(text)`` describes the call."""
         self._endpoint = endpoint
         self._group = group
         self._lane = lane
+        self._text = text
         self._call = calls[group.position]
         self._signature = self._call.signature
         self._buffers = group.own.buffers
-        self._large = Large(endpoint, group, calls, reduction) if is_shown(calls) else None
-        self._mine: list[NDArray[Any] | None] = []
-        self._results: list[Result | None] = []
-        self._members: list[list[tuple[memoryview, int]]] = []
-        """The token of each other member, and what it is less the number of the operation."""
-        others = [*range(group.position + 1, group.size), *range(group.position)]  # all begin to look elsewhere
-        self._others_done = [group.slots[place].done for place in others]
-        for parity in (0, 1):
-            if self._large is None:
-                views = group.views(parity, calls)
-                self._mine.append(views[group.position])
-                self._results.append(prepare(calls, group.position, views, reduction))
-            else:
-                self._mine.append(None)
-                self._results.append(self._large.made)
-            self._members.append(
-                [(group.slots[place].tokens[parity], calls[place].signature) for place in others]
-            )
-        self._together: Together | None = None
-        if self._large is None and Together.serves(calls):
-            self._together = Together(endpoint, group, calls, reduction, self._members, self._results)
+        self.sequence = 0
+        """The number of the operation that `run` posted last."""
+        self.shown = NOTHING
+        """What it showed of this member's memory."""
+        self._others = [*range(group.position + 1, group.size), *range(group.position)]  # each begins elsewhere
+        self._tokens = [
+            [(group.slots[place].tokens[parity], calls[place].signature) for place in self._others] for parity in (0, 1)
+        ]
+        """For even and odd operations, the token of each other member, and what it is less the operation's number."""
+        self._payloads: list[NDArray[Any] | None] = [None, None]
+        self._results: list[Result | None] = [None, None]
+        self._prepare_results(calls, reduction)
 
-    @staticmethod
-    def serves(calls: Sequence[Call]) -> bool:
-        """Whether a call goes the short way when it is repeated."""
-        sizes = [call.nbytes for call in calls if call.gives]
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        for parity in (0, 1):
+            views = self._group.inline_views(parity, calls)
+            self._payloads[parity] = views[self._group.position]
+            self._results[parity] = own_result(calls, self._group.position, views, reduction)
+
+    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Show ``x`` in the slot; False, and nothing done, if the call cannot go this way with these arrays."""
+        if out is not None and not self._takes(x, out):
+            return False
+        parity = self._group.sequence & 1
+        payload, buffer = self._payloads[parity], self._buffers[parity]
+        if payload is not None:
+            payload[...] = x
+        if buffer.shows is not self:  # the description is for members that call something else
+            buffer.write(self._call, buffer.inline, 0, 0)
+            buffer.shows = self
+        return True
+
+    def _takes(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Whether the result can be written into ``out`` as it is."""
+        result = self._results[0]
         return (
-            not calls[0].of_kind.lists and calls[0].of_kind.function is None
-            and all(call.form == ARRAY and len(call.description) <= DESCRIPTION_BYTES for call in calls)
-            and (max(sizes, default=0) <= INLINE_BYTES or (min(sizes) > INLINE_BYTES and is_shown(calls)))
+            result is not None and type(out) is np.ndarray and out.dtype == result.dtype and out.shape == result.shape
+            and out.flags.c_contiguous and out.flags.writeable
+            and (out is x or x is None or not np.may_share_memory(out, x))
         )
 
-    def ready(self, x: Any, out: Any) -> Shown | None:
-        """What the others are shown of a large ``x``; None if the call must go the long way."""
-        if out is not None:
-            made = self._results[0]
-            if not (
-                made is not None and type(out) is np.ndarray and out.dtype == made.dtype and out.shape == made.shape
-                and out.flags.c_contiguous and out.flags.writeable
-                and (out is x or x is None or not np.may_share_memory(out, x))
-            ):
-                return None
-        if self._large is None or not self._call.gives:
-            return _IN_THE_SLOT
-        if not x.flags.c_contiguous or x.dtype != self._call.dtype:
-            return None
-        return show(self._endpoint, self._call, x, out)
-
-    def run(self, x: Any, out: NDArray[Any] | None, shown: Shown) -> NDArray[Any] | None:
-        """The result of the call with ``x``.  Raises `Unlike` if somebody calls something else."""
-        group = self._group
-        sequence = group.sequence
+    def run(self) -> bool:
+        """Meet the other members; False if one of them calls something else than the last time."""
+        group, signals = self._group, self._endpoint.signals
+        sequence = self.sequence = group.sequence
         group.sequence = sequence + 1
         parity = sequence & 1
-        buffer = self._buffers[parity]
-        if shown is not _IN_THE_SLOT:
-            buffer.write(self._call, shown.place, shown.target_place, 0)
-        else:
-            mine = self._mine[parity]
-            if mine is not None:
-                mine[...] = x
-            if buffer.shows is not self:  # the description is for those who call something else
-                buffer.write(self._call, buffer.inline, 0, 0)
-                buffer.shows = self
-        together = self._together
-        if together is not None:
-            if together.come(self._signature + sequence, sequence) or not self._is_released(together, sequence, shown):
-                together.release(sequence)
-            return together.result(sequence, self._results[parity], out)
-        group.announce(self._signature + sequence, sequence)
-        for token, signature in self._members[parity]:
-            if token[0] != signature + sequence:
-                self._wait(token, signature + sequence, sequence, shown)
         if not STORES_IN_ORDER:
-            self._endpoint.signals.fence()
-        if self._large is not None:
-            try:
-                result = self._large.conclude(sequence, shown.target, out)
-            finally:
-                self._finish(sequence, together=shown is not _IN_THE_SLOT)
-            if out is not None and result is not out and result is not None:
-                np.copyto(out, result)
-                result = out
-            return cast("NDArray[Any] | None", result)
-        made = self._results[parity]
-        if made is None:
+            signals.fence()
+        group.own.tokens[parity][0] = self._signature + sequence
+        group.own.posted[0] = sequence + 1
+        signals.wake(group.others)
+        for token, signature in self._tokens[parity]:
+            if token[0] != signature + sequence and not self._wait(token, signature + sequence):
+                return False
+        if not STORES_IN_ORDER:
+            signals.fence()
+        return True
+
+    def finish(self, out: NDArray[Any] | None) -> Any:
+        """The result, in ``out`` if it is given."""
+        result = self._results[self.sequence & 1]
+        if result is None:
             return None
         if out is None:
-            out = new_array(self._endpoint, made.shape, made.dtype)
-        made.fill(out)
+            out = new_array(self._endpoint, result.shape, result.dtype)
+        result.fill(out)
         return out
 
-    def _wait(self, token: memoryview, expected: int, sequence: int, shown: Shown) -> None:
+    def _wait(self, token: memoryview, expected: int) -> bool:
+        """Poll, then sleep, until every member has posted; whether the token is the expected one."""
         for _ in self._endpoint.signals.turns():
             if token[0] == expected:
-                return
-        self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._what)
-        if token[0] != expected:
-            raise Unlike(sequence, shown)
+                return True
+        self._endpoint.tasks.run(self._lane, self._group.all_come(self.sequence), self._text)
+        return token[0] == expected
 
-    def _is_released(self, together: Together, sequence: int, shown: Shown) -> bool:
-        """Wait until everybody has come: whether the last one has said so, or this member has to."""
-        found = together.wait(sequence)
-        if found is None:
-            self._endpoint.signals.wake(self._group.others)  # perhaps the last one is this, and another calls otherwise
-            self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._what)
-            if any(token[0] != signature + sequence for token, signature in self._members[sequence & 1]):
-                raise Unlike(sequence, shown)
-            found = together.is_released(sequence)
-        return found
 
-    def _finish(self, sequence: int, *, together: bool) -> None:
-        """This member has read all it needs; with ``together``, return when everybody has."""
-        self._group.own.done[0] = sequence + 1
-        self._endpoint.signals.wake(self._group.others)
-        if together:
-            for done in self._others_done:
-                if done[0] <= sequence:
-                    self._wait_until_done(done, sequence)
+class PreparedZeroCopy(Prepared):
+    """A large call: the arrays are read and written where they lie."""
+
+    __slots__ = ("_memory", "_others_done")
+
+    def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
+        self._memory = ZeroCopy(self._endpoint, self._group, calls, reduction)
+        self._others_done = [self._group.slots[place].done for place in self._others]
+        self._results = [empty_result(calls, self._group.position, reduction)] * 2
+
+    def prepare(self, x: NDArray[Any] | None, out: Any) -> bool:
+        """Show where ``x`` lies and the result shall lie; False, and nothing done, if the arrays do not allow it."""
+        if out is not None and not self._takes(x, out):
+            return False
+        if self._call.dtype is not None:
+            if x is None or not x.flags.c_contiguous or x.dtype != self._call.dtype:
+                return False
+            self.shown = show(self._endpoint, self._call, x, out)
+        self._buffers[self._group.sequence & 1].write(self._call, self.shown.place, self.shown.target_place, 0)
+        return True
+
+    def finish(self, out: NDArray[Any] | None) -> Any:
+        """The result, in ``out`` if it is given.  Returns when no member reads or writes this one's memory any more."""
+        result, sequence, shown, group = self._results[0], self.sequence, self.shown, self._group
+        self.shown = NOTHING
+        try:
+            if result is not None:
+                result = result._replace(fill=partial(self._memory.fill, sequence), target=shown.target)
+            array = write(self._endpoint, self._call.kind, result, out)
+        finally:
+            group.own.done[0] = sequence + 1
+            self._endpoint.signals.wake(group.others)
+            if shown.place:
+                for done in self._others_done:
+                    if done[0] <= sequence:
+                        self._wait_until_done(done, sequence)
+        return deliver(array, out)
 
     def _wait_until_done(self, done: memoryview, sequence: int) -> None:
         for _ in self._endpoint.signals.turns():
             if done[0] > sequence:
                 return
-        self._endpoint.tasks.run(self._lane, self._group.finish(sequence, together=True), self._what)
-
-
-_IN_THE_SLOT = Shown()
+        self._endpoint.tasks.run(self._lane, self._group.finish(sequence, together=True), self._text)

@@ -1,9 +1,9 @@
-"""A large collective: what a member shows of its memory, and what it makes of the others'.
+"""Large arrays of a collective are read and written where they lie; nothing is copied to be read.
 
-Nothing is copied to be read: a payload stays where it is, in shared memory or in private memory that the others can
-reach (`vcluster.memory.process_memory`), until everybody has done with it.  In an all_reduce each member also shows where its result
-shall lie: the owner of a slice reduces it, and stores it straight into everybody's result, so that all memory is read
-once and written once.
+A payload stays in its place, in shared memory or in private memory that the other members can reach
+(`vcluster.memory.process_memory`), until every member has read it.  In an all_reduce each member also shows where its result shall
+lie: the owner of a slice reduces it and stores it into every member's result, so that all memory is read once and
+written once.  A reduction goes through its terms in pieces that stay in cache.
 """
 
 from __future__ import annotations
@@ -16,38 +16,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction
+from parallelism.mesh import split_sizes
+from parallelism.mesh.uneven import starts
 from vcluster.collectives.call import Call
-from vcluster.collectives.group import INLINE_BYTES, Group
-from vcluster.collectives.results import Result, look_of, new_result, prepare
-from vcluster.collectives.stretches import Stretch, blocks, is_contiguous, reduce_everywhere, reduce_into
+from vcluster.collectives.group import Group
 from vcluster.memory import address_of
 
 if TYPE_CHECKING:
     from vcluster.messages import Endpoint
 
 PRIVATE_BYTES = 1 << 22
-"""From this size on a payload in private memory is read there.  What fits the caches, and what many read, is copied
-into shared memory first: the system reads another process's memory at half the speed of a copy."""
-
-MOST_STRETCHES = 64
-"""Of others' memory that a prepared call remembers."""
+"""A payload of at least so many bytes in private memory is read there.  A smaller one, and one that many members read,
+is copied into shared memory first: the system reads another process's memory at half the speed of a copy."""
 
 SCATTERED_FACTOR = 16
-"""What is reduced and not stored elsewhere takes more to be read in place than copied first, up to this many times."""
+"""A reduce_scatter reads private memory only from so many times `PRIVATE_BYTES` on; below, copying first is faster."""
 
 OWNED_BYTES = 1 << 18
-"""What an owner of a slice has at least, unless cores would idle: each piece is a call for each member."""
+"""The least number of bytes in the slice of an owner, unless cores would idle: each piece costs a call per member."""
+
+PIECE_BYTES = 1 << 17
+"""The number of bytes that a reduction combines at a time."""
+PRIVATE_PIECE_BYTES = 1 << 19
+"""The same where the system moves a piece between processes: it has to find the pages each time."""
+
+MOST_STRETCHES = 64
+"""The number of stretches of other members' memory that a prepared call keeps."""
+
+
+def is_contiguous(call: Call) -> bool:
+    """Whether each member reads contiguous parts of the payloads, and its result is made of them end to end."""
+    kind = call.of_kind
+    if kind.function is not None:
+        return False
+    if not (kind.cuts or kind.joins):
+        return True
+    if call.dim == 0 and call.concat_dim == 0:
+        return call.shape != ()
+    return kind.cuts != kind.joins and kind.gives == kind.gets and prod((call.shape or ())[: call.dim]) == 1
+
+
+def _parts(calls: Sequence[Call], position: int) -> list[tuple[int, int, int]]:
+    """The parts that make the result of a member, end to end: (position of the giver, first element, elements)."""
+    parts = []
+    call = calls[position]
+    for place in call.of_kind.sources_of(position, len(calls), call.root, call.pairs):
+        shape, sizes = calls[place].shape or (), calls[place].sizes
+        if call.of_kind.cuts:
+            row = prod(shape[1:])
+            parts.append((place, sum(sizes[:position]) * row, sizes[position] * row))
+        else:
+            parts.append((place, 0, prod(shape)))
+    return parts
 
 
 class Shown(NamedTuple):
-    """Where one's payload lies and one's result shall lie: offsets in the arena, or less than 0, addresses."""
+    """What a member shows of its memory.  A place is an offset in the arena; or, negative, an address."""
 
     place: int = 0
+    """Place of the payload; 0: it lies in the slot, or there is none."""
     target_place: int = 0
+    """Place of the result, where the other members write it."""
     target: NDArray[Any] | None = None
-    """The array for the result, where others write it."""
+    """The array at that place."""
     copied: NDArray[Any] | None = None
-    """The copy that the others read, which must not go before they have done."""
+    """The copy of the payload that the others read; it must live until they have read it."""
+
+
+NOTHING = Shown()
+"""A small payload in its slot, or none."""
 
 
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
@@ -59,15 +96,14 @@ def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any
         and endpoint.peers.can_be_read(call.ranks)
     )
     target, target_place = None, None
-    together = kind.sums_all and call.size > 1
-    if together:
+    if _is_stored_by_owners(call):
         if out is not None and out.flags.c_contiguous:
             target, target_place = out, _place(endpoint, out, private)
         if target_place is None:
             target = endpoint.heap.empty(payload.shape, payload.dtype)
             target_place = endpoint.arena.offset_of(target)
     place = copied = None
-    if together or out is None or not np.may_share_memory(out, payload):  # it is not overwritten while others read
+    if target is not None or out is None or not np.may_share_memory(out, payload):  # else it is overwritten too early
         place = _place(endpoint, payload, private)
     if place is None:
         copied = endpoint.heap.empty(payload.shape, payload.dtype)
@@ -81,77 +117,151 @@ def _place(endpoint: Endpoint, array: NDArray[Any], private: bool) -> int | None
     return -address_of(array) if offset is None and private else offset
 
 
+def _is_stored_by_owners(call: Call) -> bool:
+    """Whether the owners of slices store them into every member's result."""
+    return call.of_kind.sums_all and call.size > 1
+
+
 def owners_of(nbytes: int, members: int, cores: int) -> int:
     """How many members of an all_reduce own a slice of it."""
     return min(members, max(cores, nbytes // OWNED_BYTES))
 
 
-def is_shown(calls: Sequence[Call]) -> bool:
-    """Whether members read the memory of others, of whole stretches."""
-    return any(call.nbytes > INLINE_BYTES for call in calls) and is_contiguous(calls[0])
+class Stretch:
+    """A contiguous array of one member, flat: in shared memory, or in the private memory of its process."""
+
+    __slots__ = ("_address", "_peers", "_rank", "dtype", "view")
+
+    def __init__(self, endpoint: Endpoint, rank: int, place: int, dtype: np.dtype[Any], count: int) -> None:
+        """``place`` is an offset in the arena; or, negative, an address in the process of ``rank``."""
+        self.dtype = dtype
+        self._peers = endpoint.peers
+        self._rank = rank
+        self._address = -place
+        self.view: NDArray[Any] | None = (
+            endpoint.arena.array(place, (count,), dtype) if place >= 0
+            else endpoint.peers.view(rank, -place, dtype, count)
+        )
+        """The array itself, if this process can see it."""
+
+    def piece(self, start: int, end: int, scratch: NDArray[Any]) -> NDArray[Any]:
+        """Elements to read, perhaps as a copy in ``scratch``."""
+        if self.view is not None:
+            return self.view[start:end]
+        into = scratch[: end - start]
+        self.copy_to(start, into)
+        return into
+
+    def copy_to(self, start: int, out: NDArray[Any]) -> None:
+        """Copy elements from ``start`` on into the flat array ``out``."""
+        if self.view is not None:
+            np.copyto(out, self.view[start : start + out.size])
+        else:
+            self._peers.read(self._rank, self._address + start * self.dtype.itemsize, out)
+
+    def store(self, start: int, array: NDArray[Any]) -> None:
+        """Overwrite elements from ``start`` on."""
+        if self.view is not None:
+            self.view[start : start + array.size] = array
+        else:
+            self._peers.write(self._rank, self._address + start * self.dtype.itemsize, array)
 
 
-class Large:
+class ZeroCopy:
     """The memory of the members of a group, for calls of one kind and size."""
 
+    __slots__ = ("_call", "_calls", "_endpoint", "_group", "_owners_store", "_reduction", "_stretches")
+
     def __init__(self, endpoint: Endpoint, group: Group, calls: Sequence[Call], reduction: Reduction | None) -> None:
-        """``calls`` is what the members call, in group order."""
+        """``calls`` are the members' calls, in group order."""
         self._endpoint = endpoint
         self._group = group
         self._calls = calls
+        self._call = calls[group.position]
         self._reduction = reduction
-        looks = [look_of(call) for call in calls]
-        self.made = prepare(calls, group.position, looks, reduction)
-        """The look of this member's result; None if it gets none, or a list."""
-        self._known: dict[tuple[int, int], Stretch] = {}
+        self._owners_store = _is_stored_by_owners(self._call)
+        self._stretches: dict[tuple[int, int], Stretch] = {}
 
-    def conclude(self, sequence: int, target: NDArray[Any] | None, out: NDArray[Any] | None) -> Any:
-        """The result, when everybody has come: in ``target``, which was shown, in ``out``, or in a new array."""
-        call, calls, endpoint = self._calls[self._group.position], self._calls, self._endpoint
-        buffers = self._group.buffers(sequence)
+    def fill(self, sequence: int, out: NDArray[Any]) -> None:
+        """Write this member's result of an operation that all members have posted into a contiguous array.
+
+        Where owners store slices, only the slice of this member is written, and into every member's result.
+        """
+        buffers, position, flat = self._group.buffers(sequence), self._group.position, out.reshape(-1)
         sources: list[Any] = [
-            None if seen.dtype is None else self._stretch(i, buffers[i].payload) for i, seen in enumerate(calls)
+            None if call.dtype is None else self._stretch(i, buffers[i].payload) for i, call in enumerate(self._calls)
         ]
-        if target is not None and self._reduction is not None:
-            outs = [self._stretch(i, buffer.out) for i, buffer in enumerate(buffers)]
-            owners = owners_of(target.nbytes, len(calls), endpoint.layout.cores)
-            reduce_everywhere(sources, outs, target.size, self._group.position, owners, self._reduction)
-            return target
-        if call.of_kind.lists:
-            return [
-                new_result(endpoint, call.kind, Result(seen.shape or (), source.dtype, source.copy_whole))
-                for seen, source in zip(calls, sources, strict=True) if source is not None
-            ]
-        if self.made is None:
-            return None
-        fill = self._reduce if self._reduction is not None else self._join
-        return new_result(
-            endpoint, call.kind, Result(self.made.shape, self.made.dtype, lambda array: fill(sources, array)), out
-        )
+        if self._reduction is None:
+            at = 0
+            for place, first, count in _parts(self._calls, position):
+                sources[place].copy_to(first, flat[at : at + count])
+                at += count
+            flat[at:] = 0  # where a permute brings nothing
+        elif self._owners_store:
+            targets = [self._stretch(i, buffer.out) for i, buffer in enumerate(buffers)]
+            owners = owners_of(out.nbytes, len(sources), self._endpoint.layout.cores)
+            if position < owners:
+                places = starts(split_sizes(out.size, (owners,)))
+                _reduce_everywhere(sources, targets, places[position], places[position + 1], self._reduction)
+        else:
+            call = self._call
+            first = sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :]) if call.of_kind.cuts else 0
+            terms = [sources[place] for place in call.of_kind.sources_of(position, len(sources), call.root)]
+            _reduce_into(terms, first, flat, self._reduction)
 
-    def _reduce(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
-        assert self._reduction is not None
-        call, position = self._calls[self._group.position], self._group.position
-        first = sum(call.sizes[:position]) * prod(out.shape[call.dim + 1 :]) if call.of_kind.cuts else 0
-        terms = [sources[place] for place in call.of_kind.sources_of(position, len(sources), call.root)]
-        reduce_into(terms, first, out.reshape(-1), self._reduction)
-
-    def _join(self, sources: Sequence[Any], out: NDArray[Any]) -> None:
-        flat = out.reshape(-1)
-        at = 0
-        for place, first, count in blocks(self._calls, self._group.position):
-            sources[place].copy_to(first, flat[at : at + count])
-            at += count
-        flat[at:] = 0  # where a permute brings nothing
+    def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
+        """Copy the whole payload of the member at position ``place``."""
+        self._stretch(place, self._group.buffers(sequence)[place].payload).copy_to(0, out.reshape(-1))
 
     def _stretch(self, position: int, place: int) -> Stretch:
-        found = self._known.get((position, place))
-        if found is None:
+        stretch = self._stretches.get((position, place))
+        if stretch is None:
             call = self._calls[position]
             assert call.dtype is not None
-            if len(self._known) >= MOST_STRETCHES:
-                self._known.clear()
-            count = prod(call.shape or ())
-            found = Stretch(self._endpoint, call.ranks[position], place, call.dtype, count)
-            self._known[position, place] = found
-        return found
+            if len(self._stretches) >= MOST_STRETCHES:
+                self._stretches.clear()
+            stretch = Stretch(self._endpoint, call.ranks[position], place, call.dtype, prod(call.shape or ()))
+            self._stretches[position, place] = stretch
+        return stretch
+
+
+def _reduce_into(terms: Sequence[Stretch], start: int, out: NDArray[Any], reduction: Reduction) -> None:
+    """Combine a part of the terms, from element ``start`` on, into the flat array ``out``."""
+    step = _step(terms)
+    scratch = np.empty(min(step, out.size), out.dtype)
+    for place in range(0, out.size, step):
+        _combine(terms, start + place, out[place : place + step], scratch, reduction)
+
+
+def _reduce_everywhere(
+    terms: Sequence[Stretch], targets: Sequence[Stretch], start: int, stop: int, reduction: Reduction
+) -> None:
+    """Combine elements ``start`` to ``stop`` of the terms and store them in every member's result."""
+    step = _step((*terms, *targets))
+    total, scratch = np.empty((2, min(step, stop - start)), terms[0].dtype)
+    for place in range(start, stop, step):
+        piece = total[: min(step, stop - place)]
+        _combine(terms, place, piece, scratch, reduction)
+        for target in targets:
+            target.store(place, piece)
+
+
+def _step(stretches: Sequence[Stretch]) -> int:
+    """Elements of a piece."""
+    nbytes = PIECE_BYTES
+    for stretch in stretches:
+        if stretch.view is None:
+            nbytes = PRIVATE_PIECE_BYTES
+    return max(1, nbytes // stretches[0].dtype.itemsize)
+
+
+def _combine(
+    terms: Sequence[Stretch], start: int, out: NDArray[Any], scratch: NDArray[Any], reduction: Reduction
+) -> None:
+    end = start + out.size
+    total = terms[0].piece(start, end, out)
+    if len(terms) == 1:
+        np.copyto(out, total)
+    for term in terms[1:]:
+        total = reduction.combine(total, term.piece(start, end, scratch), out)
+    reduction.finish(out, len(terms))

@@ -93,7 +93,7 @@ class VirtualDevice:
         self._channels.clear()
 
     def seed_with(self, seed: tuple[int, ...]) -> None:
-        """What `rng` starts from, for the worker; a generator is made only for a kernel that asks."""
+        """Set the seed of `rng`, for the worker; a generator is made only for a kernel that uses it."""
         self._seed, self._rng = seed, None
 
     @property
@@ -277,20 +277,20 @@ class VirtualDevice:
         """This device's shard under ``target`` of the tensor of which ``x`` is its shard under ``source``.
 
         Runs `parallelism.plan_resharding`; ``shape`` is that of the whole tensor, agreed on if it is not given.  ``x``
-        is left unchanged, the result is a new array.  Who differs along the axes over which the plan moves anything
-        takes part; ``axes`` says along which it may, all of the mesh if not given.
+        is left unchanged, the result is a new array.  The ranks that differ along the axes over which the plan moves
+        anything take part; ``axes`` limits these axes, by default to all of the mesh.
         **Communication**: what the plan says, ``plan.bytes_received``; one event, the collectives inside are its
         children.
 
         From ``TensorSharding("x", None)`` to ``TensorSharding(None, "x")``, 2 devices that hold [[1 2]] and [[3 4]] get
         [[1] [3]] and [[2] [4]].
         """
-        from vcluster.device.resharding import reshard  # the planner is loaded by who reshards
+        from vcluster.device.resharding import reshard  # only a kernel that reshards loads the planner
 
         return reshard(self, x, source, target, shape, axes)
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
-        """The shape of the whole tensor of which ``x`` is this device's shard, as those who hold the others agree.
+        """The shape of the whole tensor of which ``x`` is this device's shard, agreed on with the other shards' ranks.
 
         The ranks that differ along the axes over which it is split take part.  **Communication**: shapes only; it is
         not in the trace, as what collectives say to agree is not.  ``ValueError`` for shards of no one tensor.

@@ -1,7 +1,7 @@
 """A resharding on a device: planned, run, and recorded as one event.
 
-The collectives inside it are its children in the trace: they are in no total, the event of the resharding counts what
-they move.  What is said to agree on the shape of the whole counts nothing.
+The collectives inside it are its children in the trace: they are in no total, because the event of the resharding
+counts what they move.  The exchange that agrees on the global shape counts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vcluster.device.device import VirtualDevice
 
 SHAPES = "shapes"
-"""What agreeing on the shape of the whole is called."""
+"""The name of the exchange that agrees on global shapes."""
 
 
 def reshard(
@@ -44,8 +44,8 @@ def reshard(
             recorder.fill(event, axes=plan.axes, group=device.group(plan.axes))
             agreed = recorder.count
             result = run_plan(device, plan, array)
-        told = (Traffic(*moved) for moved in recorder.moved_since(agreed))
-        recorder.finish_collective(event, reduce(Traffic.plus, told, Traffic(0, 0, 0, ())), start)
+        moved = reduce(Traffic.plus, (Traffic(*each) for each in recorder.moved_since(agreed)), Traffic(0, 0, 0, ()))
+        recorder.finish_collective(event, lambda: moved, start)
     finally:
         recorder.leave()
     return result if isinstance(x, np.ndarray) or result.ndim else result[()]
@@ -60,9 +60,9 @@ def global_shapes(
     try:
         return _agreed(device, xs, shardings)
     finally:
-        for line in dropped.keys() - known:     # it may throw away what the shape is for, but not the shape
+        for line in dropped.keys() - known:     # the line may drop a result, but it uses the shape
             del dropped[line]
-        recorder.forget(SHAPES, before)         # there may be messages among these, of what is under way
+        recorder.forget(SHAPES, before)         # messages of pending work may lie between and are kept
 
 
 def _agreed(
@@ -73,9 +73,9 @@ def _agreed(
     axes = _split_axes(tuple(sources), tuple(map(len, shapes)), device.mesh)
     if not axes:
         return shapes
-    told = np.array([n for shape in shapes for n in (len(shape), *shape)], np.int64)
-    everybodys = device.collectives.run("all_gather", told, axes, name=SHAPES)
-    return list(_whole(tuple(sources), everybodys.tobytes(), axes, device.mesh, device.rank))
+    numbers = np.array([n for shape in shapes for n in (len(shape), *shape)], np.int64)
+    gathered = device.collectives.run("all_gather", numbers, axes, name=SHAPES)
+    return list(_whole(tuple(sources), gathered.tobytes(), axes, device.mesh, device.rank))
 
 
 @lru_cache(maxsize=1024)
@@ -90,14 +90,14 @@ def _split_axes(sources: tuple[TensorSharding, ...], ndims: tuple[int, ...], mes
 
 @lru_cache(maxsize=1024)
 def _whole(
-    sources: tuple[TensorSharding, ...], told: bytes, axes: tuple[str, ...], mesh: Mesh, rank: int
+    sources: tuple[TensorSharding, ...], gathered: bytes, axes: tuple[str, ...], mesh: Mesh, rank: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The shapes that follow from what each of the group says of its shards: numbers of dims, each before extents."""
-    numbers = iter(np.frombuffer(told, np.int64).tolist())
-    held = {member: [tuple(islice(numbers, next(numbers))) for _ in sources] for member in mesh.group(rank, axes)}
-    found = []
+    """The global shapes, from the shapes of each member's shards: for each, the number of dims, then the extents."""
+    numbers = iter(np.frombuffer(gathered, np.int64).tolist())
+    shards = {member: [tuple(islice(numbers, next(numbers))) for _ in sources] for member in mesh.group(rank, axes)}
+    wholes = []
     for i, source in enumerate(sources):
-        split = source.over(len(held[rank][i])).axes
-        shapes = {member: held[member][i] for member in mesh.group(rank, split)}
-        found.append(source.global_shape(shapes, mesh) if split else held[rank][i])
-    return tuple(found)
+        split = source.over(len(shards[rank][i])).axes
+        shapes = {member: shards[member][i] for member in mesh.group(rank, split)}
+        wholes.append(source.global_shape(shapes, mesh) if split else shards[rank][i])
+    return tuple(wholes)

@@ -24,7 +24,7 @@ from vcluster.messages.block_cache import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.messages.encoding import Encoded, encode_message
 from vcluster.messages.mailbox import Envelope
 from vcluster.messages.tasks import Wait
-from vcluster.messages.work import Owner, Pending
+from vcluster.messages.work import Owner, Pending, issue
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_LOOKS = 64
@@ -86,7 +86,7 @@ class VirtualChannel:
         try:
             event = self._sent(x, encoded.nbytes, tag, None)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
-            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._told_as("send", tag))
+            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
             self._note_look(x, encoded, tag)
         finally:
@@ -102,7 +102,9 @@ class VirtualChannel:
             template, blocks = known
             if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
                 return False
-            recorder.add_repeated(template, call_site(2).location, start)
+            location = call_site(2).location
+            recorder.begins("send", location)
+            recorder.add_repeated(template, location, start)
             return True
         finally:
             recorder.leave()
@@ -142,13 +144,13 @@ class VirtualChannel:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
                     lane = "recv", self._peer, tag
-                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), self._told_as("recv", tag))
+                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), self._text_of("recv", tag))
                     block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
             event = self._receives(tag, None)
             steps = self._receiving(checked_tag(tag), out, None, None, event, start)
-            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._told_as("recv", tag))
+            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
         finally:
             recorder.leave()
 
@@ -166,7 +168,9 @@ class VirtualChannel:
             self._mailbox.read(block)
         if block.template is None or block.template[2]["tag"] != tag:
             block.template = message_template("recv", self._peer, tag, block.nbytes)
-        self._owner.recorder.add_repeated(block.template, call_site(2).location, start)
+        location = call_site(2).location
+        self._owner.recorder.begins("recv", location)
+        self._owner.recorder.add_repeated(block.template, location, start)
         return out
 
     def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None) -> Pending:
@@ -200,12 +204,9 @@ class VirtualChannel:
         )
 
     def _issue(self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str) -> Pending:
-        task = self._owner.endpoint.tasks.issue(lane, steps, self._told_as(name, lane[2]))
-        pending = Pending(self._owner, task, work, name)
-        self._owner.unwaited[work] = pending
-        return pending
+        return issue(self._owner, lane, steps, self._text_of(name, lane[2]), work, name)
 
-    def _told_as(self, name: str, tag: int) -> str:
+    def _text_of(self, name: str, tag: int) -> str:
         way = "to" if name == "send" else "from"
         return f"{name}({way} {_name(self._peer)}, tag {tag})"
 

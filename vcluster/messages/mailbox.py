@@ -36,7 +36,7 @@ _HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
 SLOTS = PAGE // 8 - _FIRST_SLOT
 
 KNOWN_BLOCKS = 1024
-"""Blocks of a peer that a receiver remembers to have read the description of."""
+"""The number of blocks of a peer whose description a receiver keeps."""
 
 
 class Envelope:
@@ -138,7 +138,7 @@ class Mailbox:
         return not untaken or len(untaken) < capacity
 
     def send_again(self, blocks: ReusedBlocks, x: NDArray[Any], tag: int, capacity: int) -> bool:
-        """Put an array of a look that was sent before; False, and nothing done, if there is no room for it now."""
+        """Send an array like an earlier one; False, and nothing done, if there is no room for it now."""
         untaken = self._untaken.get((0, tag))
         if untaken is None:
             untaken = self._untaken[0, tag] = deque()
@@ -169,26 +169,24 @@ class Mailbox:
     def receiving(self, tag: int, *, lane: int = 0) -> Generator[Wait, None, Envelope]:
         """Wait for the oldest message with this tag and take it."""
         key = (lane, tag)
-        while True:
-            arrived = self._arrived.get(key)
-            if not arrived:
-                last = self._nothing_more_comes(lane)
-                if not self.has_message(key):
-                    if last:
-                        self._check_open(lane)
-                    yield Wait(
-                        lambda: self.has_message(key) or self._nothing_more_comes(lane),
-                        lambda: self._needs_message(key),
-                    )
-                continue
-            envelope = arrived.popleft()
-            if not arrived:
-                del self._arrived[key]
-            envelope.taken()
-            if lane == 0:
-                self.received += 1
-                self.bytes_received += envelope.nbytes
-            return envelope
+        while key not in self._arrived:
+            last = self._nothing_more_comes(lane)
+            if self.has_message(key):
+                break
+            if last:
+                self._check_open(lane)
+            yield Wait(
+                lambda: self.has_message(key) or self._nothing_more_comes(lane), lambda: self._needs_message(key)
+            )
+        arrived = self._arrived[key]
+        envelope = arrived.popleft()
+        if not arrived:
+            del self._arrived[key]
+        envelope.taken()
+        if lane == 0:
+            self.received += 1
+            self.bytes_received += envelope.nbytes
+        return envelope
 
     def take_again(self, tag: int) -> Block | None:
         """The message that comes next, if it comes soon, has this tag and lies in a block that is known.
@@ -213,7 +211,7 @@ class Mailbox:
         return block
 
     def coming(self, tag: int) -> Generator[Wait]:
-        """Wait until anything comes, for who has looked for it in vain by `take_again` and will do so again."""
+        """Wait until anything comes, between two calls of `take_again`."""
         ring = self._in
         tail = ring[_TAIL]
         yield Wait(
@@ -235,7 +233,7 @@ class Mailbox:
         return key in self._arrived
 
     def take_in(self) -> None:
-        """Sort what has arrived by tag."""
+        """Sort the messages that have arrived by tag."""
         if self._queues:
             self._take_in_from_queue()
             return
@@ -314,7 +312,7 @@ class Mailbox:
         return blocks
 
     def forget(self) -> None:
-        """Give back what lies ready for more messages; nobody reads those that are under way."""
+        """Give back the blocks for repeated messages; no receiver reads those in the ring any more."""
         for blocks in self._reused:
             blocks.give_back()
         self._reused.clear()
@@ -323,7 +321,7 @@ class Mailbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has come that was not received."""
+        """Whether every message that has arrived was received."""
         return not self._arrived and self._in[_HEAD] == self._in[_TAIL]
 
     @property
@@ -352,7 +350,7 @@ class Mailbox:
         ]
 
     def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:
-        """That the peer changes a word from ``value``, or from what it is now."""
+        """The need that the peer changes a word from ``value``, by default the present one."""
         now = self._endpoint.arena.words(place)[0] if value is None else value
         return Need(self._endpoint.layout.rank(self._peer), lane, place, now)
 
@@ -369,8 +367,8 @@ class Mailbox:
     def _check_open(self, lane: int) -> None:
         if self._is_closed(lane):
             names = [self._name(self._endpoint.number), self._name(self._peer)]
-            who = names[0] if self.closed_here else names[1]
-            raise ChannelClosedError(f"the channel between {names[0]} and {names[1]} was closed by {who}")
+            closer = names[0] if self.closed_here else names[1]
+            raise ChannelClosedError(f"the channel between {names[0]} and {names[1]} was closed by {closer}")
 
     def _name(self, endpoint: int) -> str:
         return "the host" if endpoint == self._endpoint.layout.host else f"rank {endpoint}"

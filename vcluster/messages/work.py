@@ -1,24 +1,31 @@
-"""The `Work` that an asynchronous operation returns, and who keeps it until somebody waits for it."""
+"""The `Work` that an asynchronous operation returns; its owner keeps it until it is waited for."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+from parallelism.operation import Lane
 from vcluster.messages.endpoint import Endpoint
-from vcluster.messages.tasks import Task
+from vcluster.messages.tasks import Steps, Task
 from vcluster.tracing import Recorder
 
 
 class Owner(Protocol):
-    """Who starts operations: a device's collectives, or the host."""
+    """What starts operations: a device's collectives, or the host."""
 
     endpoint: Endpoint
     recorder: Recorder
     unwaited: dict[int, Pending]
 
 
+def issue(owner: Owner, lane: Lane, steps: Steps, text: object, work: int, name: str) -> Pending:
+    """Start an operation and return at once; ``str(text)`` describes it, ``work`` is its number."""
+    pending = owner.unwaited[work] = Pending(owner, owner.endpoint.tasks.issue(lane, steps, text), work, name)
+    return pending
+
+
 class Pending:
-    """An operation under way: `wait` gives its result, `done` tells whether it has one."""
+    """An operation under way: `wait` gives its result, `done` says whether it has one."""
 
     def __init__(self, owner: Owner, task: Task, number: int, name: str) -> None:
         self._owner = owner

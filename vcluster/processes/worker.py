@@ -1,4 +1,4 @@
-"""What lives in a device's process (or thread): it waits for the host, runs a kernel, tells how it went; again."""
+"""The loop of a device's process or thread: wait for a command of the host, run the kernel, reply."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.device_process import Descriptor
 from vcluster.processes.line_coverage import measure
-from vcluster.tracing import LONG, Packed
+from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
 SMALL_RESULT_BYTES = 1024
@@ -69,7 +69,7 @@ class Done(NamedTuple):
     """The output lies at ``place``, or is that block itself if it is small; a long record lies at ``record``.
 
     ``counts`` are messages (sent to, received from) each peer so far.
-    ``dropped`` are lines that throw away the result of a collective, and which.
+    ``dropped`` are the lines that drop the result of a collective, and its name.
     """
 
     place: int | bytearray
@@ -107,7 +107,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """All that a device is made from."""
+    """The description of a device, sent to its process."""
 
     rank: int
     mesh: Mesh
@@ -136,7 +136,7 @@ class Worker:
         """Of the program that runs."""
 
     def serve(self) -> None:
-        """Do what the host says until it says stop (None)."""
+        """Obey the host until its command is None."""
         if self._own_process:
             self.endpoint.signals.home = HomeCore(self.spec.rank)
         while True:
@@ -147,7 +147,7 @@ class Worker:
                 reply = self._run(command)
             except OperationCancelled:  # an interrupt fell just behind the kernel's end
                 self._leave_kernel()
-                reply = Cancelled(self._short_record())
+                reply = Cancelled(self._record())
             for stream in self.output.values():
                 stream.finish_line()
             self.link.send(reply)
@@ -174,7 +174,23 @@ class Worker:
                 continue
 
     def _run(self, command: RunCommand) -> Done | Failed | Cancelled:
-        device, recorder = self.device, self.device.recorder
+        device, signals = self.device, self.endpoint.signals
+        self._begin(command)
+        try:
+            output = self._call(command)
+            self.endpoint.status.set(device.rank, FINISHED)
+            place = self._hand_back(output)
+            return Done(place, self._lent_record(), self._counts(), device.collectives.dropped)
+        except BaseException as error:
+            self._leave_kernel()
+            if signals.told_cancelled:  # the kernel may have made another exception of it
+                return Cancelled(self._record(), where_cancelled(error))
+            signals.cancel()
+            return Failed(describe_exception(error, self._code), self._record())
+
+    def _begin(self, command: RunCommand) -> None:
+        """Start from the state that a run begins with."""
+        device, signals = self.device, self.endpoint.signals
         if command.generation != self._generation:
             self._generation = command.generation
             self.endpoint.forget_traffic(command.gone)
@@ -182,29 +198,23 @@ class Worker:
         if command.number == 1:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
-        self.endpoint.signals.told_cancelled = False
-        self.endpoint.signals.has_waited = False
+        signals.told_cancelled = signals.has_waited = False
         device.collectives.begin_run()
-        recorder.start()
-        recorder.enter()
-        try:
-            output = self._call(command)
-            self.endpoint.status.set(device.rank, FINISHED)
-            recorder.enter()    # what packs and unpacks is no work of the kernel's
-            encoded = encode(output, "the result")
-            place = (
-                encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
-                else hand_over(self.endpoint, encoded, self.spec.layout.host)
-            )
-            recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
-            recorder.leave()
-            return Done(place, self._record(), self._counts(), device.collectives.dropped)
-        except BaseException as error:
-            self._leave_kernel()
-            if self.endpoint.signals.told_cancelled:  # the kernel may have made another exception of it
-                return Cancelled(self._short_record(), where_cancelled(error))
-            self.endpoint.signals.cancel()
-            return Failed(describe_exception(error, self._code), self._short_record())
+        device.recorder.start()
+        device.recorder.enter()
+
+    def _hand_back(self, output: Any) -> int | bytearray:
+        """The place of the output in shared memory, or its block if that is small."""
+        recorder = self.device.recorder
+        recorder.enter()    # what packs and unpacks is no work of the kernel's
+        encoded = encode(output, "the result")
+        place = (
+            encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
+            else hand_over(self.endpoint, encoded, self.spec.layout.host)
+        )
+        recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
+        recorder.leave()
+        return place
 
     def _call(self, command: RunCommand) -> Any:
         self._code = None
@@ -235,7 +245,7 @@ class Worker:
         return output
 
     def _copy_in(self, offset: int, nbytes: int) -> Any:
-        """What all devices get, as this one's own copy."""
+        """This device's own copy of what all devices get."""
         source = np.frombuffer(self.endpoint.arena.view, np.uint8, nbytes, offset)
         if nbytes <= COPIED_BYTES:
             return decode(np.frombuffer(bytearray(source), np.uint8))
@@ -243,20 +253,22 @@ class Worker:
         np.copyto(block, source)
         return decode(block)
 
-    def _short_record(self) -> bytes:
-        """Of a run that failed: it goes as it is, since nobody may come to read what lies elsewhere."""
-        zero, entries = self.device.recorder.stop()
-        return pickle.dumps((zero, entries), 5) if len(entries) < LONG else pickle.dumps(pack((zero, entries)), 5)
-
-    def _record(self) -> bytes | int:
+    def _packed_record(self) -> Record | Packed:
+        """The record of the run, by columns if it is long."""
         record = self.device.recorder.stop()
-        if len(record[1]) < LONG:
-            return pickle.dumps(record, 5)
-        packed = pack(record)
-        try:
-            return hand_over(self.endpoint, encode(packed, "the record"), self.spec.layout.host)
-        except MemoryError:     # what the program holds leaves no room
-            return pickle.dumps(packed, 5)
+        return record if len(record[1]) < LONG else pack(record)
+
+    def _record(self) -> bytes:
+        """The record of a run that failed; the host may never read what lies elsewhere, so it is in the reply."""
+        return pickle.dumps(self._packed_record(), 5)
+
+    def _lent_record(self) -> bytes | int:
+        """The record of a run; a long one lies in shared memory."""
+        record = self._packed_record()
+        if isinstance(record, Packed):
+            with suppress(MemoryError):     # what the program holds may leave no room
+                return hand_over(self.endpoint, encode(record, "the record"), self.spec.layout.host)
+        return pickle.dumps(record, 5)
 
     def _counts(self) -> dict[int, tuple[int, int]]:
         boxes = self.endpoint.mailboxes

@@ -8,7 +8,8 @@ import os
 import queue
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parallelism.mesh import Mesh
@@ -16,7 +17,7 @@ from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.pickling import environment
 from vcluster.memory import Arena, Layout, Status
-from vcluster.messages import Endpoint, Pending, VirtualChannel, decode_alone, hand_over
+from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
 from vcluster.runs.interrupts import DeferredInterrupt
@@ -109,26 +110,16 @@ class Body:
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
             self._number += 1
-            now = environment(processes=self._processes)
-
             usual = RunCommand(
                 self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None
             )
-
-            def command(rank: int) -> RunCommand:
-                changed, self._environments[rank] = self._environments.get(rank) != now, now
-                if not mine and not changed:
-                    return usual
-                own = hand_over(self.endpoint, mine[rank], rank) if mine else None
-                return usual._replace(own=own, environment=now if changed else None)
-
             self._conduct = conduct = Conduct(
                 self.crew, self.endpoint, self._status, size, self._deadline_seconds, self.show_output, self.finalizer
             )
             if self._asked is not None:
                 conduct.break_off(self._asked)
             try:
-                conduct.collect(command, interrupt)
+                conduct.collect(partial(self._command, usual, environment(processes=self._processes), mine), interrupt)
             finally:
                 self._conduct = None
                 release(self.arena, common)
@@ -137,10 +128,7 @@ class Body:
             self._told_generation = self._generation
             error = conduct.error(self._killed_for_memory)
             if error is not None:
-                if isinstance(error, ClusterError) and not self.closed:
-                    error.outputs, _ = self._outputs(replies)
-                if self.closed:
-                    error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
+                self._complete(error, replies)
                 self._heal(replies)
                 if isinstance(error.__cause__, TypeError):
                     _note_wrong_arguments(error, program, args, kwargs)
@@ -155,6 +143,21 @@ class Body:
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
             records = [reply.record for reply in done if not isinstance(reply.record, int)]
             return Run(self._mesh, program, list(outputs.values()), records, self._pricing)
+
+    def _command(self, usual: RunCommand, now: Environment, mine: Sequence[Encoded], rank: int) -> RunCommand:
+        """The usual command, with what this rank gets alone, and the environment if it has changed there."""
+        changed, self._environments[rank] = self._environments.get(rank) != now, now
+        if not mine and not changed:
+            return usual
+        own = hand_over(self.endpoint, mine[rank], rank) if mine else None
+        return usual._replace(own=own, environment=now if changed else None)
+
+    def _complete(self, error: BaseException, replies: dict[int, Reply]) -> None:
+        """Add the outputs of the devices that came to their end, or a note why there are none."""
+        if self.closed:
+            error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
+        elif isinstance(error, ClusterError):
+            error.outputs, _ = self._outputs(replies)
 
     def _with_record(self, rank: int, reply: Reply) -> Reply:
         """The reply with the record itself, where it only said where that lies."""
@@ -179,7 +182,7 @@ class Body:
         return outputs, refused
 
     def _warn(self, dropped: dict[str, str]) -> None:
-        """Once for each line: who comes from a library that writes in place forgets that results are returned."""
+        """Warn once for each line: users of libraries that write in place forget that results are returned."""
         for line, name in dropped.items():
             if line not in self._warned:
                 self._warned.add(line)

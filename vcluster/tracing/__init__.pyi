@@ -1,5 +1,6 @@
 from .columns import LONG as LONG, Packed as Packed, columns_of as columns_of, make_trace as make_trace
 from .recorder import (
+    Record as Record,
     Recorder as Recorder,
     Row as Row,
     Template as Template,

@@ -119,6 +119,8 @@ class Recorder:
 
     def _clear(self) -> None:
         self._entries: list[Any] = []
+        self._uncounted: list[tuple[Row, Callable[[], Traffic]]] = []
+        """The events of collectives whose traffic is not counted yet."""
         self._label: tuple[Template, Template] | None = None
         self._work = 0
         self._depth = 0
@@ -135,6 +137,7 @@ class Recorder:
     def stop(self) -> Record:
         """The record, complete."""
         self._flush_compute()
+        self._count_traffic()
         self.stopped = True
         entries, self._entries = self._entries, []
         return self._wall_zero, entries
@@ -214,21 +217,30 @@ class Recorder:
                     row[_PARENT] = event[_SERIAL]
 
     def moved_since(self, count: int) -> list[tuple[Any, ...]]:
-        """The first fields of a `Traffic` of each collective recorded after so many events."""
+        """The fields of a `Traffic` of each collective recorded after so many events."""
+        self._count_traffic()
         rows = (row_of(what) for what in self._entries[count * ENTRIES :: ENTRIES])
         return [(row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES]) for row in rows if row[0] == "collective"]
 
-    def finish_collective(self, row: Row, traffic: Traffic, start_ns: int) -> None:
-        """What it moved, and how long it took."""
-        row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES], call = traffic
-        if call is not None:
-            row[_PAYLOAD], row[_ROOT], row[_PAIRS] = call.nbytes, call.root, call.pairs
+    def finish_collective(self, row: Row, count_traffic: Callable[[], Traffic], start_ns: int) -> None:
+        """The collective ends now.  What it moved is counted when the record is read, not between two calls."""
+        if not self.stopped:
+            self._uncounted.append((row, count_traffic))
         row[_WALL_START] = (start_ns - self._wall_zero) / 1e9
         row[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) / 1e9
 
+    def _count_traffic(self) -> None:
+        for row, count_traffic in self._uncounted:
+            row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES], call = count_traffic()
+            if call is not None:
+                row[_PAYLOAD], row[_ROOT], row[_PAIRS] = call.nbytes, call.root, call.pairs
+        self._uncounted.clear()
+
     def add_repeated(self, template: Template, location: str, start_ns: int) -> None:
-        """The event of a collective or a message that ends now, and was like an earlier one."""
-        self.begins(template[1], location)
+        """The event of a collective or a message that ends now, and was like an earlier one.
+
+        The caller says that it `begins`.
+        """
         if not self.stopped:
             self._entries.extend((template, location, start_ns, time.perf_counter_ns(), 0.0))
 
