@@ -1,0 +1,137 @@
+"""`PieceStage`: a stage whose actions are one piece of compute each, priced once for all microbatches of one size.
+
+The first action of a kind runs op by op on the `TypedDevice`.  Its events are priced together and replaced by one
+compute event, with memory events before and after it.  All later actions of the kind repeat these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallelism.device_program import ACTIVATIONS
+from parallelism.layouts.batches import Part
+from parallelism.program_stage import ProgramStage
+from parallelism.simulated_rows import DeviceEvents, EventRow
+from parallelism.typed_device import TypedDevice
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An action of a stage for one microbatch, as one event."""
+
+    seconds: float
+    flops: float
+    nbytes: float
+    peak: Mapping[str, int]
+    """Bytes by category at the moment when most are held, above those before the action."""
+    change: Mapping[str, int]
+    """Bytes by category after the action, above those at the peak."""
+    kept: Mapping[str, Any] | None
+    """The values that the stage keeps for the microbatch; None: no more."""
+    kept_more: int
+    """Bytes that the stage keeps after the action, above those before it."""
+    result: Any
+    """The message to the next stage."""
+
+
+class PieceStage(ProgramStage):
+    """A `ProgramStage` on a `TypedDevice`, with the same arguments and ``price``: the seconds of events, None if they
+    cannot be one piece; then the action stays op by op."""
+
+    def __init__(self, *arguments: Any, price: Callable[[DeviceEvents], float | None], last: bool) -> None:
+        super().__init__(*arguments, last=last)
+        self.price = price
+        self.pieces: dict[tuple[str, Part], Piece | None] = {}
+        self._counted: dict[int, int] = {}
+        """Kept bytes by microbatch that are in the memory events of pieces."""
+
+    @property
+    def events(self) -> DeviceEvents:
+        """The events of the device."""
+        device: Any = self.device
+        assert isinstance(device, TypedDevice)
+        return device.events
+
+    def forward(self, microbatch: int, x: Any) -> Any:
+        """As `ProgramStage.forward`."""
+        return self._run_piece("F", microbatch, super().forward, x)
+
+    def recompute(self, microbatch: int) -> None:
+        """As `ProgramStage.recompute`."""
+        self._run_piece("R", microbatch, super().recompute)
+
+    def backward(self, microbatch: int, grad: Any) -> Any:
+        """As `ProgramStage.backward`."""
+        return self._run_piece("B", microbatch, super().backward, grad)
+
+    def backward_input(self, microbatch: int, grad: Any) -> Any:
+        """As `ProgramStage.backward_input`."""
+        return self._run_piece("I", microbatch, super().backward_input, grad)
+
+    def backward_weights(self, microbatch: int) -> None:
+        """As `ProgramStage.backward_weights`."""
+        self._run_piece("W", microbatch, super().backward_weights)
+
+    def held(self, microbatch: int) -> int:
+        """Kept bytes that are not in the memory events of pieces yet; may be negative."""
+        return super().held(microbatch) - self._counted.get(microbatch, 0)
+
+    def _run_piece(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
+        key = kind, self.programs.alike(self.parts[microbatch])
+        piece = self.pieces.get(key)
+        if piece is None:
+            start, before = len(self.events.rows), super().held(microbatch)
+            result = run(microbatch, *arguments)
+            if key in self.pieces:
+                return result
+            events = self.events.since(start)
+            seconds = self.price(events)
+            if seconds is None:
+                self.pieces[key] = None
+                return result
+            self.events.cut(start)
+            more, kept = super().held(microbatch) - before, self._kept.get(microbatch)
+            piece = self.pieces[key] = _as_piece(events.rows, seconds, kept, more, result)
+        self._last[microbatch] = kind
+        if piece.kept is None:
+            self._kept.pop(microbatch, None)
+        else:
+            self._kept[microbatch] = dict(piece.kept)
+        if kind == "F" and self.last:
+            self.outputs[microbatch] = piece.result
+        self._write(piece, microbatch)
+        return piece.result
+
+    def _write(self, piece: Piece, microbatch: int) -> None:
+        """Gives the compute event of the action, which is the last, the cost of the piece, between memory events."""
+        events = self.events
+        begun = events.rows.pop()
+        for category, nbytes in piece.peak.items():
+            events.add_memory(category, nbytes, self.number, microbatch)
+        events.rows.append((*begun[:2], piece.nbytes, piece.flops, None, piece.seconds, *begun[6:]))
+        for category, nbytes in piece.change.items():
+            events.add_memory(category, nbytes, self.number, microbatch)
+        events.piece_end = len(events.rows)
+        self._counted[microbatch] = self._counted.get(microbatch, 0) + piece.kept_more
+
+
+def _as_piece(
+    rows: Sequence[EventRow], seconds: float, kept: Mapping[str, Any] | None, kept_more: int, result: Any
+) -> Piece:
+    held: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    flops = nbytes = 0.0
+    for kind, name, size, each, *_ in rows:
+        if kind == "memory":
+            held[name] = held.get(name, 0) + int(size)
+            if sum(held.values()) > sum(peak.values()):
+                peak = dict(held)
+        elif kind == "compute":
+            flops, nbytes = flops + each, nbytes + size
+    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + kept_more
+    change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
+    return Piece(
+        seconds, flops, nbytes, peak, {name: size for name, size in change.items() if size},
+        None if kept is None else dict(kept), kept_more, result)
