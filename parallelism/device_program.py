@@ -1,6 +1,6 @@
 """The program of one device: what each op declares, what it holds in memory, and how it is run.
 
-`DeviceProgram.run` runs it on any `Device`: on a device with numbers each op by its kernel, and on one that only records
+`DeviceProgram.run` runs it on any `Device`: on one with numbers each op by its kernel, and on one that only records
 (`parallelism.typed_device`) with types for results.  So a run and a simulation have the same events.  A step holds the
 memory of its outputs, computes or communicates, and then frees the values that no later op reads:
 

@@ -60,6 +60,8 @@ class Executable(Operation):
     order, whole.  **Communication**: that of the collectives in each device's program.
     """
 
+    declares_all = True
+
     def __init__(
         self, program: Function | LocalPrograms, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,

@@ -71,6 +71,8 @@ class PipelinedProgram(PipelinedOperation):
     inputs that do not fit and for a batch with less rows than microbatches.
     """
 
+    declares_all = True
+
     def __init__(self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, "dp"} & {*axes}:

@@ -94,7 +94,7 @@ class PipelinedStep:
         ], class_of)
 
     def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
-        device = TypedDevice(self.mesh, rank, partial(self._message, rank, {}))
+        device = TypedDevice(self.mesh, rank, self._messages(rank))
         make_stage: MakeStage = ProgramStage if price is None else partial(PieceStage, price=price)
         self.program.run(device.device, self._share(rank), make_stage)
         return device.events
@@ -113,16 +113,24 @@ class PipelinedStep:
             weights.update(zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True))
         return Share(self.numbers, self.rows, parts, data, weights)
 
-    def _message(self, rank: int, cache: dict[Any, Any], tag: int) -> TypedArray:
-        """An array of the type of a message that a rank receives."""
-        stage, kind, microbatch = message_user(self.program.pipeline, tag)
-        programs = self._programs(stage, rank)
-        part = programs.alike(self._parts[self.places[rank][1]][microbatch])
-        if (stage, kind, part) not in cache:
-            types = programs.message(kind, part, last=stage == self.program.pipeline.stages - 1)
-            cache[stage, kind, part] = packed([TypedArray.of(type) for type in types])  # type: ignore[misc]
-        message: TypedArray = cache[stage, kind, part]
-        return message
+    def _messages(self, rank: int) -> Callable[[int], TypedArray]:
+        """A function of the tag: an array of the type of the message that a rank receives with it."""
+        position, replica = self.places[rank]
+        pipeline, parts = self.program.pipeline, self._parts[replica]
+        programs = {stage: self._programs(stage, rank) for stage in self.program.stages_on(position)}
+        cache: dict[Any, TypedArray] = {}
+
+        def incoming(tag: int) -> TypedArray:
+            stage, kind, microbatch = message_user(pipeline, tag)
+            part = programs[stage].alike(parts[microbatch])
+            key = stage, kind, part
+            if key not in cache:
+                types = programs[stage].message(kind, part, last=stage == pipeline.stages - 1)
+                message: Any = packed([TypedArray.of(type) for type in types])  # type: ignore[misc]
+                cache[key] = message
+            return cache[key]
+
+        return incoming
 
     def _programs(self, stage: int, rank: int) -> StagePrograms:
         return self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)

@@ -7,6 +7,7 @@ device that only records (`parallelism.typed_device`) makes the arrays itself: t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,11 @@ class ArrayMaker(Protocol):
 
     def run_op(self, op: Op, inputs: Sequence[Any]) -> Sequence[Any]:
         """The outputs of an op on this device.  **Communication**: that of the op."""
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
 
 
 class TypedArray(NDArrayOperatorsMixin):
@@ -59,6 +65,11 @@ class TypedArray(NDArrayOperatorsMixin):
     def nbytes(self) -> int:
         """The bytes that its elements would take."""
         return self.size * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of the dtype, which NumPy does not store."""
+        return _name(self.dtype)
 
     def reshape(self, *shape: Any) -> TypedArray:
         """An array of as many elements.  ``ValueError`` if there are not as many."""

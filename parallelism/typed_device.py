@@ -121,7 +121,7 @@ class TypedDevice:
         elif op.kind == "relayout" and communicates(op):
             step = step_of(op, self.mesh)
             axes, group_axes = self._axes_of(step.axes)
-            self.events.add_collective(axes, group_axes, step, called(step, self.rank).kind, inputs[0].dtype.name)
+            self.events.add_collective(axes, group_axes, step, called(step, self.rank).kind, inputs[0].dtype_name)
         elif communicates(op):
             METHODS[op.kind](self.device, op, cast(Any, inputs[0]))
 
@@ -153,7 +153,7 @@ class TypedDevice:
         names, group_axes = self._axes_of(axes)
         factors = tuple(self.mesh.shape[axis] for axis in names)
         call = Said(kind, tuple(map(int, x.shape)), x.dtype.itemsize, dim, factors, pairs)
-        self.events.add_collective(names, group_axes, call, kind, x.dtype.name)
+        self.events.add_collective(names, group_axes, call, kind, x.dtype_name)
 
     def _axes_of(self, axes: Axes) -> tuple[MeshAxes, MeshAxes]:
         """The names of the axes, and of those with more than one device."""
@@ -166,7 +166,7 @@ class TypedDevice:
 
     def send(self, x: TypedArray, dst: int, *, tag: int = 0, axes: str | None = None) -> None:
         """Records a send."""
-        self.events.add_message("send", dst, tag, x.nbytes, x.dtype.name, axes, None)
+        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, None)
 
     def recv(self, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
         """Records a recv; the result is of the type that ``incoming`` has for the tag."""
@@ -175,7 +175,7 @@ class TypedDevice:
     def isend(self, x: TypedArray, dst: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
         """`send` that is waited for later."""
         self._works += 1
-        self.events.add_message("send", dst, tag, x.nbytes, x.dtype.name, axes, self._works)
+        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self._works)
         return TypedWork(self.events, "send", self._works)
 
     def irecv(self, src: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
