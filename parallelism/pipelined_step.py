@@ -20,12 +20,11 @@ from parallelism.layouts.batches import Part
 from parallelism.layouts.messages import packed
 from parallelism.mesh import Mesh
 from parallelism.pipeline_execution import message_user
-from parallelism.pipelined_program import MakeStage, PipelinedProgram, Share
-from parallelism.program_stage import ProgramStage
+from parallelism.pipelined_program import PipelinedProgram, Share
 from parallelism.sharding import TensorSharding
 from parallelism.simulated_events import Templates
 from parallelism.simulated_rows import DeviceEvents
-from parallelism.stage_pieces import PieceStage
+from parallelism.stage_pieces import RepeatingStage
 from parallelism.stage_programs import StagePrograms
 from parallelism.typed_arrays import TypedArray
 from parallelism.typed_device import TypedDevice
@@ -95,8 +94,7 @@ class PipelinedStep:
 
     def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
         device = TypedDevice(self.mesh, rank, self._messages(rank))
-        make_stage: MakeStage = ProgramStage if price is None else partial(PieceStage, price=price)
-        self.program.run(device.device, self._share(rank), make_stage)
+        self.program.run(device.device, self._share(rank), partial(RepeatingStage, price=price))
         return device.events
 
     def _share(self, rank: int) -> Share:

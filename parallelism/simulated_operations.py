@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipelined_program import PipelinedProgram
 from parallelism.pipelined_step import PipelinedStep, PriceEvents
 from parallelism.simulated_events import Templates
+from parallelism.simulated_rows import DeviceEvents
 from parallelism.typed_arrays import TypedArray
 from parallelism.typed_device import TypedDevice
 
@@ -33,14 +35,24 @@ class SimulatedExecutable:
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of each class of devices; nothing in it is repeated, so there are no pieces."""
-        executable, classes = self.executable, []
-        for number, (rank, _) in enumerate(executable.programs.classes):
-            device = TypedDevice(self.mesh, rank)
-            executable(device.device, *(TypedArray.of(x.type) for x in executable.of_class(number).function.inputs))
-            classes.append(device.events)
+        executable = self.executable
+        classes = _EVENTS.get(executable)
+        if classes is None:
+            classes = _EVENTS[executable] = [
+                _events(executable, number, rank) for number, (rank, _) in enumerate(executable.programs.classes)]
         size, of = self.mesh.size, executable.programs.class_of
         class_of = np.array([of(rank) for rank in range(size)] if len(classes) > 1 else np.zeros(size), np.int64)
         return Templates(self.mesh, classes, class_of)
+
+
+_EVENTS: WeakKeyDictionary[Executable, list[DeviceEvents]] = WeakKeyDictionary()
+"""The events of each class of an executable, which are the same on every hardware."""
+
+
+def _events(executable: Executable, number: int, rank: int) -> DeviceEvents:
+    device = TypedDevice(executable.mesh, rank)
+    executable(device.device, *(TypedArray.of(x.type) for x in executable.of_class(number).function.inputs))
+    return device.events
 
 
 def simulated_operation(

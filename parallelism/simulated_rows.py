@@ -19,6 +19,7 @@ FIELDS = (
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
 )
 NAME, DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
+SEQUENCE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("microbatch")
 
 EventRow = tuple[Any, ...]
 """The values of `FIELDS`, which are equal for all ranks of a class."""
@@ -57,15 +58,6 @@ class DeviceEvents:
     """How many collectives each group had, and how many messages each peer and tag."""
     piece_end: int = -1
     """The place after the last event of a piece (`parallelism.stage_pieces`), which says all about its memory."""
-
-    def add_compute(
-        self, name: str, flops: float, nbytes: float, dtype: str | None, seconds: float | None, stage: int | None,
-        microbatch: int | None, phase: str | None,
-    ) -> None:
-        """Adds a compute event."""
-        self.rows.append((
-            "compute", name, nbytes, flops, dtype, seconds, None, None, 0, 0, 0, None, None, None, stage, microbatch,
-            phase, None))
 
     def add_memory(self, category: str, nbytes: int, stage: int | None, microbatch: int | None) -> None:
         """Adds a memory event: so many bytes more, or fewer if the number is negative; none for 0 after a piece."""
@@ -110,6 +102,17 @@ class DeviceEvents:
         return DeviceEvents(
             self.rows[start:], [each._replace(event=each.event - start) for each in self.collectives
                                 if each.event >= start])
+
+    def repeat(self, events: DeviceEvents, microbatch: int) -> None:
+        """Adds the same events, without messages, for another microbatch."""
+        start, end = len(self.rows), MICROBATCH + 1
+        self.rows += [
+            row if row[MICROBATCH] is None else (*row[:MICROBATCH], microbatch, *row[end:]) for row in events.rows]
+        for event, axes, _, call in events.collectives:
+            number, row = self.counts[axes], events.rows[event]
+            self.counts[axes] = number + 1
+            self.collectives.append(CollectiveRow(start + event, axes, number, call))
+            self.rows[start + event] = (*row[:SEQUENCE], number, *row[SEQUENCE + 1:])
 
     def cut(self, start: int) -> None:
         """Removes the events from the place ``start`` on, among which there are no messages."""

@@ -1,7 +1,7 @@
-"""`PieceStage`: a stage whose actions are one piece of compute each, priced once for all microbatches of one size.
+"""`RepeatingStage`: a stage that runs once for each kind of action and size of microbatch, and then repeats its events.
 
-The first action of a kind runs op by op on the `TypedDevice`.  Its events are priced together and replaced by one
-compute event, with memory events before and after it.  All later actions of the kind repeat these.
+The first action of a kind runs op by op on the `TypedDevice`.  With a price its events become one piece: one compute
+event, with memory events before and after it.  Later actions of the kind repeat the piece, or the events.
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ from parallelism.program_stage import ProgramStage
 from parallelism.simulated_rows import DeviceEvents, EventRow
 from parallelism.typed_device import TypedDevice
 
+_MESSAGES = ("send", "recv", "wait")
+
+
+@dataclass(frozen=True)
+class RepeatedEvents:
+    """An action of a stage for one microbatch, op by op."""
+
+    events: DeviceEvents
+    kept: Mapping[str, Any] | None
+    """The values that the stage keeps for the microbatch; None: no more."""
+    result: Any
+    """The message to the next stage."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -28,22 +41,27 @@ class Piece:
     """Bytes by category at the moment when most are held, above those before the action."""
     change: Mapping[str, int]
     """Bytes by category after the action, above those at the peak."""
-    kept: Mapping[str, Any] | None
-    """The values that the stage keeps for the microbatch; None: no more."""
     kept_more: int
     """Bytes that the stage keeps after the action, above those before it."""
+    kept: Mapping[str, Any] | None
+    """The values that the stage keeps for the microbatch; None: no more."""
     result: Any
     """The message to the next stage."""
 
 
-class PieceStage(ProgramStage):
-    """A `ProgramStage` on a `TypedDevice`, with the same arguments and ``price``: the seconds of events, None if they
-    cannot be one piece; then the action stays op by op."""
+class RepeatingStage(ProgramStage):
+    """A `ProgramStage` on a `TypedDevice`, with the same arguments.
 
-    def __init__(self, *arguments: Any, price: Callable[[DeviceEvents], float | None], last: bool) -> None:
+    ``price(events)`` are the seconds of the events of an action, None if they cannot be one piece.  Without a ``price``
+    nothing is a piece.
+    """
+
+    def __init__(
+        self, *arguments: Any, price: Callable[[DeviceEvents], float | None] | None = None, last: bool
+    ) -> None:
         super().__init__(*arguments, last=last)
         self.price = price
-        self.pieces: dict[tuple[str, Part], Piece | None] = {}
+        self._actions: dict[tuple[str, Part], Piece | RepeatedEvents] = {}
         self._counted: dict[int, int] = {}
         """Kept bytes by microbatch that are in the memory events of pieces."""
 
@@ -56,53 +74,58 @@ class PieceStage(ProgramStage):
 
     def forward(self, microbatch: int, x: Any) -> Any:
         """As `ProgramStage.forward`."""
-        return self._run_piece("F", microbatch, super().forward, x)
+        return self._run_once("F", microbatch, super().forward, x)
 
     def recompute(self, microbatch: int) -> None:
         """As `ProgramStage.recompute`."""
-        self._run_piece("R", microbatch, super().recompute)
+        self._run_once("R", microbatch, super().recompute)
 
     def backward(self, microbatch: int, grad: Any) -> Any:
         """As `ProgramStage.backward`."""
-        return self._run_piece("B", microbatch, super().backward, grad)
+        return self._run_once("B", microbatch, super().backward, grad)
 
     def backward_input(self, microbatch: int, grad: Any) -> Any:
         """As `ProgramStage.backward_input`."""
-        return self._run_piece("I", microbatch, super().backward_input, grad)
+        return self._run_once("I", microbatch, super().backward_input, grad)
 
     def backward_weights(self, microbatch: int) -> None:
         """As `ProgramStage.backward_weights`."""
-        self._run_piece("W", microbatch, super().backward_weights)
+        self._run_once("W", microbatch, super().backward_weights)
 
     def held(self, microbatch: int) -> int:
         """Kept bytes that are not in the memory events of pieces yet; may be negative."""
         return super().held(microbatch) - self._counted.get(microbatch, 0)
 
-    def _run_piece(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
+    def _run_once(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
         key = kind, self.programs.alike(self.parts[microbatch])
-        piece = self.pieces.get(key)
-        if piece is None:
+        action = self._actions.get(key)
+        if action is None:
             start, before = len(self.events.rows), super().held(microbatch)
             result = run(microbatch, *arguments)
-            if key in self.pieces:
-                return result
             events = self.events.since(start)
-            seconds = self.price(events)
+            if any(row[0] in _MESSAGES for row in events.rows):
+                return result
+            kept = self._kept.get(microbatch)
+            kept = None if kept is None else dict(kept)
+            seconds = None if self.price is None else self.price(events)
             if seconds is None:
-                self.pieces[key] = None
+                self._actions[key] = RepeatedEvents(events, kept, result)
                 return result
             self.events.cut(start)
-            more, kept = super().held(microbatch) - before, self._kept.get(microbatch)
-            piece = self.pieces[key] = _as_piece(events.rows, seconds, kept, more, result)
+            more = super().held(microbatch) - before
+            action = self._actions[key] = _as_piece(events.rows, seconds, more, kept, result)
         self._last[microbatch] = kind
-        if piece.kept is None:
+        if action.kept is None:
             self._kept.pop(microbatch, None)
         else:
-            self._kept[microbatch] = dict(piece.kept)
+            self._kept[microbatch] = dict(action.kept)
         if kind == "F" and self.last:
-            self.outputs[microbatch] = piece.result
-        self._write(piece, microbatch)
-        return piece.result
+            self.outputs[microbatch] = action.result
+        if isinstance(action, Piece):
+            self._write(action, microbatch)
+        else:
+            self.events.repeat(action.events, microbatch)
+        return action.result
 
     def _write(self, piece: Piece, microbatch: int) -> None:
         """Gives the compute event of the action, which is the last, the cost of the piece, between memory events."""
@@ -118,7 +141,7 @@ class PieceStage(ProgramStage):
 
 
 def _as_piece(
-    rows: Sequence[EventRow], seconds: float, kept: Mapping[str, Any] | None, kept_more: int, result: Any
+    rows: Sequence[EventRow], seconds: float, kept_more: int, kept: Mapping[str, Any] | None, result: Any
 ) -> Piece:
     held: dict[str, int] = {}
     peak: dict[str, int] = {}
@@ -133,5 +156,4 @@ def _as_piece(
     held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + kept_more
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
     return Piece(
-        seconds, flops, nbytes, peak, {name: size for name, size in change.items() if size},
-        None if kept is None else dict(kept), kept_more, result)
+        seconds, flops, nbytes, peak, {name: size for name, size in change.items() if size}, kept_more, kept, result)

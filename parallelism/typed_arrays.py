@@ -49,7 +49,9 @@ class TypedArray(NDArrayOperatorsMixin):
     @classmethod
     def of(cls, type: TensorType) -> TypedArray:
         """An array of this type, which has no symbols."""
-        return cls(type.shape, type.dtype)
+        array = cls.__new__(cls)
+        array.shape, array.dtype = type.shape, type.dtype
+        return array
 
     @property
     def ndim(self) -> int:

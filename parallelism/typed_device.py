@@ -62,6 +62,7 @@ class TypedDevice:
     def __init__(self, mesh: Mesh, rank: int, incoming: Callable[[int], TypedArray] | None = None) -> None:
         self.mesh, self.rank, self.size = mesh, rank, mesh.size
         self.events = DeviceEvents()
+        self._append = self.events.rows.append
         self.incoming = incoming
         self._works = 0
         self._group_axes: dict[Axes, tuple[MeshAxes, MeshAxes]] = {}
@@ -93,7 +94,9 @@ class TypedDevice:
         """Records a compute event with its declared cost."""
         if dtype is not None and not isinstance(dtype, str):
             dtype = np.dtype(dtype).name
-        self.events.add_compute(name, float(flops), float(nbytes), dtype, seconds, stage, microbatch, phase)
+        self._append((
+            "compute", name, float(nbytes), float(flops), dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
+            microbatch, phase, None))
         return _BLOCK
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:

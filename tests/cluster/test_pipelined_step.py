@@ -121,7 +121,7 @@ def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
         with pytest.raises(TypeError, match="a PipelinedProgram is simulated on a mesh with a batch of some rows"):
             simulate(program, **wrong, **ON)
     step = PipelinedStep(program, mesh, 12)
-    with pytest.raises(TypeError, match="batch= and numbers= are for a PipelinedProgram; the PipelinedStep has its own"):
+    with pytest.raises(TypeError, match="batch= and numbers= are for a PipelinedProgram; the PipelinedStep has"):
         simulate(step, batch=12, **ON)
     with pytest.raises(ValueError, match=r"the PipelinedStep is for .*, not for Mesh"):
         simulate(step, mesh=Mesh(pp=2), **ON)
