@@ -18,10 +18,9 @@ Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import TYPE_CHECKING
 
 from parallelism.collectives import COLLECTIVES, Pairs, Phases
 from parallelism.collectives.phases import names, phases
@@ -30,10 +29,6 @@ from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.mesh import Mesh
-
-if TYPE_CHECKING:
-    from parallelism.resharding import ReshardingStep
-
 
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
@@ -280,22 +275,6 @@ class Costs:
         link, inside = hardware.links[level], hardware.inside(level)
         return flops, mesh.size * link.bytes_per_second * (link.ports or inside) / inside
 
-    def move_seconds(self, step: ReshardingStep) -> float:
-        """What a step of a resharding takes: the slowest of its groups.  A ``cost`` of `plan_resharding`."""
-        if step.kind == "slice":
-            return 0.0
-        received = step.bytes_received
-        if step.kind == "permute":
-            moved = [(donor, rank) for rank, donor in enumerate(step.donors) if donor != rank]
-            return max((self.message_seconds(received[rank], donor, rank) for donor, rank in moved), default=0.0)
-        longest = 0.0
-        for group in step.mesh.groups(step.axes):
-            most, size = max(received[rank] for rank in group), len(group)
-            if size > 1:
-                collective, share = _MOVES[step.kind]
-                longest = max(longest, self.collective(collective, most / share(size), group).seconds)
-        return longest
-
 
 def _ranks(group: Iterable[int]) -> Group:
     ranks = tuple(group)
@@ -306,18 +285,6 @@ def _ranks(group: Iterable[int]) -> Group:
 
 _IN_SHARDS = ("all_gather", "gather", "all_scatter")
 """Of the S of these each member has one part in g, and not all of it."""
-
-
-def _others(size: int) -> float:
-    return (size - 1) / size
-
-
-_MOVES: dict[str, tuple[str, Callable[[int], float]]] = {
-    "all_gather": ("all_gather", _others), "all_to_all": ("all_to_all", _others),
-    "reduce_scatter": ("reduce_scatter", _others), "exchange": ("all_to_all", _others),
-    "all_reduce": ("all_reduce", lambda size: 2 * _others(size)),
-}
-"""The collective that a move is, and what part of its S everybody receives."""
 
 
 def _ramped(full: float, ramp: float, efficiency: float) -> float:

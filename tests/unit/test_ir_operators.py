@@ -16,7 +16,7 @@ from parallelism import Mesh, ir
 from parallelism.ir.core import DTYPES, OPERATORS
 from parallelism.ir.core.table import meaning
 from parallelism.ir.passes.interpreter import run
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 
 MESSAGES = {"send", "recv"}
 KINDS = list(dict.fromkeys(example.kind for example in EXAMPLES))
