@@ -10,18 +10,18 @@ one after the other (``memory_overlap`` below 1), that part of the shorter which
 **A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
 MPP*, 1994); in a memory those of messages of its size.
 
-**A collective** takes what the phases of its algorithm take: `parallelism.collectives.phases` has the formulas and their sources,
-`parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is `parallelism.cost.hierarchical`.
-Where the hardware tells how fast it adds up and lays out, that comes on top by any algorithm: the term in gamma of
-Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
+**A collective** takes what the phases of its algorithm take: `parallelism.collectives.phases` has the formulas and
+their sources, `parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is
+`parallelism.cost.hierarchical`.  Where the hardware tells how fast it adds up and lays out, that comes on top by any
+algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in
+MPICH*, 2005.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import TYPE_CHECKING
 
 from parallelism.collectives import Pairs, Phases, bus_factor, kind_of, record_of
 from parallelism.collectives.phases import names, phases
@@ -30,10 +30,6 @@ from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.mesh import Mesh
-
-if TYPE_CHECKING:
-    from parallelism.resharding import ReshardingStep
-
 
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
@@ -265,40 +261,12 @@ class Costs:
         link, inside = hardware.links[level], hardware.inside(level)
         return flops, mesh.size * link.bytes_per_second * (link.ports or inside) / inside
 
-    def move_seconds(self, step: ReshardingStep) -> float:
-        """What a step of a resharding takes: the slowest of its groups.  A ``cost`` of `plan_resharding`."""
-        if step.kind == "slice":
-            return 0.0
-        received = step.bytes_received
-        if step.kind == "permute":
-            moved = [(donor, rank) for rank, donor in enumerate(step.donors) if donor != rank]
-            return max((self.message_seconds(received[rank], donor, rank) for donor, rank in moved), default=0.0)
-        longest = 0.0
-        for group in step.mesh.groups(step.axes):
-            most, size = max(received[rank] for rank in group), len(group)
-            if size > 1:
-                collective, share = _MOVES[step.kind]
-                longest = max(longest, self.collective(collective, most / share(size), group).seconds)
-        return longest
-
 
 def _ranks(group: Iterable[int]) -> Group:
     ranks = tuple(group)
     if not ranks or len(set(ranks)) < len(ranks):
         raise ValueError(f"a group is ranks that differ, at least one; got {ranks}")
     return ranks
-
-
-def _others(size: int) -> float:
-    return (size - 1) / size
-
-
-_MOVES: dict[str, tuple[str, Callable[[int], float]]] = {
-    "all_gather": ("all_gather", _others), "all_to_all": ("all_to_all", _others),
-    "reduce_scatter": ("reduce_scatter", _others), "exchange": ("all_to_all", _others),
-    "all_reduce": ("all_reduce", lambda size: 2 * _others(size)),
-}
-"""The collective that a move is, and what part of its S everybody receives."""
 
 
 def _ramped(full: float, ramp: float, efficiency: float) -> float:

@@ -170,12 +170,11 @@ def column_of(name: str, values: Sequence[Any]) -> Column | None:
     if name in NUMBERS:
         numbers = _numbers(values, NUMBERS[name])
         return _odd(values) if numbers is None else numbers
-    place: dict[Any, int] = {}
     try:
-        index = [place.setdefault(value, len(place)) for value in values]
+        place = {value: number for number, value in enumerate(dict.fromkeys(values))}
     except TypeError:   # a value that cannot be hashed
         return _odd(values)
-    return Table(tuple(place), np.array(index, np.int32))
+    return Table(tuple(place), np.fromiter(map(place.__getitem__, values), np.int32, len(values)))
 
 
 def as_values(column: Column) -> list[Any]:

@@ -1,5 +1,7 @@
-from .device_program import ACTIVATIONS as ACTIVATIONS, DeviceProgram as DeviceProgram
+from .device_program import ACTIVATIONS as ACTIVATIONS, METHODS as METHODS
 from .executable import Executable as Executable
 from .op_profile import Profile as Profile
-from .pipelined_program import PipelinedProgram as PipelinedProgram
-from .stage_code import GRADIENTS as GRADIENTS, StagePrograms as StagePrograms
+from .pipelined_program import PipelinedProgram as PipelinedProgram, Share as Share
+from .stage_code import StagePrograms as StagePrograms
+from .stage_runner import ProgramStage as ProgramStage
+from .typed_arrays import TypedArray as TypedArray

@@ -1,15 +1,15 @@
-"""The program of one device, made ready: what each op declares, what it holds in memory, how it is run.
+"""The program of one device: what each op declares, what it holds in memory, and how it is run.
 
-It is run on a `Device` (`DeviceProgram.run`) and simulated (`parallelism.simulation.event_classes`) from one list of steps, so
-that what is declared and held is the same.  A step holds what it makes, computes or communicates, and then gives back
-what nobody reads any more:
+`DeviceProgram.run` runs it on any `Device`: on one with numbers each op by its kernel, and on one that only records
+(`parallelism.simulation.typed_device`) with types for results.  So a run and a simulation have the same events.  A
+step holds the memory of its outputs, computes or communicates, and then frees the values that no later op reads:
 
-    memory +     one event for each category of what it makes; a view makes nothing
-    compute      named as the op, with its flops, bytes and dtype; none for what costs nothing
+    memory +     one event for each category of the outputs; a view owns no memory
+    compute      has the name of the op, its flops, bytes and dtype; an op that costs nothing has no event
     collective   or a send or recv, in place of compute
-    memory -     one for each category of what is freed
+    memory -     one event for each category of the freed values
 
-Flops count where there are floats; what is done with integers and bools counts by its bytes.
+Flops are counted where there are floats; an op on integers or bools is counted by its bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
+from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value, freed_after
 from parallelism.ir.passes.interpreter import run as run_kernel
 from parallelism.layouts import step_of
@@ -33,41 +35,44 @@ from parallelism.sharding import device_op
 
 Array = NDArray[Any]
 Held = tuple[tuple[str, int], ...]
-"""Categories of memory, with bytes."""
+"""Categories of memory with their bytes."""
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "send", "recv")
 INPUTS, ACTIVATIONS, OUTPUTS = "inputs", "activations", "outputs"
 
 
-class Price(NamedTuple):
-    """What an op declares of itself."""
+class DeclaredCost(NamedTuple):
+    """The cost that an op declares."""
 
     flops: float
     nbytes: float
+    """Bytes that the op reads and writes."""
     dtype: str | None
     seconds: float | None = None
-    """What it takes, where that is known: it counts in place of flops and bytes."""
+    """Seconds that the op takes, if they are known: they count in place of flops and bytes."""
 
 
-class Step(NamedTuple):
-    """One op at work."""
+class ProgramStep(NamedTuple):
+    """One op of a program, with its events."""
 
     op: Op
-    price: Price | None
-    """None of what costs nothing, and of what communicates."""
-    made: Held
+    cost: DeclaredCost | None
+    """None if the op costs nothing or communicates."""
+    held: Held
+    """Memory that its outputs take."""
     freed: Held
+    """Memory of the values that no later op reads."""
     unread: tuple[str, ...]
-    """Names of the values that nobody reads after it."""
+    """Names of the values that no later op reads."""
 
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """A function of local shapes, and the category that the memory of a value is counted in.
+    """A function of local shapes, and the categories that the memory of its values is counted in.
 
-    ``categories`` names those of values; of the others inputs are ``inputs``, what is returned ``outputs``, and
-    everything between ``activations``.  ``seconds`` says what an op takes, in place of its flops and bytes.
-    ``ValueError`` for a function with symbols.
+    ``categories`` has the categories of values by their names.  Of the other values the inputs are ``inputs``, the
+    outputs ``outputs``, and the rest ``activations``.  ``seconds(op)`` are the seconds of an op, in place of its flops
+    and bytes.  ``ValueError`` for a function with symbols.
     """
 
     function: Function
@@ -81,11 +86,11 @@ class DeviceProgram:
 
     @cached_property
     def held(self) -> Held:
-        """What the inputs take."""
+        """The memory of the inputs."""
         return self._held(self.function.inputs)
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ProgramStep, ...]:
         """The ops in their order."""
         function = self.function
         outputs = {value.name for value in function.outputs}
@@ -97,62 +102,59 @@ class DeviceProgram:
         for name, number in last.items():
             if name not in outputs and number >= 0:
                 unread[number].append(name)
-        made = (() if op.operator.view else op.outputs for op in function.ops)
         return tuple(
-            Step(op, self._price(op), self._held(values), self._held(freed), tuple(names))
-            for op, values, freed, names in zip(function.ops, made, freed_after(function), unread, strict=True)
+            ProgramStep(
+                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed), tuple(names))
+            for op, freed, names in zip(function.ops, freed_after(function), unread, strict=True)
         )
 
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
-        """The outputs, of the inputs of this device; ``marks`` (stage, microbatch, phase) go to every event.
+        """The outputs, from this device's inputs; ``marks`` (stage, microbatch, phase) go to every event.
 
-        **Communication**: what its collectives and messages say.
+        **Communication**: that of its collectives and messages.
         """
         values = {value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
         places = {name: mark for name, mark in marks.items() if name != "phase"}
-        for op, price, made, freed, unread in self.steps:
+        run_op, compute, hold = array_maker(device).run_op, device.compute, device.hold
+        for op, cost, held, freed, unread in self.steps:
             inputs = [values[value.name] for value in op.inputs]
-            for category, nbytes in made:
-                device.hold(category, nbytes, **places)
-            if price is not None:
-                flops, traffic, dtype, seconds = price
-                with device.compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, **marks):
-                    outputs = _run(device, op, inputs)
+            for category, nbytes in held:
+                hold(category, nbytes, **places)
+            if cost is not None:
+                flops, traffic, dtype, seconds = cost
+                with compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, **marks):
+                    outputs = run_op(op, inputs)
             else:
-                outputs = _run(device, op, inputs)
+                outputs = run_op(op, inputs)
             for value, array in zip(op.outputs, outputs, strict=True):
                 values[value.name] = array
             del inputs, outputs
             for name in unread:
                 del values[name]
             for category, nbytes in freed:
-                device.hold(category, -nbytes, **places)
+                hold(category, -nbytes, **places)
         return tuple(values[value.name] for value in self.function.outputs)
 
-    def _price(self, op: Op) -> Price | None:
+    def _cost(self, op: Op) -> DeclaredCost | None:
         if communicates(op) or op.operator.view:
             return None
-        cut = op.kind in ("all_slice", "relayout")      # of what is cut only the part that is kept is read
+        cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
         nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
         floats = (value.type.dtype.name for value in (*op.outputs, *op.inputs) if value.type.dtype.kind == "f")
         dtype = next(floats, None)
         flops = float(op.flops) if dtype is not None else 0.0
         if not flops and not nbytes:
             return None
-        return Price(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))
+        return DeclaredCost(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))
 
     def _held(self, values: Sequence[Value]) -> Held:
-        found: dict[str, int] = {}
+        held: dict[str, int] = {}
         for value in values:
             nbytes = int(value.type.nbytes)
             if nbytes:
-                category = self._category(value.name)
-                found[category] = found.get(category, 0) + nbytes
-        return tuple(found.items())
-
-    def _category(self, name: str) -> str:
-        found = self.categories.get(name)
-        return self._others.get(name, ACTIVATIONS) if found is None else found
+                category = self.categories.get(value.name) or self._others.get(value.name, ACTIVATIONS)
+                held[category] = held.get(category, 0) + nbytes
+        return tuple(held.items())
 
     @cached_property
     def _others(self) -> dict[str, str]:
@@ -161,27 +163,52 @@ class DeviceProgram:
 
 
 def communicates(op: Op) -> bool:
-    """Whether an op is a call of the device's."""
+    """Whether an op is a collective or a message."""
     return op.kind in CALLS or (op.kind == "relayout" and op["step"] != "slice")
 
 
-def _run(device: Device, op: Op, inputs: list[Array]) -> tuple[Array, ...]:
-    """The outputs: contiguous arrays that own their memory, but for views."""
-    if op.kind in ("send", "recv"):
+def contiguous(x: Any) -> Any:
+    """An array with contiguous elements: ``x`` itself or a copy; a scalar becomes an array of no dims."""
+    if isinstance(x, TypedArray):
+        return x
+    return np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
+
+
+# -- what makes the arrays ---------------------------------------------------------------------------------------------
+
+
+def array_maker(device: Device) -> ArrayMaker:
+    """The device itself if it makes arrays, else `KernelArrays` on it."""
+    return device if isinstance(device, ArrayMaker) else KernelArrays(device)
+
+
+class KernelArrays:
+    """Makes NumPy's arrays: runs ops by their kernels, and collectives and messages by the methods of the device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def full(self, shape: Sequence[int], value: float, dtype: npt.DTypeLike) -> Array:
+        """An array of this shape in which every element is ``value``."""
+        return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+
+    def run_op(self, op: Op, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The outputs: contiguous arrays that own their memory, except for views.  **Communication**: the op's."""
         if op.kind == "recv":
-            return np.asarray(device.recv(op["source"], tag=op["tag"])),
-        device.send(inputs[0], op["destination"], tag=op["tag"])
-        return ()
-    call = _ON_A_DEVICE.get(op.kind)
-    if call is None:
-        return run_kernel(op, inputs)
-    array = np.asarray(call(device, op, inputs[0]))
-    if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
-        array = np.array(array, order="C")
-    return array,
+            return np.asarray(self.device.recv(op["source"], tag=op["tag"])),
+        if op.kind == "send":
+            self.device.send(inputs[0], op["destination"], tag=op["tag"])
+            return ()
+        method = METHODS.get(op.kind)
+        if method is None:
+            return run_kernel(op, inputs)
+        array = np.asarray(method(self.device, op, inputs[0]))
+        if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
+            array = np.array(array, order="C")
+        return array,
 
 
-# -- what is done to the part of a device ------------------------------------------------------------------------------
+# -- the ops that call a method of the device --------------------------------------------------------------------------
 
 
 def _all_reduce(device: Device, op: Op, x: Array) -> Any:
@@ -215,7 +242,8 @@ def _relayout(device: Device, op: Op, x: Array) -> Array:
     return run_step(device, step_of(op, device.mesh), x)
 
 
-_ON_A_DEVICE: dict[str, Callable[[Device, Op, Array], Any]] = {
+METHODS: dict[str, Callable[[Device, Op, Array], Any]] = {
     "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all, "permute": _permute, "all_slice": _all_slice, "relayout": _relayout,
 }
+"""The ops that are run by methods of the device, by their kinds: ``(device, op, x)`` gives the output."""

@@ -13,23 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import DeviceProgram, contiguous
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import checked_arrays
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
 from parallelism.sharding import TensorSharding
-from parallelism.simulation import Rows, Templates
-from parallelism.simulation.device_events import row
 
 Array = NDArray[Any]
 
 
 class LocalPrograms(Protocol):
-    """A program taken apart for the devices of a mesh; what `parallelism.layouts.localize` makes is one."""
+    """The programs of all devices of a mesh, as `parallelism.layouts.localize` makes them."""
 
     @property
     def function(self) -> Function:
@@ -38,29 +35,33 @@ class LocalPrograms(Protocol):
     def mesh(self) -> Mesh: ...
     @property
     def inputs(self) -> Sequence[TensorSharding]:
-        """How the inputs are laid out."""
+        """The layouts of the inputs."""
     @property
-    def outputs(self) -> Sequence[TensorSharding]: ...
+    def outputs(self) -> Sequence[TensorSharding]:
+        """The layouts of the outputs."""
     @property
     def classes(self) -> Sequence[tuple[int, int]]:
-        """The ranks with programs of their own: the first of each, and how many have an equal one."""
+        """The classes of ranks with equal programs: the first rank of each, and the number of its ranks."""
     def class_of(self, rank: int) -> int:
-        """Which of the classes a rank is in."""
+        """The number of a rank's class."""
     def program(self, rank: int) -> Function:
-        """What a rank runs: local shapes, collectives as ops."""
+        """The function that a rank runs: its shapes are local, and its collectives are ops."""
 
 
 class Executable(Operation):
     """A program for all devices of a mesh.
 
-    ``program`` is what `parallelism.layouts.localize` makes, or a function with layouts that is to be localized on
-    ``mesh`` (what has none is laid out by propagation).  ``categories`` says in which category of memory values are
-    counted, by their names: of the others inputs are ``inputs``, outputs ``outputs``, all between ``activations``.
-    ``seconds(op)``, as a `parallelism.execution.op_profile.Profile`, says what an op takes in place of its flops and bytes.
+    ``program`` is the result of `parallelism.layouts.localize`, or a function with layouts that is to be localized on
+    ``mesh`` (values without a layout get one by propagation).  ``categories`` has the categories of memory of values by
+    their names; of the other values the inputs are ``inputs``, the outputs ``outputs``, the rest ``activations``.
+    ``seconds(op)``, such as a `parallelism.execution.op_profile.Profile`, are the seconds of an op, in place of its
+    flops and bytes.
 
     ``cluster.run(executable, inputs)``: the arrays of the whole, in order or by name; ``run.result``: the outputs, in
     order, whole.  **Communication**: that of the collectives in each device's program.
     """
+
+    declares_all = True
 
     def __init__(
         self, program: Function | LocalPrograms, mesh: Mesh | None = None, *,
@@ -78,7 +79,7 @@ class Executable(Operation):
 
     @property
     def name(self) -> str:
-        """Of the function, as its events begin with it."""
+        """The name of the function, with which its events begin."""
         return f"@{self.programs.function.name}"
 
     @property
@@ -88,24 +89,10 @@ class Executable(Operation):
 
     def of_class(self, number: int) -> DeviceProgram:
         """The program of the ranks of a class."""
-        found = self._by_class.get(number)
-        if found is None:
+        if number not in self._by_class:
             first, _ = self.programs.classes[number]
-            found = self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories, self.seconds)
-        return found
-
-    def templates(self, price: object = None) -> Templates:
-        """What its devices would record, each class of them once; nothing is done again and again."""
-        rows = []
-        for number in range(len(self.programs.classes)):
-            program, made = self.of_class(number), Rows()
-            made.rows.append(row("compute", self.name, seconds=0.0))
-            made.rows += [row("memory", category, nbytes=float(nbytes)) for category, nbytes in program.held]
-            made.add_program(program, self.mesh, self.programs.classes[number][0])
-            rows.append(made)
-        size, of = self.mesh.size, self.programs.class_of
-        class_of = np.array([of(rank) for rank in range(size)] if len(rows) > 1 else np.zeros(size), np.int64)
-        return Templates(self.mesh, rows, class_of)
+            self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories, self.seconds)
+        return self._by_class[number]
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs, given in order or by name in one argument, dealt out by their layouts."""
@@ -127,10 +114,10 @@ class Executable(Operation):
         function = self.programs.program(device.rank)
         if function != program.function:    # its parts begin elsewhere
             program = DeviceProgram(function, self.categories, self.seconds)
-        with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
+        with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)
-            return program.run(device, [np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x) for x in inputs])
+            return program.run(device, list(map(contiguous, inputs)))
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs, each put together by its layout."""
@@ -138,7 +125,7 @@ class Executable(Operation):
         return tuple(layout.unshard([each[i] for each in outputs], mesh) for i, layout in enumerate(layouts))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Devices get the programs ready made."""
+        """Devices get the prepared programs, and the operators that are not the library's."""
         return self.__dict__ | {"_own_operators": self._operators()}
 
     def _operators(self) -> tuple[Operator, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
@@ -17,33 +17,38 @@ from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelining import Pipeline, PipelinedOperation, pipeline_axes
+from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag, pipeline_axes
 from parallelism.sharding import TensorSharding
 
 Array = npt.NDArray[Any]
 
 
 class LossAndGradients(NamedTuple):
-    """Of a whole batch."""
+    """The loss of a whole batch and its gradients."""
 
     loss: Array
     gradients: dict[str, Array]
-    """By the names of the weights, of those that a stage reads."""
+    """The gradients of the weights that a stage reads, by their names."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a device gets from the host."""
+    """The inputs of one device."""
 
     numbers: Mapping[str, int]
-    """For the symbols, those of the batch aside."""
+    """The numbers of the symbols, except those of the batch."""
     rows: int
-    """Of the whole batch."""
+    """Rows of the whole batch."""
     parts: tuple[Part, ...]
-    """The first row and the rows of each microbatch of this replica."""
+    """The first row and the number of rows of each microbatch of this replica."""
     data: Mapping[str, tuple[Array, ...]]
-    """By microbatch."""
+    """This device's part of each input of the batch: its name, then one array for each microbatch."""
     weights: Mapping[str, Array]
+    """This device's part of each weight, by name."""
+
+
+MakeStage = Callable[..., ProgramStage]
+"""Makes a stage: `ProgramStage`, or a class with the same arguments."""
 
 
 class PipelinedProgram(PipelinedOperation):
@@ -64,6 +69,8 @@ class PipelinedProgram(PipelinedOperation):
     inputs that do not fit and for a batch with less rows than microbatches.
     """
 
+    declares_all = True
+
     def __init__(self, stages: Stages, pipeline: Pipeline, inside: Mesh | None = None) -> None:
         axes = inside.axes if inside else ()
         if taken := {pipeline.axis, "dp"} & {*axes}:
@@ -79,10 +86,15 @@ class PipelinedProgram(PipelinedOperation):
             raise ValueError(f"the gradients of a whole program are wanted; schedule {pipeline.schedule.name!r} has "
                              f"{'losses of single stages' if pipeline.schedule.local else 'no backward'}")
         self.stages = laid_out_stages(stages, self.mesh_inside) if self.mesh_inside else stages
+        self._programs: dict[Any, StagePrograms] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the programs of stages, of which each device makes its own."""
+        return self.__dict__ | {"_programs": {}}
 
     @property
     def name(self) -> str:
-        """Of the function, as its events begin with it."""
+        """The name of the function, with which its events begin."""
         return f"@{self.stages.function.name}"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Share]]:
@@ -90,11 +102,7 @@ class PipelinedProgram(PipelinedOperation):
         arrays, numbers = checked(self.stages.function, *args)
         batch, places, function = self.stages.batch, self.places(mesh), self.stages.function
         rows = numbers.pop(batch)
-        replicas = dealt(0, rows, 1 + max(replica for _, replica in places))
-        parts = [dealt(first, count, self.pipeline.microbatches) for first, count in replicas]
-        if not all(count for each in parts for _, count in each):
-            raise ValueError(f"a batch of {rows} rows cannot be dealt to {len(replicas)} x "
-                             f"{self.pipeline.microbatches} microbatches: some would have none")
+        parts = self.parts(rows, 1 + max(replica for _, replica in places))
         values = {value.name: value for value in function.inputs}
         found = []
         for rank, (position, replica) in enumerate(places):
@@ -113,14 +121,26 @@ class PipelinedProgram(PipelinedOperation):
             found.append((Share(numbers, rows, parts[replica], data, weights),))
         return found
 
+    def parts(self, rows: int, replicas: int) -> list[tuple[Part, ...]]:
+        """The microbatches of each replica, for a batch of so many rows.  ``ValueError`` if one would have no rows."""
+        parts = [dealt(first, count, self.pipeline.microbatches) for first, count in dealt(0, rows, replicas)]
+        if not all(count for each in parts for _, count in each):
+            raise ValueError(f"a batch of {rows} rows cannot be dealt to {replicas} x {self.pipeline.microbatches} "
+                             "microbatches: some would have none")
+        return parts
+
     def __call__(self, device: Device, share: Share) -> dict[str, Array]:
-        """Of each weight of the device's stages the gradient, and under ``""`` the loss where the last stage is."""
-        with device.compute(self.name, seconds=0.0):    # what Python itself takes between the ops has no price
+        """The gradient of each weight of the device's stages, and under ``""`` the loss if it has the last stage."""
+        return self.run(device, share, ProgramStage)
+
+    def run(self, device: Device, share: Share, make_stage: MakeStage) -> dict[str, Array]:
+        """`__call__` with another class of stages."""
+        with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
             stages = {
-                number: ProgramStage(
+                number: make_stage(
                     device, number, self.programs(number, share.numbers, share.rows, device.mesh, device.rank),
                     share.parts, share.data, share.weights, last=number == len(self.stages) - 1)
-                for number in self.stages_on(self.places(device.mesh)[device.rank][0])
+                for number in self.stages_on(self.position(device))
             }
             for category, nbytes in (
                 ("weights", sum(array.nbytes for array in share.weights.values())),
@@ -132,15 +152,18 @@ class PipelinedProgram(PipelinedOperation):
             return self._added_up(device, stages)
 
     def programs(self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int) -> StagePrograms:
-        """What a rank runs of a stage, for a batch of so many rows."""
-        functions = self.stages.functions[number]
-        known = {name: numbers[name] for name in numbers.keys() & functions.symbols}
-        return StagePrograms(
-            functions.specialize(**known), self.stages.batch, rows, self.mesh_inside, self._place(mesh, rank))
+        """The programs of a stage on a rank, for a batch of so many rows; cached."""
+        functions, place = self.stages.functions[number], self.place(mesh, rank)
+        own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
+        key = number, tuple(own.items()), rows, place
+        if key not in self._programs:
+            self._programs[key] = StagePrograms(
+                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place)
+        return self._programs[key]
 
     @property
     def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """The positions of the pipeline that have the same weights, and which."""
+        """The weights that several positions of the pipeline have: these positions, and the weights' names."""
         placement, found = self.pipeline.schedule.placement, dict[tuple[int, ...], list[str]]()
         for name, holders in self.stages.holders.items():
             positions = tuple(sorted({placement[number] for number in holders}))
@@ -149,43 +172,42 @@ class PipelinedProgram(PipelinedOperation):
         return sorted((positions, tuple(names)) for positions, names in found.items())
 
     def _added_up(self, device: Device, stages: Mapping[int, ProgramStage]) -> dict[str, Array]:
-        """The gradients over all stages, microbatches and replicas."""
+        """The sums over all stages, microbatches and replicas: of each gradient, and under ``""`` of the loss."""
         axis, replicas = pipeline_axes(self.pipeline, device.mesh, self.inside)
-        found: dict[str, Array] = {}
+        sums: dict[str, Array] = {}
         for stage in stages.values():
             loss = [reduce(np.add, (stage.outputs[k] for k in sorted(stage.outputs)))] if stage.last else []
             if replicas is not None:
                 for dtype, flat in stage.gradients.flat.items():
                     stage.gradients.flat[dtype] = device.all_reduce(flat, replicas)
                 loss = [device.all_reduce(part, replicas) for part in loss]
-            found.update(("", np.asarray(part)) for part in loss)
+            sums.update(("", np.reshape(part, ())) for part in loss)
             for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
-                found[name] = found[name] + gradient if name in found else gradient
-        here = self.places(device.mesh)[device.rank][0]
-        tag = 2 * self.pipeline.stages * self.pipeline.microbatches
+                sums[name] = sums[name] + gradient if name in sums else gradient
+        here, tag = self.position(device), free_tag(self.pipeline)
         for positions, names in self.shared:
             if here not in positions:
                 continue
-            for dtype in dict.fromkeys(found[name].dtype for name in names):
-                same = [name for name in names if found[name].dtype == dtype]
-                mine = np.concatenate([found[name].ravel() for name in same])
+            for dtype in dict.fromkeys(sums[name].dtype for name in names):
+                same = [name for name in names if sums[name].dtype == dtype]
+                mine = np.concatenate([sums[name].ravel() for name in same])
                 parts = [
                     mine if other == here else device.sendrecv(mine, other, other, tag=tag, axes=axis)
                     for other in positions
                 ]
                 total, start = reduce(np.add, parts), 0
                 for name in same:
-                    shape, size = found[name].shape, found[name].size
-                    found[name] = total[start:start + size].reshape(shape)
+                    shape, size = sums[name].shape, sums[name].size
+                    sums[name] = total[start:start + size].reshape(shape)
                     start += size
                 tag += 1
-        return found
+        return sums
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> LossAndGradients:
         """Whole: of each weight the gradient of the first replica of a stage that has it; all have the same."""
         found: dict[str, dict[int, Array]] = {}
         for rank in reversed(range(mesh.size)):
-            place = self._place(mesh, rank)
+            place = self.place(mesh, rank)
             for name, array in outputs[rank].items():
                 found.setdefault(name, {})[place] = array
         loss = found.pop("")[0]
@@ -194,7 +216,7 @@ class PipelinedProgram(PipelinedOperation):
 
     # -- the axes inside a stage ---------------------------------------------------------------------------------------
 
-    def _place(self, mesh: Mesh, rank: int) -> int:
+    def place(self, mesh: Mesh, rank: int) -> int:
         """The rank on the mesh inside its stage."""
         if self.mesh_inside is None:
             return 0
@@ -204,7 +226,7 @@ class PipelinedProgram(PipelinedOperation):
     def _shard(self, array: Array, layout: TensorSharding | None, mesh: Mesh, rank: int) -> Array:
         if layout is None or self.mesh_inside is None:
             return array
-        return layout.shard(array, self.mesh_inside)[self._place(mesh, rank)]
+        return layout.shard(array, self.mesh_inside)[self.place(mesh, rank)]
 
     def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
         if layout is None or self.mesh_inside is None:

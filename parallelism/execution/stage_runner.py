@@ -1,16 +1,15 @@
-"""A stage of a program at work on a device: its programs, run for each microbatch, and what that has kept."""
+"""`ProgramStage`: a stage of a program on a device; it runs for each microbatch and keeps values for later actions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from parallelism.execution.device_program import ACTIVATIONS
+from parallelism.execution.device_program import ACTIVATIONS, array_maker, contiguous
 from parallelism.execution.stage_code import StagePrograms
+from parallelism.execution.typed_arrays import ArrayMaker
 from parallelism.ir import TensorType
 from parallelism.layouts.stages import GRADIENT, Part
 from parallelism.layouts.stages.messages import packed, unpacked
@@ -23,10 +22,10 @@ Array = npt.NDArray[Any]
 class ProgramStage(Stage):
     """One stage during one step.
 
-    ``data`` has this device's part of each microbatch, ``weights`` its parts of the weights.  Every op declares itself,
-    with the stage, the microbatch and the kind of the action.  What is held: ``activations`` are what an action has
-    before it, the message that it takes among it, and what is kept after it; ``gradients`` the sums, from the start,
-    and those of a microbatch until they are added.
+    ``data`` has this device's part of each microbatch, ``weights`` its parts of the weights.  Every op declares its
+    cost, with the stage, the microbatch and the kind of the action.  Memory of ``activations`` are the values that an
+    action has before it, the received message included, and those that are kept after it.  Memory of ``gradients`` are
+    the sums, from the start of the step, and the gradients of one microbatch until they are added.
     """
 
     def __init__(
@@ -36,12 +35,14 @@ class ProgramStage(Stage):
         self.device, self.number, self.programs, self.parts = device, number, programs, parts
         self.data, self.weights, self.last = data, weights, last
         types = programs.types(programs.functions.forward.inputs, programs.functions.trained)
-        self.gradients = Gradients(types)
+        self.arrays = array_maker(device)
+        self.gradients = Gradients(types, self.arrays)
         self.outputs: dict[int, Array] = {}
-        """What the last stage has made of each microbatch: its part of the loss."""
+        """The part of the loss by microbatch, on the last stage."""
         self._kept: dict[int, dict[str, Array]] = {}
+        """The values that are kept for the next action of a microbatch, by name."""
         self._last: dict[int, str] = {}
-        """Of each microbatch, the kind of its last action."""
+        """The kind of the last action of each microbatch."""
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The message to the next stage."""
@@ -57,7 +58,7 @@ class ProgramStage(Stage):
 
     @property
     def dropped(self) -> Collection[int]:
-        """The numbers of the values that are made again before a backward."""
+        """The numbers of the values that are computed again before a backward."""
         again = self.programs.functions.recompute
         return range(len(again.outputs)) if again else ()
 
@@ -67,27 +68,27 @@ class ProgramStage(Stage):
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before; the gradients of the weights are added up."""
         arrays = self._kept.pop(microbatch)
-        found = self._backward("B", microbatch, arrays, grad)
+        results = self._backward("B", microbatch, arrays, grad)
         back = len(self.programs.functions.returned)
-        self._add(microbatch, found[back:])
-        return packed(found[:back])
+        self._add(microbatch, results[back:])
+        return packed(results[:back])
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before."""
         arrays = self._kept[microbatch]
-        found = self._backward("I", microbatch, arrays, grad)
+        results = self._backward("I", microbatch, arrays, grad)
         self._kept[microbatch] = {name: arrays[name] for name in self.programs.functions.between}
-        return packed(found[:len(self.programs.functions.returned)])
+        return packed(results[:len(self.programs.functions.returned)])
 
     def backward_weights(self, microbatch: int) -> None:
         self._add(microbatch, self._run("W", microbatch, self._kept.pop(microbatch)))
 
     def seconds(self, kind: str, microbatch: int) -> float:
-        """None of its own: every op has its price, and what is done between has none."""
+        """0: every op has a price of its own, and the library's Python between the ops has none."""
         return 0.0
 
     def held(self, microbatch: int) -> int:
-        """Bytes kept for the backward of this microbatch; data, which stays anyway, is none of them."""
+        """Bytes kept for the backward of this microbatch, without its data, which is held during the whole step."""
         return self.programs.held(self._last.get(microbatch), self.parts[microbatch])
 
     # -- an action -----------------------------------------------------------------------------------------------------
@@ -97,33 +98,33 @@ class ProgramStage(Stage):
         names = [f"{GRADIENT}{name}" for name in stage.answered]
         if self.last:
             for name, type in zip(names, self.programs.answers(self.parts[microbatch]), strict=True):
-                arrays[name] = np.ones(_shape(type), type.dtype)
+                arrays[name] = self.arrays.full(_shape(type), 1, type.dtype)
         self._take(kind, microbatch, arrays, names, grad)
         return self._run(kind, microbatch, arrays)
 
     def _take(
         self, kind: str, microbatch: int, arrays: dict[str, Array], names: Sequence[str], message: Array | None
     ) -> None:
-        """What came from another stage."""
+        """Puts the values of a message from another stage among the ``arrays``, by their ``names``."""
         if message is not None:
             types = self.programs.message(kind, self.parts[microbatch], last=self.last)
             self._hold(ACTIVATIONS, message.nbytes, microbatch)
             arrays.update(zip(names, unpacked(message, types), strict=True))
 
     def _run(self, kind: str, microbatch: int, arrays: dict[str, Array]) -> Sequence[Array]:
-        """Runs an action; what it returns is put among the ``arrays``, by name, too."""
+        """The results of an action, which are also put among the ``arrays``, by name."""
         part = self.parts[microbatch]
         function, program = self.programs.function(kind, part), self.programs.program(kind, part)
         inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
-        found = program.run(
-            self.device, [np.ascontiguousarray(x) if x.ndim else x for x in inputs], stage=self.number,
-            microbatch=microbatch, phase=kind if kind != "R" else None)
-        arrays.update((value.name, array) for value, array in zip(function.outputs, found, strict=True))
-        taken = sum(map(_nbytes, self.programs.message(kind, part, last=self.last)))
+        results = program.run(
+            self.device, list(map(contiguous, inputs)), stage=self.number, microbatch=microbatch,
+            phase=kind if kind != "R" else None)
+        arrays.update((value.name, array) for value, array in zip(function.outputs, results, strict=True))
+        received = sum(int(type.nbytes) for type in self.programs.message(kind, part, last=self.last))
         self._last[microbatch] = kind
-        for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, taken)):
-            self._hold(category, -nbytes, microbatch)       # what is kept is told when it is
-        return found
+        for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, received)):
+            self._hold(category, -nbytes, microbatch)       # `run_actions` holds the bytes that are kept
+        return results
 
     def _add(self, microbatch: int, gradients: Sequence[Array]) -> None:
         count = sum(array.size for array in gradients)
@@ -141,39 +142,36 @@ class ProgramStage(Stage):
 
 
 class Gradients:
-    """The sums of gradients over microbatches, those of one dtype in one array, so that they are summed as one."""
+    """The sums of gradients over microbatches; those of one dtype lie in one array, so that they are reduced as one."""
 
-    def __init__(self, types: Sequence[TensorType]) -> None:
-        dtypes = dict.fromkeys(type.dtype for type in types)
-        self.flat = {
-            dtype: np.zeros(sum(prod(_shape(type)) for type in types if type.dtype == dtype), dtype) for dtype in dtypes
-        }
+    def __init__(self, types: Sequence[TensorType], arrays: ArrayMaker) -> None:
+        sizes: dict[Any, int] = {}
+        for type in types:
+            sizes[type.dtype] = sizes.get(type.dtype, 0) + int(type.size)
+        self.flat = {dtype: arrays.full((size,), 0, dtype) for dtype, size in sizes.items()}
         self.types = types
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all sums."""
         return sum(flat.nbytes for flat in self.flat.values())
 
     @property
     def arrays(self) -> list[Array]:
-        """Of each weight: views."""
+        """The sum of each weight's gradients, as views."""
         starts = dict.fromkeys(self.flat, 0)
-        found = []
+        views = []
         for type in self.types:
-            start, size = starts[type.dtype], prod(_shape(type))
-            found.append(self.flat[type.dtype][start:start + size].reshape(_shape(type)))
+            start, size = starts[type.dtype], int(type.size)
+            views.append(self.flat[type.dtype][start:start + size].reshape(_shape(type)))
             starts[type.dtype] += size
-        return found
+        return views
 
     def add(self, gradients: Sequence[Array]) -> None:
-        """Those of one more microbatch."""
+        """Adds the gradients of one more microbatch."""
         for total, gradient in zip(self.arrays, gradients, strict=True):
             total += gradient
 
 
 def _shape(type: TensorType) -> tuple[int, ...]:
     return tuple(int(extent) for extent in type.shape)
-
-
-def _nbytes(type: TensorType) -> int:
-    return prod(_shape(type)) * type.dtype.itemsize

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -112,6 +112,10 @@ class Operation:
     Subclasses override `__call__`, and the two others where the arguments are dealt out or the outputs
     belong together.
     """
+
+    declares_all: ClassVar[bool] = False
+    """Whether every op declares its cost.  Then all other compute is the library's Python, and a modelled trace has no
+    price for it."""
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """What each rank gets from the host, by rank.  Here: everything, everywhere."""

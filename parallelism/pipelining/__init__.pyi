@@ -1,5 +1,10 @@
 from .actions import KINDS as KINDS, MESSAGES as MESSAGES, Action as Action, Overlapped as Overlapped
-from .execution import Stage as Stage, pipeline_axes as pipeline_axes
+from .execution import (
+    Stage as Stage,
+    free_tag as free_tag,
+    message_user as message_user,
+    pipeline_axes as pipeline_axes,
+)
 from .pipeline import Pipeline as Pipeline, PipelineStage as PipelineStage, Status as Status
 from .pipelined_operation import PipelinedOperation as PipelinedOperation
 from .schedule import Schedule as Schedule

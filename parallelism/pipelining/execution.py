@@ -197,8 +197,23 @@ class _Mail:
             work.wait()
 
     def tag(self, user: Action) -> int:
-        """A number for each message of a run, by the action that takes it."""
-        return 2 * (user.stage * self.pipeline.microbatches + user.microbatch) + (user.kind != "F")
+        return message_tag(self.pipeline, user)
+
+
+def message_tag(pipeline: Pipeline, user: Action) -> int:
+    """The tag of the message that an action (F or B) receives; every message of a run has another."""
+    return 2 * (user.stage * pipeline.microbatches + user.microbatch) + (user.kind != "F")
+
+
+def message_user(pipeline: Pipeline, tag: int) -> Action:
+    """The action that receives the message with this tag: F, or B for any backward that takes a gradient."""
+    stage, microbatch = divmod(tag // 2, pipeline.microbatches)
+    return Action(stage, "B" if tag % 2 else "F", microbatch)
+
+
+def free_tag(pipeline: Pipeline) -> int:
+    """The first tag that no message between stages has."""
+    return 2 * pipeline.stages * pipeline.microbatches
 
 
 def _user(stage: int, kind: str, microbatch: int) -> Action:

@@ -23,9 +23,14 @@ class PipelinedOperation(Operation):
         self.inside = tuple(inside)
 
     def places(self, mesh: Mesh) -> list[tuple[int, int]]:
-        """By rank, its position in the pipeline and the number of its replica.  ``ValueError`` if the mesh is unfit."""
+        """The position in the pipeline and the number of the replica, by rank.  ``ValueError`` if the mesh is unfit."""
         stages, replicas = pipeline_axes(self.pipeline, mesh, self.inside)
         return [(i[stages] if stages else 0, i[replicas] if replicas else 0) for i in mesh]
+
+    def position(self, device: Device) -> int:
+        """The position of a device in the pipeline.  ``ValueError`` if its mesh is unfit."""
+        axis, _ = pipeline_axes(self.pipeline, device.mesh, self.inside)
+        return 0 if axis is None else device.index[axis]
 
     def stages_on(self, position: int) -> list[int]:
         """The stages that lie at a position of the pipeline."""
@@ -41,8 +46,7 @@ class PipelinedOperation(Operation):
         ``forward_only`` the forwards are run alone.  **Communication**: as in `run_actions`.
         """
         axis, _ = pipeline_axes(self.pipeline, device.mesh, self.inside)
-        position, _ = self.places(device.mesh)[device.rank]
-        works = self.pipeline.schedule.works[position]
+        works = self.pipeline.schedule.works[self.position(device)]
         if forward_only:
             works = tuple(work for work in works if work.kind in ("F", "SEND_F", "RECV_F"))
         run_actions(device, self.pipeline, axis, stages, works, done)

@@ -5,15 +5,15 @@
     [x, None] -> [None, x] of float64 8x6 on Mesh(x=2): 192 bytes in 1 communication
       all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes
 
-What a plan is chosen from is in `parallelism.resharding.moves`, how it is chosen in `parallelism.resharding.search`; `parallelism.resharding.execute`
-runs it on devices.
+What a plan is chosen from is in `parallelism.resharding.moves`, how it is chosen in `parallelism.resharding.search`;
+`parallelism.resharding.execute` runs it on devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from html import escape
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -212,7 +212,7 @@ def plan_resharding(
     No rank's local array is ever larger than the larger of the largest ones of source and target.  Within that, the
     plan has the fewest communications, and of those with as few the fewest bytes received by all ranks together; with
     ``cost``, the least sum of what it says of the steps that communicate; with ``hardware``, a preset's name too, the
-    fewest seconds there (`Costs.move_seconds`).  An ``exchange`` is in it only where no other moves fit.  Every pair of
+    fewest seconds there (`move_seconds`).  An ``exchange`` is in it only where no other moves fit.  Every pair of
     layouts has a plan; that of a layout to itself moves nothing.
 
     So plans are compared by exchanges, then communications, then bytes, and counted so it never costs less to go by way
@@ -249,8 +249,9 @@ def plan_resharding(
 def _seconds_on(hardware: Hardware | str) -> Cost:
     from parallelism.cost import Costs  # every device imports this module, and few need that one
     from parallelism.hardware import Hardware
+    from parallelism.resharding.prices import move_seconds
 
-    return Costs(Hardware.of(hardware)).move_seconds
+    return partial(move_seconds, Costs(Hardware.of(hardware)))
 
 
 def _checked(

@@ -1,117 +1,142 @@
-"""The events of one device, or of a class of equal ones, as they are added one by one: what the devices' records hold.
+"""`DeviceEvents`: the events of one device, or of a class of equal devices, as rows of values.
 
-What belongs together is told as a run tells it: the k-th collective of a group, the k-th message of a channel and tag.
+Collectives and messages are numbered as in a run: the k-th collective of a group, the k-th message of a peer and tag.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.execution import DeviceProgram
-from parallelism.execution.device_program import communicates
-from parallelism.ir import Op, TensorType, Value
-from parallelism.layouts import step_of
-from parallelism.mesh import Mesh
+from parallelism.collectives import MemberCall
+from parallelism.resharding import ReshardingStep
 from parallelism.resharding.execute import called
 
-Axes = tuple[str, ...]
+MeshAxes = tuple[str, ...]
 
 FIELDS = (
     "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
 )
 NAME, DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
+SEQUENCE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("microbatch")
 
-Row = tuple[Any, ...]
+EventRow = tuple[Any, ...]
+"""The values of `FIELDS`, which are equal for all ranks of a class."""
 
 
-def row(
-    kind: str, name: str, nbytes: float = 0.0, flops: float = 0.0, dtype: str | None = None,
-    seconds: float | None = None, axes: Axes | None = None, algorithm: str | None = None, bytes_sent: int = 0,
-    bytes_received: int = 0, messages: int = 0, peer: int | None = None, tag: int | None = None,
-    sequence: int | None = None, stage: int | None = None, microbatch: int | None = None, phase: str | None = None,
-    work: int | None = None,
-) -> Row:
-    """An event as far as it is the same for all ranks of a class."""
-    return (
-        kind, name, nbytes, flops, dtype, seconds, axes, algorithm, bytes_sent, bytes_received, messages, peer, tag,
-        sequence, stage, microbatch, phase, work)
+class StepCall(NamedTuple):
+    """A step of a resharding plan, in which the number of elements may differ between ranks."""
+
+    step: ReshardingStep
+    dtype: np.dtype[Any]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the step."""
+        return self.step.kind
+
+    def of_rank(self, rank: int) -> MemberCall:
+        """The call of one rank."""
+        return called(self.step, rank, self.dtype)
+
+
+Call = MemberCall | StepCall
+
+
+class CollectiveRow(NamedTuple):
+    """The description of a collective event."""
+
+    event: int
+    """Its place among the rows."""
+    axes: MeshAxes
+    """The mesh axes of the group that have more than one device."""
+    number: int
+    """Its number among the collectives of the group."""
+    call: Call
+    """The call of every rank; or the step of a resharding plan."""
+
+
+class PeerRow(NamedTuple):
+    """A message whose peer is given by its position along a mesh axis."""
+
+    event: int
+    """Its place among the rows."""
+    axis: str
+    position: int
 
 
 @dataclass
-class Rows:
-    """The events of one class of devices, as they are added; and which are collectives."""
+class DeviceEvents:
+    """The events of one class of devices in their order."""
 
-    rows: list[Row] = field(default_factory=list)
-    collectives: list[tuple[int, Axes, int, Op]] = field(default_factory=list)
-    """Event, axes of more than one device, which of its group it is, the op."""
-    along: list[tuple[int, str, int]] = field(default_factory=list)
-    """Messages to and from a position along an axis: event, axis, position."""
+    rows: list[EventRow] = field(default_factory=list)
+    collectives: list[CollectiveRow] = field(default_factory=list)
+    along: list[PeerRow] = field(default_factory=list)
     counts: Counter[Any] = field(default_factory=Counter)
+    """How many collectives each group had, and how many messages each peer and tag."""
+    piece_end: int = -1
+    """The place after the last event of a piece, which says all about its memory.  Pieces are those of
+    `parallelism.simulation.repeated_stages`."""
 
-    def add_program(self, program: DeviceProgram, mesh: Mesh, rank: int = 0, **marks: Any) -> None:
-        """The events of `DeviceProgram.run` on a rank."""
-        places = {name: mark for name, mark in marks.items() if name != "phase"}
-        rows = self.rows
-        memory = dict[tuple[str, int], Row]()
-
-        def hold(category: str, nbytes: int) -> None:
-            found = memory.get((category, nbytes))
-            if found is None:
-                found = memory[category, nbytes] = row("memory", category, nbytes=float(nbytes), **places)
-            rows.append(found)
-
-        for op, price, made, freed, _ in program.steps:
-            for category, nbytes in made:
-                hold(category, nbytes)
-            if price is not None:
-                flops, traffic, dtype, seconds = price
-                rows.append(row("compute", op.kind, traffic, flops, dtype, seconds, **marks))
-            elif communicates(op):
-                self.add_call(op, mesh, rank)
-            for category, nbytes in freed:
-                hold(category, -nbytes)
-
-    def add_call(self, op: Op, mesh: Mesh, rank: int) -> None:
-        """The event of a collective, or of a message."""
-        if op.kind in ("send", "recv"):
-            sends = op.kind == "send"
-            peer, x = op["destination" if sends else "source"], (op.inputs if sends else op.outputs)[0].type
-            self.add_message(op.kind, peer, op["tag"], int(x.nbytes), x.dtype.name)
+    def add_memory(self, category: str, nbytes: int, stage: int | None, microbatch: int | None) -> None:
+        """Adds a memory event: so many bytes more, or fewer if the number is negative; none for 0 after a piece."""
+        if not nbytes and self.piece_end == len(self.rows):
             return
-        axes = mesh.axes_of(op["axes"])
-        apart = tuple(axis for axis in axes if mesh.shape[axis] > 1)
-        number = self.counts["collective", apart]
-        self.counts["collective", apart] += 1
-        self.collectives.append((len(self.rows), apart, number, op))
-        name = op.kind
-        if name == "relayout":
-            name = called(step_of(op, mesh), rank, op.inputs[0].type.dtype).kind
-        self.rows.append(row(
-            "collective", name, axes=axes, algorithm="direct", dtype=op.inputs[0].type.dtype.name, sequence=number))
+        self.rows.append((
+            "memory", category, float(nbytes), 0.0, None, None, None, None, 0, 0, 0, None, None, None, stage,
+            microbatch, None, None))
 
-    def add_all_reduce(self, mesh: Mesh, axis: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """The event of a sum over an axis."""
-        x = Value("x", TensorType(dtype, shape))
-        attributes = {"axes": (axis,), "group": mesh.shape[axis], "op": "sum"}
-        self.add_call(Op("all_reduce", (x,), tuple(attributes.items()), (Value("y", x.type),)), mesh, 0)
+    def add_collective(self, axes: MeshAxes, group_axes: MeshAxes, call: Call, kind: str, dtype: str) -> None:
+        """Adds a collective over ``axes``; ``group_axes`` are those of them that have more than one device."""
+        number = self.counts[group_axes]
+        self.counts[group_axes] = number + 1
+        self.collectives.append(CollectiveRow(len(self.rows), group_axes, number, call))
+        self.rows.append((
+            "collective", kind, 0.0, 0.0, dtype, None, axes, "direct", 0, 0, 0, None, None, number, None, None, None,
+            None))
 
     def add_message(
-        self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None = None,
-        work: int | None = None,
+        self, kind: str, peer: int, tag: int, nbytes: int, dtype: str | None, axis: str | None, work: int | None
     ) -> None:
-        """The event of a send or a recv; ``peer`` is a rank, or a position along an axis."""
+        """Adds a send or a recv; ``peer`` is a rank, or with an ``axis`` a position along it."""
         key = kind, axis, peer, tag
-        values: dict[str, Any] = {"tag": tag, "sequence": self.counts[key], "work": work}
-        if kind == "send":
-            values |= {"bytes_sent": nbytes, "messages": 1, "dtype": dtype}
-        else:
-            values["bytes_received"] = nbytes
+        number = self.counts[key]
+        self.counts[key] = number + 1
         if axis is not None:
-            self.along.append((len(self.rows), axis, peer))
-        self.rows.append(row(kind, kind, peer=peer, **values))
-        self.counts[key] += 1
+            self.along.append(PeerRow(len(self.rows), axis, peer))
+        sent, received, messages = (nbytes, 0, 1) if kind == "send" else (0, nbytes, 0)
+        self.rows.append((
+            kind, kind, 0.0, 0.0, dtype, None, None, None, sent, received, messages, peer, tag, number, None, None,
+            None, work))
+
+    def add_wait(self, name: str, work: int) -> None:
+        """Adds the wait for an asynchronous operation."""
+        self.rows.append((
+            "wait", name, 0.0, 0.0, None, None, None, None, 0, 0, 0, None, None, None, None, None, None, work))
+
+    def since(self, start: int) -> DeviceEvents:
+        """A copy of the events from the place ``start`` on."""
+        return DeviceEvents(
+            self.rows[start:], [each._replace(event=each.event - start) for each in self.collectives
+                                if each.event >= start])
+
+    def repeat(self, events: DeviceEvents, microbatch: int) -> None:
+        """Adds the same events, without messages, for another microbatch."""
+        start, end = len(self.rows), MICROBATCH + 1
+        self.rows += [
+            row if row[MICROBATCH] is None else (*row[:MICROBATCH], microbatch, *row[end:]) for row in events.rows]
+        for event, axes, _, call in events.collectives:
+            number, row = self.counts[axes], events.rows[event]
+            self.counts[axes] = number + 1
+            self.collectives.append(CollectiveRow(start + event, axes, number, call))
+            self.rows[start + event] = (*row[:SEQUENCE], number, *row[SEQUENCE + 1:])
+
+    def cut(self, start: int) -> None:
+        """Removes the events from the place ``start`` on, among which there are no messages."""
+        del self.rows[start:]
+        while self.collectives and self.collectives[-1].event >= start:
+            self.counts[self.collectives.pop().axes] -= 1

@@ -1,12 +1,13 @@
-"""A step of a pipelined program on a mesh, to be simulated: `simulate(PipelinedStep(program, mesh, rows), hardware)`.
+"""`PipelinedStep`: a step of a pipelined program on a mesh, with the events of its devices.
 
-Either op by op, or with the ops of a stage priced once for each kind of action and size of microbatch, however many
-microbatches there are.
+`simulate(program, hardware, mesh=mesh, batch=rows)` makes one.  The program itself runs, on a `TypedDevice` for each
+class of equal devices: op by op, or with each action of a stage as one piece
+(`parallelism.simulation.repeated_stages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -14,31 +15,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.execution import PipelinedProgram, StagePrograms
+from parallelism.execution import PipelinedProgram, Share, StagePrograms, TypedArray
 from parallelism.ir import TensorType
 from parallelism.layouts.stages import Part
-from parallelism.layouts.stages.batches import dealt
+from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
-from parallelism.pipelining import MESSAGES
+from parallelism.pipelining import MESSAGES, message_user
 from parallelism.sharding import TensorSharding
-from parallelism.simulation.device_events import Rows
+from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Templates
-from parallelism.simulation.pipelined_events import PipelinedEvents
+from parallelism.simulation.repeated_stages import RepeatingStage
+from parallelism.simulation.typed_device import TypedDevice
 
 Ints = npt.NDArray[np.int64]
-Price = Callable[[Rows, Ints], float | None]
-"""Seconds of some events on the devices that have them; None where these cannot be one piece."""
+PriceEvents = Callable[[DeviceEvents, Ints], float | None]
+"""Seconds of some events on each of the ranks that have them; None if the events cannot be one piece."""
 
 
 class PipelinedStep:
-    """One step of ``program`` on ``mesh``, for a batch of so many ``rows``; ``numbers`` stand for the other symbols.
+    """One step of ``program`` on ``mesh``, for a batch of so many ``rows``; ``numbers`` are those of the other symbols.
 
     ``simulate(PipelinedStep(...), hardware)`` is the trace that ``cluster.run(program, inputs)`` would leave.  With
-    ``fold=True`` equal devices are one, and so is all that a stage does for a microbatch: one piece of compute, with
-    the flops and bytes of its ops, whose collectives are part of what it takes and no events of their own.  The most
-    that is held at a time is the same, and so are the categories at that moment.
+    ``fold=True`` one device stands for all equal ones, and an action of a stage is one piece of compute, with the flops
+    and bytes of its ops.  Its collectives are part of its seconds and have no events.  The peak of memory is the same,
+    and so are the categories at that moment.
 
-    ``ValueError`` for symbols that have no number, and as `PipelinedProgram`.
+    ``ValueError`` for symbols without a number, and for a batch or a mesh that does not fit the program.
     """
 
     def __init__(self, program: PipelinedProgram, mesh: Mesh, rows: int, **numbers: int) -> None:
@@ -48,16 +50,12 @@ class PipelinedStep:
         if missing:
             raise ValueError(f"{program.name} has symbols without a number: {', '.join(sorted(missing))}")
         self.places = program.places(mesh)
-        """By rank, its position in the pipeline and the number of its replica."""
-        microbatches, replicas = program.pipeline.microbatches, 1 + max(replica for _, replica in self.places)
-        self._parts = [dealt(first, count, microbatches) for first, count in dealt(0, rows, replicas)]
-        if not all(count for parts in self._parts for _, count in parts):
-            raise ValueError(f"a batch of {rows} rows cannot be dealt to {replicas} x {microbatches} microbatches: "
-                             "some would have none")
+        """The position in the pipeline and the number of the replica of each rank."""
+        self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
 
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
-        """The first rank of each class of devices that record the same, and the class of each rank."""
+        """The first rank of each class of devices that have the same events, and the class of each rank."""
         uneven = not self._even_inside()
         known: dict[Any, int] = {}
         first: list[int] = []
@@ -65,68 +63,83 @@ class PipelinedStep:
         counted = self._counts_places()
         sizes = [tuple(part if counted else part[1] for part in parts) for parts in self._parts]
         for rank, (position, replica) in enumerate(self.places):
-            key = position, sizes[replica], self._place(rank) if uneven else 0
+            key = position, sizes[replica], self.program.place(self.mesh, rank) if uneven else 0
             if key not in known:
                 known[key] = len(first)
                 first.append(rank)
             class_of[rank] = known[key]
         return tuple(first), class_of
 
-    @cached_property
-    def stages(self) -> Mapping[tuple[int, int], StagePrograms]:
-        """What the first rank of each class runs, by class and stage."""
-        first, _ = self.classes
-        found: dict[tuple[int, int], StagePrograms] = {}
-        known: dict[tuple[int, int], StagePrograms] = {}
-        for number, rank in enumerate(first):
-            inside = self._place(rank)
-            for stage in range(self.program.pipeline.stages):
-                if (stage, inside) not in known:
-                    known[stage, inside] = self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)
-                found[number, stage] = known[stage, inside]
-        return found
-
     def prepare(self) -> None:
-        """Localizes the functions of all stages, which is done once, before the first simulation if not here."""
+        """Localizes the functions of all stages; the first simulation does it if this was not called."""
         first, _ = self.classes
-        for number, rank in enumerate(first):
+        for rank in first:
             position, replica = self.places[rank]
             kinds = {work.kind for work in self.program.pipeline.schedule.works[position]} - set(MESSAGES)
             for stage in self.program.stages_on(position):
-                programs = self.stages[number, stage]
-                for part in dict.fromkeys(self._alike(replica)):
+                programs = self._programs(stage, rank)
+                for part in dict.fromkeys(map(programs.alike, self._parts[replica])):
                     for kind in (*kinds, *(("R",) if programs.functions.recompute else ())):
                         _ = programs.program(kind, part).steps
 
-    def templates(self, price: Price | None = None) -> Templates:
-        """What its devices would record, each class of them once."""
+    def templates(self, price: PriceEvents | None = None) -> Templates:
+        """The events of each class; with a ``price``, an action of a stage is one piece of compute where it can be."""
         first, class_of = self.classes
-        rows = []
-        for number, rank in enumerate(first):
-            ranks = np.flatnonzero(class_of == number)
-            stages = [self.stages[number, stage] for stage in range(self.program.pipeline.stages)]
-            parts = self._parts[self.places[rank][1]]
-            own = None if price is None else partial(_on, price, ranks)
-            rows.append(PipelinedEvents(self.program, self.mesh, rank, parts, stages, own).rows)
-        return Templates(self.mesh, rows, class_of)
+        return Templates(self.mesh, [
+            self._events(rank, price and partial(_on, price, np.flatnonzero(class_of == number)))
+            for number, rank in enumerate(first)
+        ], class_of)
+
+    def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
+        device = TypedDevice(self.mesh, rank, self._messages(rank))
+        self.program.run(device.device, self._share(rank), partial(RepeatingStage, price=price))
+        return device.events
+
+    def _share(self, rank: int) -> Share:
+        """The inputs of a rank, as types."""
+        position, replica = self.places[rank]
+        parts, data, weights = self._parts[replica], dict[str, Any](), dict[str, Any]()
+        for stage in self.program.stages_on(position):
+            programs = self._programs(stage, rank)
+            functions = programs.functions
+            by_part = [programs.types(programs.of(part).forward.inputs, functions.data) for part in parts]
+            for name, *types in zip(functions.data, *by_part, strict=True):
+                data[name] = tuple(map(TypedArray.of, types))
+            types_of_weights = programs.types(programs.of(parts[0]).forward.inputs, functions.weights)
+            weights.update(zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True))
+        return Share(self.numbers, self.rows, parts, data, weights)
+
+    def _messages(self, rank: int) -> Callable[[int], TypedArray]:
+        """A function of the tag: an array of the type of the message that a rank receives with it."""
+        position, replica = self.places[rank]
+        pipeline, parts = self.program.pipeline, self._parts[replica]
+        programs = {stage: self._programs(stage, rank) for stage in self.program.stages_on(position)}
+        cache: dict[Any, TypedArray] = {}
+
+        def incoming(tag: int) -> TypedArray:
+            stage, kind, microbatch = message_user(pipeline, tag)
+            part = programs[stage].alike(parts[microbatch])
+            key = stage, kind, part
+            if key not in cache:
+                types = programs[stage].message(kind, part, last=stage == pipeline.stages - 1)
+                message: Any = packed([TypedArray.of(type) for type in types])  # type: ignore[misc]
+                cache[key] = message
+            return cache[key]
+
+        return incoming
+
+    def _programs(self, stage: int, rank: int) -> StagePrograms:
+        return self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)
 
     def _alike(self, replica: int) -> list[Part]:
         return list(self._parts[replica]) if self._counts_places() else [(0, rows) for _, rows in self._parts[replica]]
-
-    def _place(self, rank: int) -> int:
-        """The rank on the mesh inside its stage."""
-        inside = self.program.mesh_inside
-        if inside is None:
-            return 0
-        index = self.mesh.index(rank)
-        return inside.rank(**{axis: index[axis] for axis in inside.axes})
 
     def _counts_places(self) -> bool:
         name = f"{self.program.stages.batch}_first"
         return any(name in stage.symbols for stage in self.program.stages.functions)
 
     def _even_inside(self) -> bool:
-        """Whether all devices inside a stage have programs alike."""
+        """Whether all devices inside a stage have programs of the same shapes."""
         inside, stages = self.program.mesh_inside, range(self.program.pipeline.stages)
         if inside is None:
             return True
@@ -141,8 +154,8 @@ class PipelinedStep:
         return True
 
 
-def _on(price: Price, ranks: Ints, rows: Rows) -> float | None:
-    return price(rows, ranks)
+def _on(price: PriceEvents, ranks: Ints, events: DeviceEvents) -> float | None:
+    return price(events, ranks)
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:

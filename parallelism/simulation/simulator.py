@@ -1,28 +1,33 @@
-"""What an executable would do on a hardware, without running it: the trace of `VirtualCluster.run`, made by columns.
+"""`simulate`: the trace that a run of a program would leave on a hardware, without the run.
 
     simulate(Executable(function, mesh), "dgx-h100").makespan_seconds
+    simulate(program, "dgx-h100", mesh=Mesh(pp=4, dp=2), batch=64).makespan_seconds     # a PipelinedProgram
 
-No array is touched and nothing is started.  The events are those that the devices would record, priced and timed by the
-same clock, so an executed run under ``compute="modelled"`` has the same: kinds, groups, bytes, memory, times.  What
-goes to and from the host is left out.
+The program itself runs, once for each class of equal devices, on a device whose arrays are types
+(`parallelism.simulation.typed_device`).  The events are priced and replayed as those of a run are, so an executed run
+under ``compute="modelled"`` has the same kinds, groups, bytes, memory and times.  Traffic with the host is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.events import HOST, Columns, Table
+from parallelism.execution import Executable, PipelinedProgram
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
-from parallelism.simulation.device_events import Axes, Rows
+from parallelism.simulation.device_events import DeviceEvents, MeshAxes
 from parallelism.simulation.event_classes import Templates, members
 from parallelism.simulation.folded_links import Used, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
+from parallelism.simulation.operations import simulated_operation
+from parallelism.simulation.pipelined_step import PipelinedStep
 from parallelism.timeline import (
     COLLECTIVE,
     FREE,
@@ -40,124 +45,127 @@ from parallelism.timeline import (
 from parallelism.trace import Trace
 
 Ints = npt.NDArray[np.int64]
-Price = Callable[[Rows, Ints], float | None]
-"""Seconds that some events take on each of the devices that have them; None where these must be told apart."""
-
-
-class Simulated(Protocol):
-    """What can be simulated: it tells what its devices would record."""
-
-    @property
-    def mesh(self) -> Mesh: ...
-    def templates(self, price: Price | None = None) -> Templates:
-        """By class of devices; with a ``price``, what is done again and again may be one piece of compute."""
 
 
 def simulate(
-    executable: Simulated, hardware: Hardware | str | PathLike[str], *, fold: bool = False,
+    operation: Executable | PipelinedProgram | PipelinedStep, hardware: Hardware | str | PathLike[str], *,
+    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None, fold: bool = False,
     op_by_op: bool = False, priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Trace:
-    """The trace that ``executable`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
+    """The trace that ``operation`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
-    ``fold``: of devices that do the same at the same times (`parallelism.simulation.folding`) only the first is simulated, with
-    its real groups and their prices; the trace tells about these ranks and no others, and cannot be priced again.
-    Its times are those of all, but where all are a crowd on their links (`parallelism.timeline.fair_sharing`): these have
-    approximate times, and the few that are left may have exact ones.
-    What is done again and again, as by a stage for each microbatch, may be one piece of compute then, in which
+    A `PipelinedProgram` needs a ``mesh`` and a ``batch``: the number of its rows; ``numbers`` are those of its other
+    symbols.  An `Executable` has all three.
+
+    ``fold``: of equal devices (`parallelism.simulation.folding`) only one representative is simulated, with its real
+    groups and their prices.  The trace has the events of these ranks and cannot be priced again.  Its times equal those
+    of the unfolded simulation, except where more than 16 transfers share links: the unfolded one then approximates
+    their rates (`parallelism.timeline.fair_sharing`), and the folded one, which has fewer, may compute them exactly.
+    With ``fold``, repeated work, such as that of a stage for each microbatch, may be one piece of compute, in which
     collectives are counted as compute; with ``op_by_op`` all ops and collectives are events, as without ``fold``.
-    ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and
+    ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.
+
+    ``TypeError`` for an operation that cannot be simulated.  ``ValueError`` for a hardware with too few devices, and
     where messages share links in a way that cannot be folded.
     """
-    if not hasattr(executable, "templates"):
-        raise TypeError(f"what is simulated is an Executable(function, mesh) or a PipelinedStep, got "
-                        f"{type(executable).__name__}")
-    mesh = executable.mesh
-    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(mesh.size)
+    simulated = simulated_operation(operation, mesh, batch, numbers)
+    size = simulated.mesh.size
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(size)
     if fold:
-        pieces = _Pieces(mesh, pricing)
-        standing = _standing(executable.templates(None if op_by_op else pieces), pricing)
-        if _on_levels(standing.events, pricing, pieces.levels):
-            standing = _standing(executable.templates(), pricing)
-        return _timed(standing, pricing)
-    events = executable.templates().by_rank(range(mesh.size)).events
-    return Trace(events, mesh.size, mesh_shape=mesh.shape, priced=("modelled",)).priced_by(pricing)
+        pieces = _Pieces(simulated.mesh, pricing)
+        representatives = _representatives(simulated.templates(None if op_by_op else pieces), pricing)
+        if _on_levels(representatives.events, pricing, pieces.levels):
+            representatives = _representatives(simulated.templates(), pricing)
+        return _timed(representatives, pricing)
+    events, lengths, _ = simulated.templates().by_rank(range(size))
+    return _trace(replay_columns(events, lengths, pricing), simulated.mesh, pricing)
 
 
 def equal_devices(
-    executable: Simulated, hardware: Hardware | str | PathLike[str], *, priced_dtype: str | None = None,
-    link_sharing: bool = True,
+    operation: Executable | PipelinedProgram | PipelinedStep, hardware: Hardware | str | PathLike[str], *,
+    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
+    priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Lanes:
-    """The devices that ``simulate(..., fold=True)`` takes together, with the same ``priced_dtype`` and so on."""
-    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(executable.mesh.size)
-    return folded(executable.templates(_Pieces(executable.mesh, pricing)), pricing.hardware, pricing.shares_links)
+    """The lanes of equal devices of ``simulate(..., fold=True)`` with the same arguments."""
+    simulated = simulated_operation(operation, mesh, batch, numbers)
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(simulated.mesh.size)
+    return folded(simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links)
 
 
-class _Standing(NamedTuple):
-    """Those that stand for their equals, and what they record."""
+def _trace(events: Columns, mesh: Mesh, pricing: Pricing, ranks: Sequence[int] | None = None) -> Trace:
+    priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
+    return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks, priced=priced)
+
+
+@dataclass(frozen=True)
+class _Representatives:
+    """The devices that are simulated in place of all equal ones, with their events."""
 
     templates: Templates
     lanes: Lanes
     events: Columns
     lengths: list[int]
+    """The number of events of each representative."""
     looks: Ints
+    """The place of each event in `Templates.looks`."""
 
 
-def _standing(templates: Templates, pricing: Pricing) -> _Standing:
+def _representatives(templates: Templates, pricing: Pricing) -> _Representatives:
     lanes = folded(templates, pricing.hardware, pricing.shares_links)
-    return _Standing(templates, lanes, *templates.by_rank(lanes.first.tolist()))
+    return _Representatives(templates, lanes, *templates.by_rank(lanes.first.tolist()))
 
 
-def _timed(standing: _Standing, pricing: Pricing) -> Trace:
-    templates, lanes, events, lengths, looks = standing
-    mesh, first = templates.mesh, lanes.first.tolist()
-    roles = _met(events, templates.axes_of[looks], lanes)
+def _timed(each: _Representatives, pricing: Pricing) -> Trace:
+    """The trace of the representatives."""
+    templates, events, looks = each.templates, each.events, each.looks
+    roles = _folded_roles(events, templates.axes_of[looks], each.lanes)
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
     ranks = events.numbers("rank")[at]
-    found, groups, of_event = _prices(templates, pricing, looks[at], ranks)
-    prices.seconds[at] = np.array([price.seconds for price in found])[of_event]
-    names = list(dict.fromkeys([None, *(price.algorithm for price in found)]))
+    own = _collective_prices(templates, pricing, looks[at], ranks)
+    prices.seconds[at] = own.seconds
+    names = list(dict.fromkeys([None, *(price.algorithm for price in own.prices)]))
     name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
-    name[at] = np.array([names.index(price.algorithm) for price in found], np.int32)[of_event]
+    name[at] = np.array([names.index(price.algorithm) for price in own.prices], np.int32)[own.price]
     ways: tuple[Way | None, ...] = (None,)
     if pricing.shares_links:
-        used = Used(found, groups, of_event, ranks, roles.keys[at], looks[at])
-        ways, way[at] = folded_ways(templates, pricing, lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
+        used = Used(own.prices, own.groups, own.price, ranks, roles.keys[at], looks[at])
+        messages = bool(events.isin("kind", {"send"}).any())
+        ways, way[at] = folded_ways(templates, pricing, each.lanes, used, messages=messages)
     known = PricedRoles(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    timed = replay_columns(events, lengths, pricing, known)
-    priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
-    return Trace(timed, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=first, priced=priced)
+    timed = replay_columns(events, each.lengths, pricing, known)
+    return _trace(timed, templates.mesh, pricing, each.lanes.first.tolist())
 
 
 class _Pieces:
-    """Prices what devices do with nobody but their equals: a `Price`."""
+    """Prices the events of an action whose groups have only equal devices."""
 
     def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
         self.mesh, self.pricing = mesh, pricing
-        self._same: dict[tuple[Axes, bytes], bool] = {}
+        self._same: dict[tuple[MeshAxes, bytes], bool] = {}
         self.levels: set[int] = set()
-        """Of links that are used inside of pieces."""
+        """The levels of the links that collectives inside of pieces use."""
 
-    def __call__(self, rows: Rows, ranks: Ints) -> float | None:
+    def __call__(self, events: DeviceEvents, ranks: Ints) -> float | None:
+        """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
         hardware = self.pricing.hardware
-        if any(each[0] in ("send", "recv", "wait") for each in rows.rows):
+        if any(row[0] in ("send", "recv", "wait") for row in events.rows):
             return None
         if hardware is not None and (hardware.stragglers or hardware.faults):
             return None
-        if not all(self._same_for_all(axes, ranks) for _, axes, _, _ in rows.collectives):
+        if not all(self._same_for_all(axes, ranks) for axes in {each.axes for each in events.collectives}):
             return None
-        templates = Templates(self.mesh, [rows], np.zeros(self.mesh.size, np.int64))
-        events, _, looks = templates.by_rank(ranks[:1].tolist())
-        roles = roles_of(events)
-        at = np.flatnonzero(events.isin("kind", {"collective"}))
-        seconds = self.pricing.prices(events, roles).seconds
-        found, _, of_event = _prices(templates, self.pricing, looks[at], events.numbers("rank")[at])
-        seconds[at] = np.array([price.seconds for price in found])[of_event]
-        self.levels.update(channel[0] for price in found for channel in price.crossing)
+        templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
+        columns, _, looks = templates.by_rank(ranks[:1].tolist())
+        at = np.flatnonzero(columns.isin("kind", {"collective"}))
+        seconds = self.pricing.prices(columns, roles_of(columns)).seconds
+        own = _collective_prices(templates, self.pricing, looks[at], columns.numbers("rank")[at])
+        seconds[at] = own.seconds
+        self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
         return float(seconds.sum())
 
-    def _same_for_all(self, axes: Axes, ranks: Ints) -> bool:
-        """Whether the groups along axes are of these ranks alone, and cost the same everywhere."""
+    def _same_for_all(self, axes: MeshAxes, ranks: Ints) -> bool:
+        """Whether the groups of these ranks along the axes have no other members, and equal prices."""
         key = axes, ranks.tobytes()
         if key not in self._same:
             groups = members(self.mesh, axes)
@@ -168,65 +176,77 @@ class _Pieces:
         return self._same[key]
 
 
-def _met(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
-    """What each event is to the clock where everybody is met in the one who stands for him.
+def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
+    """Roles of the events for the replay, with each rank replaced by its representative in groups and peers.
 
-    ``axes`` number those of each collective: along other axes other groups may be met in the same ones.
+    ``axes`` are the slots of the collectives: groups along different axes stay apart, even if they have the same
+    representatives.
     """
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
-    met: dict[Any, int] = {}
-    groups: list[Any] = []
+    numbers: dict[Any, int] = {}
     index = []
     for ranks in group.values:
-        found = None if ranks is None else tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist())
-        if found not in met:
-            met[found] = len(groups)
-            groups.append(found)
-        index.append(met[found])
+        first = None if ranks is None else tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist())
+        index.append(numbers.setdefault(first, len(numbers)))
     between = events.present("peer") & (peer != HOST)
-    stands = peer.copy()
-    stands[between] = lanes.first[lanes.lane_of[peer[between]]]
+    representative = peer.copy()
+    representative[between] = lanes.first[lanes.lane_of[peer[between]]]
     sequence = events.numbers("sequence")
     roles = roles_of(events.with_columns(
         sequence=np.where(axes >= 0, sequence * (int(axes.max(initial=0)) + 1) + axes, sequence),
-        group=Table(tuple(groups), np.array(index, np.int32)[group.index]),
-        peer=stands if between.any() else None))
+        group=Table(tuple(numbers), np.array(index, np.int32)[group.index]),
+        peer=representative if between.any() else None))
     sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
     alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
     return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
 
 
-def _prices(
-    templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints
-) -> tuple[list[CollectivePrice], list[tuple[int, ...]], Ints]:
-    """What the collectives cost, by what all of their real groups receive, whose prices these are, and by event which
-    it has.
+@dataclass(frozen=True)
+class _CollectivePrices:
+    """The prices of collective events; groups with equal prices share one."""
 
-    Groups that lie alike have one price, unless it matters which links are theirs.
+    prices: list[CollectivePrice]
+    """The different prices; the first is that of a free collective."""
+    groups: list[tuple[int, ...]]
+    """The ranks of the group for which each price was computed."""
+    price: Ints
+    """The number of each event's price."""
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The seconds of each event."""
+        return np.array([price.seconds for price in self.prices])[self.price]
+
+
+def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> _CollectivePrices:
+    """Prices of the collectives at these ``looks`` on these ranks, by the bytes that all of their real groups receive.
+
+    Groups that `priced_alike` finds equal have one price, unless it matters which links are theirs.
     """
     prices, of_event = [FREE], np.zeros(len(looks), np.int64)
-    groups: list[tuple[int, ...]] = [()]
-    if pricing.hardware is None:
-        return prices, groups, of_event
-    known: dict[tuple[int, int, int], int] = {}
-    together = not pricing.shares_links or own_ports(pricing.hardware)
+    result = _CollectivePrices(prices, [()], of_event)
+    hardware = pricing.hardware
+    if hardware is None:
+        return result
+    known: dict[tuple[Any, ...], int] = {}
+    together = not pricing.shares_links or own_ports(hardware)
     slots = templates.axes_of[looks]
     numbers = templates.group_of[slots, ranks]
     for i, (look, slot, number) in enumerate(zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)):
-        alike = int(priced_alike(templates, slot, pricing.hardware)[number]) if together else number
-        key = id(templates.moved(look, number)) if together else look, slot, alike
+        alike = int(priced_alike(templates, slot, hardware)[number]) if together else number
+        key = (templates.moved(look, number) if together else look), slot, alike
         if key not in known:
             known[key] = len(prices)
-            told = templates.collective(look, number)
-            prices.append(pricing.collective(*told))
-            groups.append(told[0].group)
+            call, dtype = templates.collective(look, number)
+            prices.append(pricing.collective(call, dtype))
+            result.groups.append(call.group)
         of_event[i] = known[key]
-    return prices, groups, of_event
+    return result
 
 
 def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bool:
-    """Whether messages share links, and one goes over these levels of them."""
+    """Whether messages share links and one of them crosses a link of these levels."""
     if not pricing.shares_links or not levels:
         return False
     sends = events.take(np.flatnonzero(events.isin("kind", {"send"})))

@@ -5,8 +5,9 @@
                             same to the last bit whatever the load of the machine; the undeclared costs nothing
 
 Either is longer on a straggler.  Messages and collectives cost what `parallelism.cost` says, by the algorithm that was
-named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is free.  On
-the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is declared.
+named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is
+free.  On the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is
+declared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
-from parallelism.events import ABSENT, Columns, Table
+from parallelism.events import ABSENT, Columns, Table, column_of
 from parallelism.events.columns import codes, combined
 from parallelism.hardware import ITEMSIZE, Channel, Hardware
 from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
@@ -59,6 +60,21 @@ class Prices(NamedTuple):
     """What collectives use of the links, the different ones."""
     way: npt.NDArray[np.int64] | None = None
     """By event, which of these; None: the first."""
+
+
+def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
+    """For each event, whether it is compute outside of all named blocks, with neither flops nor bytes."""
+    free: npt.NDArray[np.bool_] = (events.numbers("flops") == 0) & (events.numbers("nbytes") == 0)
+    named = events.present("stage") | events.present("phase")
+    return free & ~named & events.isin("kind", {"compute"}) & events.isin("name", {"compute"})
+
+
+def with_free_overhead(events: Columns) -> Columns:
+    """The events of a program that declares every op: its nameless compute is the library's own, declared as 0 s."""
+    seconds = events.values("seconds")
+    for i in np.flatnonzero(nameless_compute(events)).tolist():
+        seconds[i] = 0.0
+    return events.with_columns(seconds=column_of("seconds", seconds))
 
 
 @dataclass(frozen=True)
@@ -135,16 +151,16 @@ class Pricing:
     def seen(self, events: Columns) -> Seen:
         """The events that are in the timeline.
 
-        Of a modelled one those are left out that depend on the moment: what was computed under no name, and the
-        pieces of a block but its first, which has the price.
+        A modelled timeline leaves out events that depend on the moment: compute without a name and without a price, and
+        the later pieces of a block, whose price stands at its first piece.
         """
         if self.compute == "measured":
             return Seen(events)
         computes = events.isin("kind", {"compute"})
         seconds = np.where(computes, events.numbers("cpu_seconds"), 0.0)
         unpriced = computes & ~self.declared(events)
-        nameless = unpriced & events.isin("name", {"compute"}) & ~events.present("stage") & ~events.present("phase")
-        gone = nameless | (computes & (events.numbers("part") > 0))
+        gone = (nameless_compute(events) & (unpriced | events.isin("seconds", (0.0,)))) | (
+            computes & (events.numbers("part") > 0))
         left_out, undeclared = float(seconds[unpriced & gone].sum()), float(seconds[unpriced & ~gone].sum())
         return Seen(_without(events, gone), left_out, undeclared, float(seconds.sum()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import numpy as np
@@ -41,6 +42,26 @@ def run(program, mesh, inputs, backend="thread"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UndeclaredComputeWarning)
             return done.result, done.trace
+
+
+def test_a_program_that_declares_every_op_leaves_nothing_undeclared(monkeypatch):
+    function = models.mlp((5, 7, 3), 6)
+    executable, of_class = Executable(function, Mesh(dp=2)), Executable.of_class
+
+    def slow_of_class(self, number):
+        start = time.thread_time()
+        while time.thread_time() - start < 0.02:
+            pass
+        return of_class(self, number)
+
+    monkeypatch.setattr(Executable, "of_class", slow_of_class)
+    with VirtualCluster(Mesh(dp=2), backend="thread", **ON) as cluster:
+        done = cluster.run(executable, inputs_of(function))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UndeclaredComputeWarning)
+        assert done.trace.undeclared_seconds == 0
+        assert done.trace.on("pcie-v100", priced_dtype="float32").undeclared_seconds == 0
+    assert {event.name for event in done.trace.filter(kind="compute")} >= {"@mlp", "matmul"}
 
 
 def assert_simulated(simulated, trace):

@@ -111,6 +111,23 @@ def test_equal_devices_are_told_op_by_op_if_that_is_asked_for():
         assert split(folded)[rank].communication > split(pieces)[rank].communication
 
 
+def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
+    program, mesh = program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, dp=2, tp=2)
+    for options in ({}, {"fold": True}):
+        simulated = simulate(program, mesh=mesh, batch=12, **options, **ON)
+        assert told(simulated) == told(simulate(PipelinedStep(program, mesh, 12), **options, **ON))
+    lanes = equal_devices(program, "dgx-h100", mesh=mesh, batch=12)
+    assert lanes.first.tolist() == equal_devices(PipelinedStep(program, mesh, 12), "dgx-h100").first.tolist()
+    for wrong in ({}, {"mesh": mesh}, {"batch": 12}):
+        with pytest.raises(TypeError, match="a PipelinedProgram is simulated on a mesh with a batch of some rows"):
+            simulate(program, **wrong, **ON)
+    step = PipelinedStep(program, mesh, 12)
+    with pytest.raises(TypeError, match="batch= and numbers= are for a PipelinedProgram; the PipelinedStep has"):
+        simulate(step, batch=12, **ON)
+    with pytest.raises(ValueError, match=r"the PipelinedStep is for .*, not for Mesh"):
+        simulate(step, mesh=Mesh(pp=2), **ON)
+
+
 def test_a_straggler_is_nobodys_equal_and_every_op_is_told():
     from parallelism.hardware import Hardware
 

@@ -19,6 +19,7 @@ from parallelism.cost import cost
 from parallelism.cost.cost import bus_factor
 from parallelism.display import quantities
 from parallelism.hardware import fields as checked, hardware, links
+from parallelism.resharding.prices import move_seconds
 
 A, B = 2.0**-18, 2.0**-30                      # seconds, and seconds per byte: sums and products of these are exact
 FAR_A, FAR_B = 2.0**-15, 2.0**-26
@@ -451,12 +452,12 @@ def test_a_move_takes_what_its_collective_takes():
     costs = Costs(cluster(near(4), far(2)))
     plan = plan_resharding(TensorSharding("tp", None), TensorSharding(None, None), (8, 6), "f8", mesh)
     [step] = plan.steps
-    assert costs.move_seconds(step) == costs.collective("all_gather", 8 * 6 * 8, range(4)).seconds
+    assert move_seconds(costs, step) == costs.collective("all_gather", 8 * 6 * 8, range(4)).seconds
     plan = plan_resharding(TensorSharding(None, partial="dp"), TensorSharding(None), (8,), "f8", mesh)
     [step] = plan.steps
-    assert costs.move_seconds(step) == costs.collective("all_reduce", 64, (0, 4)).seconds
+    assert move_seconds(costs, step) == costs.collective("all_reduce", 64, (0, 4)).seconds
     plan = plan_resharding(TensorSharding(None), TensorSharding("tp"), (8,), "f8", mesh)
-    assert [costs.move_seconds(step) for step in plan.steps] == [0]
+    assert [move_seconds(costs, step) for step in plan.steps] == [0]
 
 
 def test_rates_are_those_of_all_ranks_together():
@@ -473,7 +474,7 @@ def test_a_plan_can_be_the_cheapest_in_seconds():
     costs = Costs(hardware)
     by_bytes = plan_resharding(source, target, (16, 24), "f8", mesh)
     by_seconds = plan_resharding(source, target, (16, 24), "f8", mesh, hardware=hardware)
-    seconds = [sum(map(costs.move_seconds, plan.steps)) for plan in (by_seconds, by_bytes)]
+    seconds = [sum(move_seconds(costs, step) for step in plan.steps) for plan in (by_seconds, by_bytes)]
     assert seconds[0] <= seconds[1]
     assert by_seconds.steps[-1].after == target
     with pytest.raises(ValueError, match="by cost= and hardware= only one at a time"):

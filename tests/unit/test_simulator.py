@@ -242,6 +242,6 @@ def test_groups_along_different_axes_may_be_met_in_the_same_devices():
 
 
 def test_a_function_is_not_laid_out_on_devices_yet():
-    message = r"^what is simulated is an Executable\(function, mesh\) or a PipelinedStep, got Function$"
+    message = r"^simulate takes an Executable\(function, mesh\) or a PipelinedProgram, got Function$"
     with pytest.raises(TypeError, match=message):
         simulate(models.mlp((3, 2), 5), "dgx-h100")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction, Result, check_shape, copy_of, result_of
+from parallelism.collectives import Reduction, check_shape, copy_of, result_of
 from vcluster.collectives.call import Call
 from vcluster.collectives.group import INLINE_BYTES, Group
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show

@@ -30,6 +30,7 @@ class Run(Sequence[Any]):
         self.outputs = outputs
         """What the program returned on each device, by rank."""
         self._program = program if isinstance(program, Operation) else None
+        self._declares_all = getattr(program, "declares_all", False)
         self._name = getattr(program, "__qualname__", type(program).__name__)
         self._records = records
         self._pricing = pricing
@@ -61,7 +62,7 @@ class Run(Sequence[Any]):
     @cached_property
     def trace(self) -> Trace:
         """What happened in this run, in the virtual time of the cluster's hardware."""
-        trace = make_trace(self._records, dict(self.mesh.shape), self._pricing)
+        trace = make_trace(self._records, dict(self.mesh.shape), self._pricing, declares_all=self._declares_all)
         self._records = []
         return trace
 

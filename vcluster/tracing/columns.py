@@ -72,13 +72,19 @@ def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
 
 
 def make_trace(
-    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: Pricing | None = None
+    records: Sequence[bytes | Packed], mesh_shape: dict[str, int], pricing: Pricing | None = None, *,
+    declares_all: bool = False,
 ) -> Trace:
-    """The trace of a run, from the record of each rank: replayed in virtual time."""
-    from parallelism.timeline import replay_columns
+    """The trace of a run, from the record of each rank: replayed in virtual time.
+
+    ``declares_all``: every op of the program declared its cost, so other compute is the library's own and has no price.
+    """
+    from parallelism.timeline import replay_columns, with_free_overhead
     from parallelism.trace import Trace
 
     columns = columns_of(dict(enumerate(records)))
+    if declares_all:
+        columns = with_free_overhead(columns)
     trace = Trace(columns, size=len(records), mesh_shape=mesh_shape)
     if pricing is not None:
         return trace.priced_by(pricing)

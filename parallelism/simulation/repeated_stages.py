@@ -1,0 +1,158 @@
+"""`RepeatingStage`: a stage that runs once for each kind of action and size of microbatch, and then repeats its events.
+
+The first action of a kind runs op by op on the `TypedDevice`.  With a price its events become one piece: one compute
+event, with memory events before and after it.  Later actions of the kind repeat the piece, or the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallelism.execution import ACTIVATIONS, ProgramStage
+from parallelism.layouts.stages import Part
+from parallelism.simulation.device_events import DeviceEvents, EventRow
+from parallelism.simulation.typed_device import TypedDevice
+
+_MESSAGES = ("send", "recv", "wait")
+
+
+@dataclass(frozen=True)
+class RepeatedEvents:
+    """An action of a stage for one microbatch, op by op."""
+
+    events: DeviceEvents
+    kept: Mapping[str, Any] | None
+    """The values that the stage keeps for the microbatch; None: no more."""
+    result: Any
+    """The message to the next stage."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An action of a stage for one microbatch, as one event."""
+
+    seconds: float
+    flops: float
+    nbytes: float
+    peak: Mapping[str, int]
+    """Bytes by category at the moment when most are held, above those before the action."""
+    change: Mapping[str, int]
+    """Bytes by category after the action, above those at the peak."""
+    kept_more: int
+    """Bytes that the stage keeps after the action, above those before it."""
+    kept: Mapping[str, Any] | None
+    """The values that the stage keeps for the microbatch; None: no more."""
+    result: Any
+    """The message to the next stage."""
+
+
+class RepeatingStage(ProgramStage):
+    """A `ProgramStage` on a `TypedDevice`, with the same arguments.
+
+    ``price(events)`` are the seconds of the events of an action, None if they cannot be one piece.  Without a ``price``
+    nothing is a piece.
+    """
+
+    def __init__(
+        self, *arguments: Any, price: Callable[[DeviceEvents], float | None] | None = None, last: bool
+    ) -> None:
+        super().__init__(*arguments, last=last)
+        self.price = price
+        self._actions: dict[tuple[str, Part], Piece | RepeatedEvents] = {}
+        self._counted: dict[int, int] = {}
+        """Kept bytes by microbatch that are in the memory events of pieces."""
+
+    @property
+    def events(self) -> DeviceEvents:
+        """The events of the device."""
+        device: Any = self.device
+        assert isinstance(device, TypedDevice)
+        return device.events
+
+    def forward(self, microbatch: int, x: Any) -> Any:
+        """As `ProgramStage.forward`."""
+        return self._run_once("F", microbatch, super().forward, x)
+
+    def recompute(self, microbatch: int) -> None:
+        """As `ProgramStage.recompute`."""
+        self._run_once("R", microbatch, super().recompute)
+
+    def backward(self, microbatch: int, grad: Any) -> Any:
+        """As `ProgramStage.backward`."""
+        return self._run_once("B", microbatch, super().backward, grad)
+
+    def backward_input(self, microbatch: int, grad: Any) -> Any:
+        """As `ProgramStage.backward_input`."""
+        return self._run_once("I", microbatch, super().backward_input, grad)
+
+    def backward_weights(self, microbatch: int) -> None:
+        """As `ProgramStage.backward_weights`."""
+        self._run_once("W", microbatch, super().backward_weights)
+
+    def held(self, microbatch: int) -> int:
+        """Kept bytes that are not in the memory events of pieces yet; may be negative."""
+        return super().held(microbatch) - self._counted.get(microbatch, 0)
+
+    def _run_once(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
+        key = kind, self.programs.alike(self.parts[microbatch])
+        action = self._actions.get(key)
+        if action is None:
+            start, before = len(self.events.rows), super().held(microbatch)
+            result = run(microbatch, *arguments)
+            events = self.events.since(start)
+            if any(row[0] in _MESSAGES for row in events.rows):
+                return result
+            kept = self._kept.get(microbatch)
+            kept = None if kept is None else dict(kept)
+            seconds = None if self.price is None else self.price(events)
+            if seconds is None:
+                self._actions[key] = RepeatedEvents(events, kept, result)
+                return result
+            self.events.cut(start)
+            more = super().held(microbatch) - before
+            action = self._actions[key] = _as_piece(events.rows, seconds, more, kept, result)
+        self._last[microbatch] = kind
+        if action.kept is None:
+            self._kept.pop(microbatch, None)
+        else:
+            self._kept[microbatch] = dict(action.kept)
+        if kind == "F" and self.last:
+            self.outputs[microbatch] = action.result
+        if isinstance(action, Piece):
+            self._write(action, microbatch)
+        else:
+            self.events.repeat(action.events, microbatch)
+        return action.result
+
+    def _write(self, piece: Piece, microbatch: int) -> None:
+        """Gives the compute event of the action, which is the last, the cost of the piece, between memory events."""
+        events = self.events
+        begun = events.rows.pop()
+        for category, nbytes in piece.peak.items():
+            events.add_memory(category, nbytes, self.number, microbatch)
+        events.rows.append((*begun[:2], piece.nbytes, piece.flops, None, piece.seconds, *begun[6:]))
+        for category, nbytes in piece.change.items():
+            events.add_memory(category, nbytes, self.number, microbatch)
+        events.piece_end = len(events.rows)
+        self._counted[microbatch] = self._counted.get(microbatch, 0) + piece.kept_more
+
+
+def _as_piece(
+    rows: Sequence[EventRow], seconds: float, kept_more: int, kept: Mapping[str, Any] | None, result: Any
+) -> Piece:
+    held: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    flops = nbytes = 0.0
+    for kind, name, size, each, *_ in rows:
+        if kind == "memory":
+            held[name] = held.get(name, 0) + int(size)
+            if sum(held.values()) > sum(peak.values()):
+                peak = dict(held)
+        elif kind == "compute":
+            flops, nbytes = flops + each, nbytes + size
+    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + kept_more
+    change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
+    return Piece(
+        seconds, flops, nbytes, peak, {name: size for name, size in change.items() if size}, kept_more, kept, result)

@@ -1,0 +1,200 @@
+"""`TypedDevice`: a device whose arrays are types.  It runs a program and writes the events that a run would record.
+
+    device = TypedDevice(mesh, rank=0)
+    executable(device, *(TypedArray.of(value.type) for value in function.inputs))
+    device.events.rows
+
+Nothing is computed, moved or waited for, so one device can run alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.collectives import MemberCall, Pairs, kind_of
+from parallelism.execution import METHODS, TypedArray
+from parallelism.execution.device_program import communicates
+from parallelism.ir import Op
+from parallelism.layouts import step_of
+from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
+from parallelism.operation import Device, ReduceOp
+from parallelism.simulation.device_events import DeviceEvents, MeshAxes, StepCall
+
+_BLOCK: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(slots=True)
+class TypedWork:
+    """An asynchronous send or recv; `wait` records the wait and returns the received array."""
+
+    events: DeviceEvents
+    name: str
+    number: int
+    received: TypedArray | None = None
+
+    def wait(self) -> TypedArray | None:
+        """The received array; None for a send."""
+        self.events.add_wait(self.name, self.number)
+        return self.received
+
+    def done(self) -> bool:
+        """True: nothing takes time here."""
+        return True
+
+
+class TypedDevice:
+    """The device of one ``rank``; it has those methods of `parallelism.operation.Device` that programs call.
+
+    ``incoming(tag)`` is an array of the type of the message with this tag.  Messages have an axis of the mesh, or their
+    peers are ranks.  A collective whose result has another shape than ``x`` returns None: `run_op` takes the types of
+    results from the program.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, incoming: Callable[[int], TypedArray] | None = None) -> None:
+        self.mesh, self.rank, self.size = mesh, rank, mesh.size
+        self.events = DeviceEvents()
+        self._append = self.events.rows.append
+        self.incoming = incoming
+        self._works = 0
+        self._group_axes: dict[Axes, tuple[MeshAxes, MeshAxes]] = {}
+
+    @property
+    def device(self) -> Device:
+        """Itself, as programs take it."""
+        return cast(Device, self)
+
+    @cached_property
+    def index(self) -> MeshIndex:
+        """The place of the rank on the axes of the mesh."""
+        return self.mesh.index(self.rank)
+
+    def group(self, axes: Axes = None) -> tuple[int, ...]:
+        """The ranks of the device's group along ``axes``."""
+        return self.mesh.group(self.rank, axes)
+
+    def position(self, axes: Axes = None) -> int:
+        """The device's place in its group."""
+        return self.group(axes).index(self.rank)
+
+    # -- compute and memory --------------------------------------------------------------------------------------------
+
+    def compute(
+        self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
+        microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
+    ) -> AbstractContextManager[None]:
+        """Records a compute event with its declared cost."""
+        if dtype is not None and not isinstance(dtype, str):
+            dtype = np.dtype(dtype).name
+        self._append((
+            "compute", name, float(nbytes), float(flops), dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
+            microbatch, phase, None))
+        return _BLOCK
+
+    def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
+        """Records that ``nbytes`` more are held, or fewer if the number is negative."""
+        self.events.add_memory(category, nbytes, stage, microbatch)
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    def full(self, shape: Sequence[int], value: float, dtype: npt.DTypeLike) -> TypedArray:
+        """An array of this shape and dtype."""
+        return TypedArray(shape, dtype)
+
+    def run_op(self, op: Op, inputs: Sequence[TypedArray]) -> list[TypedArray]:
+        """Arrays of the types that the program has for the outputs; a collective or a message is recorded."""
+        if op.kind in METHODS or not op.outputs or op.kind == "recv":
+            self._communicate(op, inputs)
+        return [TypedArray.of(value.type) for value in op.outputs]
+
+    def _communicate(self, op: Op, inputs: Sequence[TypedArray]) -> None:
+        if op.kind == "recv":
+            nbytes = int(op.outputs[0].type.nbytes)
+            self.events.add_message("recv", op["source"], op["tag"], nbytes, None, None, None)
+        elif op.kind == "send":
+            self.send(inputs[0], op["destination"], tag=op["tag"])
+        elif op.kind == "relayout" and communicates(op):
+            call = StepCall(step_of(op, self.mesh), inputs[0].dtype)
+            axes, group_axes = self._axes_of(call.step.axes)
+            self.events.add_collective(axes, group_axes, call, call.of_rank(self.rank).kind, inputs[0].dtype_name)
+        elif communicates(op):
+            METHODS[op.kind](self.device, op, cast(Any, inputs[0]))
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: TypedArray, axes: Axes = None, *, op: ReduceOp = "sum") -> TypedArray:
+        """Records the collective; the result is of the type of ``x``."""
+        self._collective("all_reduce", x, axes)
+        return x
+
+    def all_gather(self, x: TypedArray, axes: Axes = None, *, dim: int = 0) -> None:
+        """Records the collective."""
+        self._collective("all_gather", x, axes, dim)
+
+    def reduce_scatter(self, x: TypedArray, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum") -> None:
+        """Records the collective."""
+        self._collective("reduce_scatter", x, axes, dim)
+
+    def all_to_all(self, x: TypedArray, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0) -> None:
+        """Records the collective."""
+        self._collective("all_to_all", x, axes, split_dim)
+
+    def permute(self, x: TypedArray, pairs: Pairs, axes: Axes = None) -> TypedArray:
+        """Records the collective; the result is of the type of ``x``."""
+        self._collective("permute", x, axes, pairs=tuple((source, target) for source, target in pairs))
+        return x
+
+    def _collective(self, kind: str, x: TypedArray, axes: Axes, dim: int = 0, pairs: Pairs | None = None) -> None:
+        names, group_axes = self._axes_of(axes)
+        factors, shape = tuple(self.mesh.shape[axis] for axis in names), tuple(map(int, x.shape))
+        sizes = split_sizes(shape[dim], factors) if kind_of(kind).cuts else ()
+        call = MemberCall(kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs)
+        self.events.add_collective(names, group_axes, call, kind, x.dtype_name)
+
+    def _axes_of(self, axes: Axes) -> tuple[MeshAxes, MeshAxes]:
+        """The names of the axes, and of those with more than one device."""
+        if axes not in self._group_axes:
+            names = self.mesh.axes_of(axes)
+            self._group_axes[axes] = names, tuple(axis for axis in names if self.mesh.shape[axis] > 1)
+        return self._group_axes[axes]
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def send(self, x: TypedArray, dst: int, *, tag: int = 0, axes: str | None = None) -> None:
+        """Records a send."""
+        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, None)
+
+    def recv(self, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
+        """Records a recv; the result is of the type that ``incoming`` has for the tag."""
+        return self._receive(src, tag, axes, None)
+
+    def isend(self, x: TypedArray, dst: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
+        """`send` that is waited for later."""
+        self._works += 1
+        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self._works)
+        return TypedWork(self.events, "send", self._works)
+
+    def irecv(self, src: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
+        """`recv` that is waited for later."""
+        self._works += 1
+        return TypedWork(self.events, "recv", self._works, self._receive(src, tag, axes, self._works))
+
+    def sendrecv(self, x: TypedArray, dst: int, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
+        """Records the exchange of two arrays of one type: an asynchronous send, a recv, and the wait for the send."""
+        sent = self.isend(x, dst, tag=tag, axes=axes)
+        self.events.add_message("recv", src, tag, x.nbytes, None, axes, None)
+        sent.wait()
+        return x
+
+    def _receive(self, src: int, tag: int, axis: str | None, work: int | None) -> TypedArray:
+        if self.incoming is None:
+            raise ValueError(f"a device without messages received one from {src} with tag {tag}")
+        x = self.incoming(tag)
+        self.events.add_message("recv", src, tag, x.nbytes, None, axis, work)
+        return x
