@@ -21,9 +21,9 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parallelism import notation
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.partial import check_op, combine, identity
 from parallelism.splitting import split_sizes, starts
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from parallelism.drawing import Drawing
 
 Shape = tuple[int, ...]
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, init=False, repr=False)

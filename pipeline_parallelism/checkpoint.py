@@ -30,8 +30,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.kernels import SGD, Adam, AdamState, Optimizer
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 
 FORMAT = b"vcluster checkpoint, version "
 VERSION = b"1"

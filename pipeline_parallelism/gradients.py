@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.operation import Device, Work
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage, add_layers
+from pipeline_parallelism.trained_stage import Layer, TrainedStage, add_layers
 
 BUCKET_BYTES = 25 * 2**20
 """How much of a stage's gradients is summed over the replicas in one operation."""

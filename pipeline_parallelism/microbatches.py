@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline_parallelism.trained_stage import Array
+from parallelism.arrays import Array
 
 
 @dataclass

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -26,7 +27,7 @@ from pipeline_parallelism.model import dealt
 from pipeline_parallelism.reference import reference_step
 from pipeline_parallelism.stage import DenseStage, layers_forward
 from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)

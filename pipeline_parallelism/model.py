@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
 
 class Model(Protocol):

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.staleness import weight_versions
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.gradients import update_layers
 from pipeline_parallelism.microbatches import split_rows
 from pipeline_parallelism.stage import layers_backward, layers_forward
-from pipeline_parallelism.trained_stage import Array, Layer, add_layers
+from pipeline_parallelism.trained_stage import Layer, add_layers
 from pipeline_parallelism.training import Training
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelined_operation import PipelinedOperation
 from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.model import Model
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
 
 class MixedStepsError(RuntimeError):

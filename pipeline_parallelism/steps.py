@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from pipeline_parallelism.checkpoint import Checkpoint, join_states, split_state
 from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.resident import Resident, Step, common_step
-from pipeline_parallelism.trained_stage import Array
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import numpy.typing as npt
-
+from parallelism.arrays import Array
 from parallelism.pipeline_execution import Stage
 
-Array = npt.NDArray[Any]
 Layer = tuple[Array, ...]
 """Parameters, or their gradients: of a dense layer weights ``(inputs, outputs)`` and bias ``(outputs,)``."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, Adam, Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -17,7 +18,7 @@ from parallelism.sharding import TensorSharding
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import dealt, inner_mesh
 from pipeline_parallelism.steps import PredictStep, ResetStep
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 from pipeline_parallelism.training import TrainStep
 from pipeline_parallelism.transformer_layers import Axes, BlockLayer, EmbeddingLayer, HeadLayer
 from pipeline_parallelism.transformer_stage import AnyLayer, TransformerStage

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 from tensor_parallelism.embedding import Embedding, EmbeddingSharding
 from tensor_parallelism.normalization import LayerNorm
 from tensor_parallelism.transformer_block import TransformerBlock

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.operation import Device
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 from pipeline_parallelism.transformer_layers import BlockLayer, EmbeddingLayer, HeadLayer
 
 AnyLayer = EmbeddingLayer | BlockLayer | HeadLayer

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
@@ -23,7 +24,6 @@ from tensor_parallelism.attention_ulysses import UlyssesKept, ulysses_backward, 
 from tensor_parallelism.contraction import Contraction
 from tensor_parallelism.product import moved
 
-Array = npt.NDArray[Any]
 NAMES = ("x", "wq", "wk", "wv", "wo")
 INTO, OUT_OF = Contraction("bsm", "mhd", "bshd"), Contraction("bshd", "hdm", "bsm")
 """The product with Wq, Wk and Wv side by side, and that with Wo."""

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import (
     Attended,
     attend,
@@ -28,7 +28,6 @@ from parallelism.kernels import (
 from parallelism.operation import Device
 from tensor_parallelism.attention_shares import Piece, Runs, pieces
 
-Array = npt.NDArray[Any]
 ACTIVATIONS, KEYS, STATISTICS = "activations", "keys and values", "softmax statistics"
 SCORES, GATHERED, GRADIENTS = "scores", "gathered", "gradients of keys and values"
 """What memory is held for: the first three from the forward to the end of the backward."""

@@ -8,8 +8,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import cross_entropy_backward, exponentials, largest_logits, target_logits
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -19,8 +19,6 @@ from tensor_parallelism.layer import Layer, Shape, check_tokens
 from tensor_parallelism.layer_plan import LayerPlan
 from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes, moved
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import count_choices, places_before
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -16,8 +16,6 @@ from parallelism.resharding import ReshardingPlan
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.expert_layouts import Runs
 from tensor_parallelism.product import Axes, moved
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import lookup, lookup_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -17,8 +17,6 @@ from tensor_parallelism.layer import Layer, Shape, check_gradient, check_tokens
 from tensor_parallelism.layer_plan import LayerPlan
 from tensor_parallelism.layouts import check_layouts
 from tensor_parallelism.product import Axes, moved
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

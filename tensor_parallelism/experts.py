@@ -6,8 +6,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import (
     ACTIVATIONS,
     Choice,
@@ -24,8 +24,6 @@ from tensor_parallelism.expert_layouts import MixtureOfExpertsSharding, Runs, ex
 from tensor_parallelism.layer import Layer, Shape, check_gradient
 from tensor_parallelism.layer_plan import LayerPlan
 from tensor_parallelism.product import moved
-
-Array = npt.NDArray[Any]
 
 
 class Saved(NamedTuple):

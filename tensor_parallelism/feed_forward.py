@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, sum_of_rows
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
@@ -16,7 +17,6 @@ from tensor_parallelism.feed_forward_policies import FeedForwardSharding, FeedFo
 from tensor_parallelism.layouts import check_shape
 from tensor_parallelism.product import Shape, moved, run_product
 
-Array = npt.NDArray[Any]
 NAMES = ("x", "w1", "b1", "w2", "b2")
 
 

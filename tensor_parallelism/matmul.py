@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
@@ -16,8 +17,6 @@ from tensor_parallelism.contraction import Contraction
 from tensor_parallelism.layouts import check_shape
 from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.product import ProductPlan, Shape, Task, product_plan, run_product
-
-Array = npt.NDArray[Any]
 
 
 class Saved(NamedTuple):

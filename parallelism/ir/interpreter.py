@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.ir.extents import Extent, names_in
 from parallelism.ir.function import Function, Op, Value
 from parallelism.ir.memory import freed_after
-
-Array = NDArray[Any]
 
 
 class Interpreted(NamedTuple):

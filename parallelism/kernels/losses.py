@@ -6,12 +6,10 @@ They divide by the rows of the *whole* batch, so the losses and the gradients of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 Loss = Callable[[Array, Array, int], tuple[float, Array]]
 """``(predictions, targets, rows) -> (loss, gradient of the predictions)``, both divided by ``rows``."""

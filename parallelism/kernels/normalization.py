@@ -14,12 +14,9 @@ with those who hold the others; nothing else changes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 def feature_sums(x: Array) -> Array:

@@ -6,12 +6,10 @@ equation 34: features 2i and 2i + 1 are turned by ``position * base ** (-2i / he
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 def rotate(x: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:

@@ -15,12 +15,11 @@ To find it, tokens are counted by *run*: a run is any stretch of tokens that fol
 from __future__ import annotations
 
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 class Choice(NamedTuple):

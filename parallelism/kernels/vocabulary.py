@@ -9,12 +9,9 @@ largest logit of a token, s the sum of exp(logit - m) and t its target's logit,
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 def lookup(table: Array, tokens: Array, first: int = 0) -> Array:

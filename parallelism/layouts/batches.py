@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.ir import Function, TensorType
 from parallelism.ir.extents import names_in, specialized
 from parallelism.layouts.microbatches import batch_dim
 
-Array = npt.NDArray[Any]
 Part = tuple[int, int]
 """The number of the first row, and how many rows."""
 

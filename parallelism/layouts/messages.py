@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.ir import TensorType
-
-Array = npt.NDArray[Any]
 
 
 def packed(arrays: Sequence[Array]) -> Array:
