@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy.typing as npt
+
 from parallelism.arrays import Array
 from parallelism.pipeline_execution import Stage
 
