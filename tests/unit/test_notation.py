@@ -121,7 +121,7 @@ def test_what_a_mesh_does_not_allow(text, words):
 def test_placements_need_a_mesh_and_text_is_needed():
     with pytest.raises(ValueError, match=r"so the mesh is needed to read it: parse\(text, mesh\)"):
         T.parse("[S(0), R]")
-    with pytest.raises(TypeError, match="read from text, got None"):
+    with pytest.raises(TypeError, match="must be given as text, got None"):
         T.parse(None)
 
 

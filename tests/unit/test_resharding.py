@@ -510,5 +510,5 @@ def test_what_does_not_fit_is_refused(arguments, words):
     source, target, shape, dtype = (*arguments, np.float64)[:4]
     with pytest.raises(ValueError, match=words):
         plan_resharding(source, target, shape, dtype, Mesh(x=2))
-    with pytest.raises(TypeError, match="the target of a resharding is a TensorSharding, got 'x'"):
+    with pytest.raises(TypeError, match="the target of a resharding must be a TensorSharding, got 'x'"):
         plan_resharding(T("x"), "x", (4,), np.float64, Mesh(x=2))
