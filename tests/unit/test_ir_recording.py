@@ -267,7 +267,7 @@ REFUSED = {
     "nan": (lambda x: x + float("nan"), "attribute value cannot be nan"),
     "overflow": (lambda x: x.astype(np.uint8) + 300, "300 out of bounds for uint8"),
     "dtype": (lambda x: ~x, "numpy.invert cannot be recorded: .*not supported for the input types"),
-    "diagonal": (lambda x: np.einsum("ii->i", x[:4, :4]), "a letter stands twice in ii"),
+    "diagonal": (lambda x: np.einsum("ii->i", x[:4, :4]), "a letter appears twice in ii"),
 }
 
 
