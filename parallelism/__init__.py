@@ -1,6 +1,6 @@
-"""Describes, plans and predicts work on many devices.  Values only: nothing here starts a process.
+"""Descriptions, plans and predictions of work on many devices.  All are values: nothing here starts a process.
 
-Names are loaded when they are first used: a device starts in a process that has loaded only what a device needs.
+Names are imported when they are first used, so that a device's process imports only the modules that it needs.
 """
 
 from importlib import import_module

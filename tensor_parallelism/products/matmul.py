@@ -1,4 +1,4 @@
-"""`MatMul`: C[m, n] = A[m, k] B[k, n] of matrices that lie on a mesh in any layouts, forward and backward."""
+"""`MatMul`: C[m, n] = A[m, k] B[k, n] of matrices in any layouts on a mesh, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
@@ -16,8 +17,6 @@ from tensor_parallelism.products.contraction import Contraction
 from tensor_parallelism.products.layouts import check_shape
 from tensor_parallelism.products.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.products.product import ProductPlan, Shape, Task, product_plan, run_product
-
-Array = npt.NDArray[Any]
 
 
 class Saved(NamedTuple):
@@ -29,19 +28,19 @@ class Saved(NamedTuple):
 
 
 class MatMul(ShardedOperation):
-    """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``; leading batch dims are as in `numpy.matmul`,
-    but that an extent of 1 is not stretched.
+    """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``.  Leading batch dims are as in `numpy.matmul`,
+    except that an extent of 1 is not broadcast.
 
-    Any layouts of A, B and C on any mesh will do, uneven ones too: operands are moved to where shards can be
-    multiplied, the products moved to where C is to lie.  ``policy=None`` chooses the cheapest way: by the bytes that
-    all devices together receive, then by flops; or, with ``cost``, by what that says of both, as `Seconds` does.  A
-    ``policy`` runs exactly what `MatMulShardingPolicy` says of it, and the reshard to `out`; the products of its
-    backward are chosen.  ``print(operation.plan(shapes, mesh))`` says what will run, and why.
+    A, B and C may have any layouts on any mesh, including uneven ones.  Operands are resharded so that shards can be
+    multiplied, and the product is resharded to the layout of C.  ``policy=None`` chooses the cheapest way: the fewest
+    bytes received by all devices together, then the fewest flops; with ``cost``, the smallest cost of both (see
+    `Seconds`).  A ``policy`` runs exactly as `MatMulShardingPolicy` describes, followed by the reshard to `out`; the
+    products of its backward are chosen.  ``print(operation.plan(shapes, mesh))`` shows what will run, and why.
 
     **Communication**: ``operation.plan((a.shape, b.shape), mesh).bytes_received``, by rank.
 
-    ``ValueError`` when made, for a policy that the layouts are not; and, on the host, before anything is sent, for
-    operands whose shapes do not fit each other, their layouts or the mesh.
+    ``ValueError`` at construction for a policy that the layouts do not have.  The host raises it before anything is
+    sent for operands whose shapes do not fit each other, their layouts or the mesh.
     """
 
     sharding: MatMulSharding
@@ -61,7 +60,7 @@ class MatMul(ShardedOperation):
         self.policy = policy
         self.cost = cost
         self._plans: dict[Any, ProductPlan] = {}
-        """What the host has planned travels with the operation to the devices."""
+        """The plans that the host has made.  They are sent to the devices with the operation."""
 
     def __repr__(self) -> str:
         policy = "" if self.policy is None else f", policy={self.policy}"
@@ -69,7 +68,7 @@ class MatMul(ShardedOperation):
         return f"MatMul({self.sharding!r}{policy}{cost})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of A and B, by rank."""
+        """The shards of A and B of each rank."""
         if len(args) != 2:
             raise TypeError(f"MatMul takes two operands, got {len(args)}")
         a, b = map(np.asarray, args)
@@ -77,7 +76,7 @@ class MatMul(ShardedOperation):
         return list(zip(self.sharding.lhs.shard(a, mesh), self.sharding.rhs.shard(b, mesh), strict=True))
 
     def forward(self, device: Device, *shards: Any) -> tuple[Any, Saved]:
-        """This device's shard of C, from those of A and B."""
+        """This device's shard of C, from its shards of A and B."""
         a, b = map(np.asarray, shards)
         sharding = self.sharding
         of_a, of_b = device.global_shapes([a, b], [sharding.lhs, sharding.rhs])
@@ -86,9 +85,9 @@ class MatMul(ShardedOperation):
         return run_product(device, plan, a, b), Saved(a, b, shapes)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array]:
-        """The gradients of A and B in their layouts, from that of C in its layout: A' = C' B^T, B' = A^T C'.
+        """The gradients of A and B in their layouts, given that of C in its layout: A' = C' B^T, B' = A^T C'.
 
-        Each is a product of its own, carried out the cheapest way.  A gradient in a partial layout is, as any tensor,
+        Each is a separate product, computed in the cheapest way.  A gradient in a partial layout is, like any tensor,
         the sum of its terms.
         """
         a, b, shapes = saved
@@ -101,7 +100,7 @@ class MatMul(ShardedOperation):
         return run_product(device, of_a, grad, b), run_product(device, of_b, a, grad)
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
-        """The whole of C."""
+        """The whole C."""
         return self.sharding.out.unshard(outputs, mesh)
 
     # -- what will run -------------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class MatMul(ShardedOperation):
     def plan(
         self, shapes: tuple[Sequence[int], Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
     ) -> ProductPlan:
-        """What runs for operands of these shapes; ``print`` it.  ``ValueError`` for those that do not fit."""
+        """The plan for operands of these shapes; ``print`` it.  ``ValueError`` for shapes that do not fit."""
         a, b = (tuple(int(n) for n in shape) for shape in shapes)
         key = a, b, mesh, np.dtype(dtype)
         found = self._plans.get(key)
@@ -120,7 +119,7 @@ class MatMul(ShardedOperation):
     def gradient_plans(
         self, shapes: tuple[Sequence[int], Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
     ) -> tuple[ProductPlan, ProductPlan]:
-        """What the backward runs: for the gradient of A, and for that of B."""
+        """The plans of the backward: for the gradient of A, and for that of B."""
         a, b = (tuple(int(n) for n in shape) for shape in shapes)
         task = self._task(a, b, mesh, np.dtype(dtype))
         return cheapest_product(task.lhs_gradient, self.cost), cheapest_product(task.rhs_gradient, self.cost)

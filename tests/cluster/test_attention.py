@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, zigzag_order
 from tensor_parallelism.attention import ring as attention_ring
 from vcluster import Sharded

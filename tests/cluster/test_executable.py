@@ -11,7 +11,7 @@ from parallelism import Mesh, TensorSharding, ir
 from parallelism.execution import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 from vcluster import VirtualCluster

@@ -11,7 +11,7 @@ import pytest
 from differences import assert_close, central, complex_step, run_whole
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import MixtureOfExperts, MixtureOfExpertsSharding
 from tensor_parallelism.experts import kept_by_expert, rows_received
 from vcluster.code import DeviceFailedError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import FeedForward, FeedForwardSharding, FeedForwardShardingPolicy
 from vcluster import Sharded
 

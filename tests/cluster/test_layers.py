@@ -11,7 +11,7 @@ import pytest
 from differences import assert_close, central, complex_step, forward_and_backward, run_whole
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import (
     CrossEntropy,
     CrossEntropySharding,

@@ -13,7 +13,7 @@ from differences import assert_close, central, complex_step
 
 from parallelism import Mesh
 from parallelism.kernels import dropout_mask, splitmix64
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import TransformerBlock, TransformerBlockPolicy, TransformerBlockSharding, zigzag_order
 from vcluster import Sharded
 

@@ -10,7 +10,7 @@ from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.pipelining.execution import run_actions
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row[0]}x{row[1]}")

@@ -13,7 +13,7 @@ import numpy as np
 from parallelism.kernels import attend, attend_backward, causal_mask, gather_heads, row_products, spread_heads
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.trace import Trace
 from tensor_parallelism.attention import (
     NAMES,

@@ -1,10 +1,10 @@
-"""Which ops a pending sum may go through, so that it is done later, once for several, or on fewer bytes.
+"""Ops through which a pending sum may be carried, so that it is reduced later, once for several, or on fewer bytes.
 
-The sum of what an op makes of the terms must be what it makes of their sum: of ops that move elements, add, negate, sum
-up, or multiply or divide by a constant that is finite and not zero.  (A product with any other value would do in real
-numbers; but with an infinite factor terms give a nan where their sum gives none.)  It goes through where that makes no
-more bytes, and where nothing else needs the value.  Other reductions go through ops that move elements only, and so do
-those of bools, of which the sum is *or*.
+Such an op is linear: its output for a sum of terms is the sum of its outputs for the terms.  These are ops that move
+elements, add, negate, sum, or multiply or divide by a finite constant that is not zero.  (In real numbers any other
+factor would do; but an infinite factor can give nan for the terms where it gives none for their sum.)  A sum is carried
+through an op only if that needs no more bytes, and if nothing else needs the value.  Other reductions, and sums of
+bools (*or*), are carried only through ops that move elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCALING = frozenset(("multiply", "divide"))
 
 
 def finite_constants(function: Function) -> frozenset[str]:
-    """The names of the values that are one finite number and not zero."""
+    """The names of the constants that are a single finite number other than zero."""
     return frozenset(
         op.outputs[0].name for op in function.ops if op.kind == "constant" and _usual(dict(op.attributes)["value"])
     )
@@ -31,8 +31,10 @@ def _usual(value: object) -> bool:
 
 
 def carries(op: Op, pending: Mapping[str, str], constants: frozenset[str]) -> bool:
-    """Whether ``op`` makes of the terms of its inputs the terms of its output; ``pending`` has the names of the inputs
-    that are partial, and by which operation."""
+    """Whether ``op`` maps the terms of its partial inputs to the terms of its output.
+
+    ``pending`` holds the reduction of each partial input, by name.
+    """
     if not pending or len(op.outputs) != 1:
         return False
     if op.kind in MOVING:
