@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.layers.layer_plan import LayerPlan
 from tensor_parallelism.products import check_shape
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Plan = TypeVar("Plan")
 Policy = TypeVar("Policy", bound=Enum)
