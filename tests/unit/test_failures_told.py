@@ -79,7 +79,7 @@ def test_only_what_is_harmless_is_shown():
 def test_at_most_some_ranks_are_told_in_their_own_words():
     lines = str(told({rank: failed(divide, rank) for rank in range(10, 60)})).splitlines()
     assert lines[-2] == "at the same line on ranks 42 and 43: ValueError: half of 42, with even = 42"
-    assert lines[-1] == "at the same line on ranks 44-59: ValueError, in other words"
+    assert lines[-1] == "at the same line on ranks 44-59: ValueError, with other messages"
 
 
 def divide(rank):
@@ -132,8 +132,8 @@ def death(code, killed_for_memory=None, seen=None):
 @pytest.mark.parametrize(
     ("code", "killed_for_memory", "words"),
     [
-        (-SIGKILL, None, "was ended by SIGKILL (from outside, or by the system for want of memory)"),
-        (-SIGKILL, True, "was ended by SIGKILL (by the system, which has killed a process for want of memory)"),
+        (-SIGKILL, None, "was ended by SIGKILL (from outside, or by the system for lack of memory)"),
+        (-SIGKILL, True, "was ended by SIGKILL (by the system, which has killed a process for lack of memory)"),
         (-SIGKILL, False, "was ended by SIGKILL (from outside)"),
         (-SIGSEGV, None, "was ended by SIGSEGV (a crash inside compiled code)"),
         (-SIGABRT, None, "was ended by SIGABRT (aborted by compiled code: a failed check, or an allocation refused)"),

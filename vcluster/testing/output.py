@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from vcluster.conduct import show_with_rank
+from vcluster.conduct import print_with_rank
 
 
 class RankOutput:
@@ -32,7 +32,7 @@ class RankOutput:
         if self._captured and getattr(now, "usual", now) is self._usual.get(stream):
             self._lines.setdefault((rank, stream), []).append(text)
         else:
-            show_with_rank(rank, stream, text)
+            print_with_rank(rank, stream, text)
 
     def take(self) -> list[tuple[str, str]]:
         """The titles and texts of the sections, by rank; and begin anew."""
