@@ -309,7 +309,7 @@ def test_a_wrong_option_is_refused_with_what_was_expected_and_what_came(error, o
 
 
 def test_a_run_takes_a_function_or_an_operation(cluster):
-    with pytest.raises(TypeError, match="a function of a device, or an Operation, got int"):
+    with pytest.raises(TypeError, match="a function of a device or an Operation, got int"):
         cluster.run(3)
 
 

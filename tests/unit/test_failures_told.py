@@ -153,7 +153,7 @@ def test_a_death_is_told_with_what_was_called_last():
     assert str(error).endswith(" compiled code) while it waited in recv(from rank 1, tag 0) at kernel.py:7")
     assert (error.operation, error.locations, error.signal) == ("recv", ("kernel.py:7",), "SIGSEGV")
     error = death(1, None, LastSeen("barrier", "kernel.py:9"))
-    assert str(error).endswith("; the last it called was barrier at kernel.py:9")
+    assert str(error).endswith("; its last call was barrier at kernel.py:9")
 
 
 def test_deaths_are_told_a_line_each():
@@ -161,8 +161,8 @@ def test_deaths_are_told_a_line_each():
     error = error_of(replies, lambda rank: LastSeen("send", f"k.py:{rank}"), lambda: False)
     assert str(error).splitlines() == [
         "the process of rank 0 (pid 10) ended with exit code 3 (os._exit in the kernel or in a library it calls?); "
-        "the last it called was send at k.py:0",
-        "the process of rank 2 (pid 12) was ended by SIGKILL (from outside); the last it called was send at k.py:2",
+        "its last call was send at k.py:0",
+        "the process of rank 2 (pid 12) was ended by SIGKILL (from outside); its last call was send at k.py:2",
     ]
     assert isinstance(error, DeviceFailedError)
     assert (error.ranks, error.exitcode, error.signal) == ((0, 2), 3, None)
