@@ -95,7 +95,7 @@ def test_help_is_no_mistake(capsys, command):
     (["report", "{t}", "--html", "{t}"], "report: --html: {t} is the trace itself"),
     (["compare", "{t}"], "compare: the following arguments are required: B.json"),
     (["compare", "{t}", "{d}/broken.json"], "compare: {d}/broken.json: expected a vcluster trace"),
-    (["reports"], "there is no 'reports'; did you mean report?"),
+    (["reports"], "there is no command 'reports'; did you mean report?"),
 ])
 def test_what_is_wrong_is_one_line_and_status_2(capsys, trace, tmp_path, words, message):
     (tmp_path / "broken.json").write_text('{"format": "vcluster trace", "version"')
