@@ -34,6 +34,7 @@ FOLDED_FROM = 65
 MOST_DESCRIBED = 1 << 20
 """Maximal number of devices for `show` and `simulate`."""
 MOST_BYTES = 1 << 26
+ONE_DEVICE = Mesh(devices=1)
 
 LAYOUTS = """
 a file is written in Python, where layouts name axes of the mesh; docs/ir.md and
@@ -258,14 +259,14 @@ def _size(text: str) -> tuple[str, int]:
 
 def _described(arguments: argparse.Namespace) -> Mesh:
     """The mesh of devices that are not run."""
-    mesh = mesh_of(arguments, "devices", any_axes=True, most=None)
+    mesh = mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
     if mesh.size > MOST_DESCRIBED:
         raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are supported")
     return mesh
 
 
 def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
-    mesh = _described(arguments) if most is None else mesh_of(arguments, "devices", any_axes=True, most=most)
+    mesh = _described(arguments) if most is None else mesh_of(arguments, ONE_DEVICE, any_axes=True, most=most)
     function = _function(arguments)
     seconds = None if arguments.profile is None else _right(lambda: Profile(arguments.profile))
     return Executable(_right(lambda: localize(function, mesh)), seconds=seconds)

@@ -70,7 +70,7 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     recorded = Trace.load(trace)
     assert recorded.size == 4
     assert recorded.count("2F0") == recorded.count("0B7") == 1
-    assert f"The record of that step is in {trace}\n\nThe page of that step is {page}\n" in run.stdout
+    assert f"The record of that step is in {trace}\n\nThe page of that step is in {page}\n" in run.stdout
     assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
 
 
@@ -160,7 +160,7 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
     assert (status, out.count(" NO ")) == (1, 1)
     assert "each axis is NOT at its closed form" in out
     monkeypatch.setattr(gpt, "expected_bytes", honest)
-    other = lambda job, model, *rest: train(job, dataclasses.replace(model, seed=model.pipeline.microbatches), *rest)
+    other = lambda model, *rest: train(dataclasses.replace(model, seed=model.pipeline.microbatches), *rest)
     monkeypatch.setattr(gpt, "train", other)
     status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --backend thread")
     assert status == 1

@@ -17,6 +17,7 @@ from vcluster.demo import attention, collectives, ffn, gpt, matmul, mlp, moe, pi
 from vcluster.demo import text as texts
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
 from vcluster.demo.data import DataError
+from vcluster.demo.options import parser_of
 
 
 def words(text: str) -> list[str]:
@@ -36,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
 def mesh(text: str) -> Mesh:
     parser = Parser()
     add_mesh(parser, pp="", dp="", tp="")
-    return mesh_of(parser.parse(words(text)), "pp")
+    return mesh_of(parser.parse(words(text)), Mesh(pp=1))
 
 
 @pytest.mark.parametrize("text", ["--pp 2 --dp 3 --tp 4", "--tp 4 --pp 2 --dp 3", "--dp 3 --tp 4 --pp 2"])
@@ -150,7 +151,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("reshard [S(0),R] [R,S(0)]", "what each axis of a mesh does, so it needs --mesh, as in --mesh x=2"),
         ("reshard [x] [y] --shape 99999999", "--shape: a demo takes up to 4,194,304 elements, got 99,999,999"),
         ("matmul --shape 3,4", "--shape needs three extents M,K,N; got 2"),
-        ("matmul --shape 3,4,100000", "--shape: a demo multiplies extents up to 4096, got 100000"),
+        ("matmul --shape 3,4,100000", "--shape: a demo takes extents up to 4096, got 100000"),
     ],
 )
 def test_wrong_words_are_one_line_that_names_the_right_ones(capsys, text, reason):
@@ -205,12 +206,12 @@ def test_the_list_has_a_line_for_each_demo(capsys):
 
 def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
-        (command.mlp_parser(), mlp.prepare), (command.gpt_parser(), gpt.prepare),
-        (command.collectives_parser(), collectives.prepare),
-        (command.matmul_parser(), matmul.prepare), (command.ffn_parser(), ffn.prepare),
-        (command.attention_parser(), attention.prepare),
-        (command.reshard_parser(), reshard.prepare),
-        (command.moe_parser(), moe.prepare), (command.reshard_parser(), reshard.prepare),
+        (parser_of("mlp"), mlp.prepare), (parser_of("gpt"), gpt.prepare),
+        (parser_of("collectives"), collectives.prepare),
+        (parser_of("matmul"), matmul.prepare), (parser_of("ffn"), ffn.prepare),
+        (parser_of("attention"), attention.prepare),
+        (parser_of("reshard"), reshard.prepare),
+        (parser_of("moe"), moe.prepare), (parser_of("reshard"), reshard.prepare),
     ):
         lines = [line.strip() for line in (parser.epilog or "").splitlines()]
         examples = [line.removeprefix(parser.prog) for line in lines if line.startswith(parser.prog)]
@@ -222,7 +223,7 @@ def test_every_example_of_the_help_can_be_run():
 
 def test_a_job_is_what_the_words_say():
     text = "--dp 2 --pp 3 --schedule GPipe --microbatches 5 --steps 7 --hidden 9,8,7"
-    job = mlp.prepare(command.mlp_parser().parse(words(text)))
+    job = mlp.prepare(parser_of("mlp").parse(words(text)))
     assert job.mesh == Mesh(pp=3, dp=2)
     assert job.replicas == 2
     assert job.steps == 7
@@ -232,9 +233,9 @@ def test_a_job_is_what_the_words_say():
 
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"inference"}))
 def test_every_schedule_that_trains_is_a_job(name):
-    job = mlp.prepare(command.mlp_parser().parse(words(f"--pp 3 --schedule {name}")))
+    job = mlp.prepare(parser_of("mlp").parse(words(f"--pp 3 --schedule {name}")))
     assert job.mlp.pipeline.schedule.name == name and job.mlp.pipeline.ranks == 3
-    assert name in command.mlp_parser().format_help()
+    assert name in parser_of("mlp").format_help()
 
 
 def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
@@ -248,7 +249,7 @@ def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
 
 
 def test_the_gpt_learns_from_text_of_the_package_cut_where_the_seed_says():
-    job = gpt.prepare(command.gpt_parser().parse(words("--pp 2 --tp 2 --dp 2 --rows 6 --seed 3")))
+    job = gpt.prepare(parser_of("gpt").parse(words("--pp 2 --tp 2 --dp 2 --rows 6 --seed 3")))
     assert job.mesh == Mesh(pp=2, dp=2, tp=2)
     told = texts.docstrings()
     assert (parallelism.mesh.__doc__ or "").strip() in told

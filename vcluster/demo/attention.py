@@ -21,10 +21,16 @@ from tensor_parallelism.attention_policies import AttentionSharding, AttentionSh
 from tensor_parallelism.attention_shares import Runs, pieces
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import show_plan, verdict_of_bytes
+from vcluster.demo.moved import (
+    extents_of,
+    forward_backward,
+    show_plan,
+    verdict_of_bytes,
+    verdict_of_values,
+    whole_outputs,
+)
 from vcluster.demo.screen import Screen, fold
 
-CLOSE = 1e-10
 MOST_SCORES = 1 << 22
 MOST_DRAWN = 8
 LETTERS = "ABCDEFGH"
@@ -62,16 +68,13 @@ Shapes = tuple[tuple[int, ...], ...]
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
     """The words, checked.  Raises `WrongWords`; starts nothing."""
     name, policy = arguments.policy, POLICIES[arguments.policy]
-    asked = any(getattr(arguments, word) is not None for word in ("mesh", "dp", "cp", "tp"))
     usual = Mesh(**({axis: 4 // len(policy.axes) for axis in policy.axes} or {"dp": 2}))
-    mesh = mesh_of(arguments, "dp") if asked else usual
+    mesh = mesh_of(arguments, usual)
     if {*mesh.axes} - {"dp"} != {*policy.axes}:
         flags = " ".join(f"--{axis} {size}" for axis, size in usual.shape.items())
         raise WrongWords(f"policy {name} is over {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
                          f"mesh is {mesh!r}")
-    if len(arguments.shape) != 4:
-        raise WrongWords(f"--shape needs four extents BATCH,SEQUENCE,HEADS,HEAD_DIM; got {len(arguments.shape)}")
-    batch, sequence, heads, head_dim = arguments.shape
+    batch, sequence, heads, head_dim = extents_of(arguments, "BATCH,SEQUENCE,HEADS,HEAD_DIM", most=None)
     if batch * heads * sequence * sequence > MOST_SCORES or batch * sequence * heads * head_dim > MOST_SCORES:
         raise WrongWords(f"--shape: a demo takes up to {MOST_SCORES:,} scores, or elements of x")
     kv_heads = heads if arguments.kv_heads is None else arguments.kv_heads
@@ -86,12 +89,6 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
     except ValueError as error:
         raise WrongWords(str(error).partition("; whole_keys")[0]) from None
     return mesh, operation, shapes
-
-
-def train(device: Device, operation: Attention, grad: Any, *shards: Any) -> tuple[Any, ...]:
-    """The kernel: forward, then backward."""
-    out, saved = operation.forward(device, *shards)
-    return out, *operation.backward(device, saved, grad)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -117,7 +114,7 @@ def show(arguments: argparse.Namespace) -> int:
 
     whole = [grad[:, order], values[0][:, order], *values[1:]]
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(train, operation, *map(Sharded, whole, layouts))
+        run = cluster.run(forward_backward, operation, *map(Sharded, whole, layouts))
 
     screen.heading("What happens")
     show_plan(screen, plan)
@@ -125,14 +122,9 @@ def show(arguments: argparse.Namespace) -> int:
     _show_policies(screen, operation, shapes, mesh)
 
     screen.heading("Verdict")
-    found = [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
-    found[:2] = [x[:, np.argsort(order)] for x in found[:2]]
-    worst = max(
-        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
-        for one, other in zip(found, in_one_process(values, grad, causal=operation.causal), strict=True)
-    )
-    close = worst < CLOSE
-    screen.verdict(close, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    results = whole_outputs(run, layouts, mesh)
+    results[:2] = [x[:, np.argsort(order)] for x in results[:2]]
+    close = verdict_of_values(screen, results, in_one_process(values, grad, causal=operation.causal))
     predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     same = verdict_of_bytes(
         screen, run.trace, predicted, "as planned, above; AttentionShardingPolicy has it in letters"

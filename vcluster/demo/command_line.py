@@ -111,19 +111,19 @@ def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
 
 
 def mesh_of(
-    arguments: argparse.Namespace, default: str, *, any_axes: bool = False, most: int | None = MOST_DEVICES
+    arguments: argparse.Namespace, usual: Mesh, *, any_axes: bool = False, most: int | None = MOST_DEVICES
 ) -> Mesh:
     """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, cp and tp.
 
-    ``default`` is the axis of a mesh of 1 where nothing was said; ``any_axes``: ``--mesh`` may name others than there
-    are flags for; ``most`` devices (None: any number).  Raises `WrongWords`.
+    ``usual`` is the mesh where no axis was given; ``any_axes``: ``--mesh`` may name others than there are flags for;
+    ``most`` devices (None: any number).  Raises `WrongWords`.
     """
     flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
     if arguments.mesh is not None:
         if flags:
             raise WrongWords(f"--mesh says it all; leave out {' and '.join('--' + axis for axis in flags)}")
         flags = _axes_of(arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)])
-    mesh = Mesh(**(flags or {default: 1}))
+    mesh = Mesh(**flags) if flags else usual
     if most is not None and mesh.size > most:
         raise WrongWords(f"{mesh!r} has {mesh.size} devices; at most {most} are run here")
     return mesh

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from parallelism.kernels import Adam
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.trace import Trace
-from pipeline_parallelism import Training, Transformer
-from vcluster.demo.command_line import WrongWords, mesh_of, writable
+from pipeline_parallelism import Transformer
+from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.data import DataError
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.pipelines import (
@@ -30,6 +29,7 @@ from vcluster.demo.pipelines import (
 )
 from vcluster.demo.screen import WIDTH, Screen
 from vcluster.demo.text import VOCABULARY, docstrings, in_one_line, pieces, tokens_of
+from vcluster.demo.training import Trained, check_rows, check_writable, train, write
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
@@ -67,37 +67,24 @@ class Job:
         return drawn[:, :-1], drawn[:, 1:]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training left."""
-
-    losses: list[float]
-    last: Training
-    step: Trace
-    """The record of the last step."""
-    seconds: float
-    """Of all steps, by the wall."""
-
-
 def prepare(arguments: argparse.Namespace) -> Job:
     """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
-    mesh = mesh_of(arguments, "pp")
+    mesh = mesh_of(arguments, Mesh(pp=1))
     if arguments.width > MOST_WIDTH:
         raise WrongWords(f"--width: a demo takes widths up to {MOST_WIDTH}, got {arguments.width}")
     if arguments.width % (2 * arguments.heads):
         raise WrongWords(f"--heads {arguments.heads}: each takes an even share of --width, {arguments.width}")
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     pipeline = pipeline_of(stages, arguments.microbatches, arguments.schedule, chunks)
-    layers, replicas = arguments.blocks + 2, mesh.shape.get("dp", 1)
+    layers = arguments.blocks + 2
     if stages > layers:
         raise WrongWords(f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
                          f"head included; for more of them: --blocks {stages - 2}")
     if pipeline.schedule.weights != "one" or pipeline.schedule.local:
         raise WrongWords(f"--schedule: {pipeline.schedule.name} does not learn what one process does, which this demo "
                          f"shows")
-    for axis, number in (("--microbatches", arguments.microbatches), ("--dp", replicas)):
-        if number > arguments.rows:
-            raise WrongWords(f"{axis} {number}: a batch has {arguments.rows} rows; --rows says how many")
+    check_rows(arguments, mesh.shape.get("dp", 1), arguments.rows,
+               f"a batch has {arguments.rows} rows; --rows says how many")
     try:
         model = Transformer(
             vocabulary=VOCABULARY, width=arguments.width, heads=arguments.heads, blocks=arguments.blocks,
@@ -111,8 +98,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--heads {arguments.heads}: {error}") from None
     if not arguments.prompt:
         raise WrongWords("--prompt: needs a character at least")
-    if arguments.trace is not None:
-        writable(arguments.trace)
+    check_writable(trace=arguments.trace)
     hardware = hardware_of(arguments.hardware, mesh.size)
     return Job(
         mesh, model, Adam(arguments.learning_rate), tokens, arguments.rows, arguments.steps, arguments.seed,
@@ -137,43 +123,24 @@ def show(arguments: argparse.Namespace) -> int:
         screen.heading("Who holds what")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
-        trained = train(job, model, cluster, screen)
-        written = write(job, cluster)
+        trained = train(model, job.optimizer, job.steps, job.batch, cluster, screen)
+        written = generate(job, cluster)
     screen.heading("The same in one process")
     with VirtualCluster(1, backend=job.backend) as cluster:
-        alone = train(job, replace(model, pipeline=Pipeline(1, 1)), cluster, screen)
+        whole = replace(model, pipeline=Pipeline(1, 1))
+        alone = train(whole, job.optimizer, job.steps, job.batch, cluster, screen)
     screen.heading("Verdict")
     good = _show_verdict(screen, trained, alone)
     screen.heading("Bytes in the last step")
     good = _show_bytes(screen, job, trained.step) and good
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
-    if job.trace is not None:
-        try:
-            record.save(job.trace)
-        except OSError as error:
-            raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
-        screen.line()
-        screen.line(f"The record of that step is in {job.trace}")
+    write(screen, "trace", "record", job.trace, record.save)
     screen.heading("What it writes, a byte after the other, all devices together")
     screen.line(f"  {_shown(job)}|{in_one_line(written)}")
     return 0 if good else 1
 
 
-def train(job: Job, model: Transformer, cluster: VirtualCluster, screen: Screen) -> Trained:
-    """All steps; the parameters come back once, after the last."""
-    step = model.train_step(job.optimizer, returns="loss")
-    last = model.train_step(job.optimizer, returns=("loss", "parameters"))
-    losses: list[float] = []
-    started = time.perf_counter()
-    with screen.progress("step", job.steps) as update:
-        for number in range(1, job.steps + 1):
-            run = cluster.run(step if number < job.steps else last, *job.batch(number))
-            losses.append(run.result.loss)
-            update(number, f"loss {short(losses[-1])}")
-    return Trained(losses, run.result, run.trace, time.perf_counter() - started)
-
-
-def write(job: Job, cluster: VirtualCluster) -> list[int]:
+def generate(job: Job, cluster: VirtualCluster) -> list[int]:
     """What comes after the prompt: each byte drawn by its probability, sharpened, and fed back in."""
     step, rng = job.model.predict_step(), np.random.default_rng(job.seed)
     context, written = [*job.prompt][-SEQUENCE:], list[int]()

@@ -14,14 +14,13 @@ from tensor_parallelism import matmul
 from tensor_parallelism.policies import MatMulSharding, MatMulShardingPolicy
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
+from vcluster.demo.moved import extents_of, show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
 
 Extents = tuple[int, int, int]
 """m, k and n of C[m, n] = A[m, k] B[k, n]."""
 Axes = tuple[str, ...]
 ITEM_BYTES = 8
-MOST_EXTENT = 4096
 
 
 @dataclass(frozen=True)
@@ -81,24 +80,12 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, matmul.MatMul, Extents
     """The words, checked.  Raises `WrongWords`; starts nothing."""
     name = arguments.policy
     policy = POLICIES[name]
-    mesh = _mesh(arguments, name, policy)
-    if len(arguments.shape) != 3:
-        raise WrongWords(f"--shape needs three extents M,K,N; got {len(arguments.shape)}")
-    if max(arguments.shape) > MOST_EXTENT:
-        raise WrongWords(f"--shape: a demo multiplies extents up to {MOST_EXTENT}, got {max(arguments.shape)}")
-    m, k, n = arguments.shape
-    x, y = _axes(mesh, policy)
-    return mesh, matmul.MatMul(policy.layouts(x, y), policy=MatMulShardingPolicy(name)), (m, k, n)
-
-
-def _mesh(arguments: argparse.Namespace, name: str, policy: Policy) -> Mesh:
-    asked = any(getattr(arguments, word) is not None for word in ("mesh", "dp", "tp"))
-    if not asked:
-        return Mesh(tp=4) if policy.axes == 1 else Mesh(dp=2, tp=2)
-    mesh = mesh_of(arguments, "tp", any_axes=True)
+    mesh = mesh_of(arguments, Mesh(tp=4) if policy.axes == 1 else Mesh(dp=2, tp=2), any_axes=True)
     if policy.axes == 2 and len(mesh.axes) != 2:
         raise WrongWords(f"policy {name} is over two axes, as in --dp 2 --tp 2; the mesh is {mesh!r}")
-    return mesh
+    m, k, n = extents_of(arguments, "M,K,N")
+    x, y = _axes(mesh, policy)
+    return mesh, matmul.MatMul(policy.layouts(x, y), policy=MatMulShardingPolicy(name)), (m, k, n)
 
 
 def _axes(mesh: Mesh, policy: Policy) -> tuple[Axes, Axes]:

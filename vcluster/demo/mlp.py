@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
-from vcluster.demo.command_line import WrongWords, mesh_of, writable
+from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.pipelines import (
@@ -32,6 +31,7 @@ from vcluster.demo.pipelines import (
     stages_of,
 )
 from vcluster.demo.screen import Screen
+from vcluster.demo.training import Trained, check_rows, check_writable, train, write
 from vcluster.report import html
 
 if TYPE_CHECKING:
@@ -67,24 +67,9 @@ class Job:
         return self.mesh.shape.get("dp", 1)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training left: the losses before each step, the last parameters, and the record of the last step."""
-
-    losses: list[float]
-    parameters: Any
-    outputs: np.ndarray
-    """Of the last layer, on the test rows."""
-    step: Trace
-    step_seconds: float
-    """The last step's, by the wall."""
-    seconds: float
-    """Of all steps, by the wall."""
-
-
 def prepare(arguments: argparse.Namespace) -> Job:
     """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
-    mesh = mesh_of(arguments, "pp")
+    mesh = mesh_of(arguments, Mesh(pp=1))
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
     layers = len(hidden) + 1
@@ -101,15 +86,8 @@ def prepare(arguments: argparse.Namespace) -> Job:
         data = digits(arguments.seed) if arguments.data is None else load_npz(arguments.data, arguments.seed)
     except DataError as error:
         raise WrongWords(f"--data: {error}") from None
-    if arguments.microbatches > len(data.x):
-        raise WrongWords(f"--microbatches {arguments.microbatches}: there are {len(data.x)} rows to train on")
-    if mesh.shape.get("dp", 1) > len(data.x):
-        raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
-    for file in (arguments.trace, arguments.html):
-        if file is not None:
-            writable(file)
-    if arguments.html is not None and arguments.html == arguments.trace:
-        raise WrongWords(f"--html and --trace are both {arguments.html}")
+    check_rows(arguments, mesh.shape.get("dp", 1), len(data.x), f"there are {len(data.x)} rows to train on")
+    check_writable(trace=arguments.trace, html=arguments.html)
     hardware = hardware_of(arguments.hardware, mesh.size)
     pipeline = Pipeline(stages, arguments.microbatches, arguments.schedule, chunks)
     mlp = MLP(
@@ -144,49 +122,20 @@ def show(arguments: argparse.Namespace) -> int:
         screen.heading("Who holds what")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
-        trained = train(job, cluster, screen)
+        trained = train(job.mlp, job.optimizer, job.steps, lambda step: (job.data.x, job.data.targets), cluster, screen)
+        outputs = cluster.run(job.mlp.predict_step(), job.data.x_test).result
     with VirtualCluster(2, backend=job.backend) as cluster:
         whole, same_order = cluster.run(_train_here, job)
     screen.heading("Verdict")
-    good = _show_verdict(screen, job, trained, whole, same_order)
+    good = _show_verdict(screen, job, trained, outputs, whole, same_order)
     screen.heading("One step of the pipeline, in virtual time: CPU seconds of each device")
     _show_timeline(screen, job, trained)
     screen.heading("Bytes in that step")
     good = _show_bytes(screen, job, trained.step) and good
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
-    if job.trace is not None:
-        try:
-            record.save(job.trace)
-        except OSError as error:
-            raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
-        screen.line()
-        screen.line(f"The record of that step is in {job.trace}")
-    if job.html is not None:
-        try:
-            html(record, job.html, hardware=job.hardware)
-        except OSError as error:
-            raise WrongWords(f"--html: {job.html} cannot be written: {error.strerror or error}") from None
-        screen.line()
-        screen.line(f"The page of that step is {job.html}")
+    write(screen, "trace", "record", job.trace, record.save)
+    write(screen, "html", "page", job.html, lambda path: html(record, path, hardware=job.hardware))
     return 0 if good else 1
-
-
-def train(job: Job, cluster: VirtualCluster, screen: Screen) -> Trained:
-    """All steps on the cluster; the parameters come back once, after the last."""
-    step = job.mlp.train_step(job.optimizer, returns="loss")
-    last = job.mlp.train_step(job.optimizer, returns=("loss", "parameters"))
-    losses: list[float] = []
-    started = time.perf_counter()
-    with screen.progress("step", job.steps) as update:
-        for number in range(1, job.steps + 1):
-            before = time.perf_counter()
-            run = cluster.run(step if number < job.steps else last, job.data.x, job.data.targets)
-            seconds = time.perf_counter() - before
-            losses.append(run.result.loss)
-            update(number, f"loss {short(losses[-1])}")
-    total = time.perf_counter() - started
-    outputs = cluster.run(job.mlp.predict_step(), job.data.x_test).result
-    return Trained(losses, run.result.parameters, outputs, run.trace, seconds, total)
 
 
 def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
@@ -214,24 +163,28 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     show_holders(screen, job.mesh, cluster, ("layers", "weights", "parameters"), cells)
 
 
-def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_order: Any) -> bool:
+def _show_verdict(
+    screen: Screen, job: Job, trained: Trained, outputs: np.ndarray, whole: Any, same_order: Any
+) -> bool:
     first, last = trained.losses[0], trained.losses[-1]
     screen.line(f"  loss {short(first)} at first, {short(last)} before the last step")
     if job.data.classes:
-        right = trained.outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
+        right = outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
         screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows it never saw")
     else:
-        error = float(np.mean((trained.outputs - job.data.targets_test) ** 2))
+        error = float(np.mean((outputs - job.data.targets_test) ** 2))
         screen.line(f"  test error {short(error)}, as a share of the variance of y")
     if not last < 10 * first + 1:
         rate = job.optimizer.lr / 10
         screen.verdict(False, f"the training ran away; a smaller step may hold it: --learning-rate {rate:g}")
         return False
-    difference = largest_difference(trained.parameters, whole[1])
+    parameters = trained.last.parameters
+    assert parameters is not None
+    difference = largest_difference(parameters, whole[1])
     scale = max(1.0, *(float(np.max(np.abs(x), initial=0.0)) for layer in whole[1] for x in layer))
     good = difference <= TOLERANCE * scale
     screen.verdict(good, f"largest difference from the same training in one process: {difference:.1e}")
-    if largest_difference(trained.parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
+    if largest_difference(parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
         screen.line("       and none at all, bit for bit, where that adds up in the pipeline's order")
     return good
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
@@ -9,11 +10,37 @@ from typing import Any
 import numpy as np
 
 from parallelism.mesh import Mesh
+from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
+from vcluster.demo.command_line import WrongWords
 from vcluster.demo.screen import WIDTH, Screen
 
-MOST_ROWS = 16
+CLOSE = 1e-10
+"""Largest difference from one process, relative to the largest element (at least 1)."""
+MOST_EXTENT = 4096
+
+
+def extents_of(arguments: argparse.Namespace, names: str, most: int | None = MOST_EXTENT) -> tuple[int, ...]:
+    """The extents of ``--shape``: one for each of the names, none above ``most`` (None: any).  Raises `WrongWords`."""
+    extents: tuple[int, ...] = arguments.shape
+    count = len(names.split(","))
+    if len(extents) != count:
+        raise WrongWords(f"--shape needs {('three', 'four')[count - 3]} extents {names}; got {len(extents)}")
+    if most is not None and max(extents) > most:
+        raise WrongWords(f"--shape: a demo takes extents up to {most}, got {max(extents)}")
+    return extents
+
+
+def forward_backward(device: Device, operation: Any, grad: Any, *shards: Any) -> tuple[Any, ...]:
+    """A kernel: forward, then backward; the output and the gradient of each shard."""
+    out, saved = operation.forward(device, *shards)
+    return out, *operation.backward(device, saved, grad)
+
+
+def whole_outputs(run: Any, layouts: Iterable[TensorSharding], mesh: Mesh) -> list[Any]:
+    """The first outputs of a run's devices as whole arrays, by their layouts."""
+    return [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
 
 
 def show_layouts(
@@ -44,9 +71,15 @@ def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Seq
         told = " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices"
         shapes = ["x".join(map(str, np.shape(array))) for array in mine]
         rows.append((f"r{rank}", *shapes, f"{trace.flops(rank):,.0f}", f"{trace.bytes_received(rank):,}", told))
-    gap = ("...", *[""] * (len(names) + 3))
-    shown = rows if len(rows) <= MOST_ROWS else [*rows[: MOST_ROWS // 2], gap, *rows[-MOST_ROWS // 4 :]]
-    screen.table(("device", *names, "flops", "bytes received", "from"), shown)
+    screen.table(("device", *names, "flops", "bytes received", "from"), rows)
+
+
+def verdict_of_values(screen: Screen, arrays: Iterable[Any], wanted: Iterable[Any]) -> bool:
+    """Whether output and gradients are `CLOSE` to those of one process."""
+    worst = max(float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+                for one, other in zip(arrays, wanted, strict=True))
+    screen.verdict(worst < CLOSE, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    return worst < CLOSE
 
 
 def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None) -> bool:

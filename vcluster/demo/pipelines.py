@@ -68,8 +68,7 @@ def show_holders(
     rows: list[Sequence[object]] = []
     for rank, (index, own) in enumerate(zip(mesh, cells, strict=True)):
         rows.append((f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pids[rank]))
-    shown = rows if len(rows) <= 16 else [*rows[:12], ("...", *[""] * (len(header) + 2)), *rows[-2:]]
-    screen.table(("device", "place", *header, "pid"), shown)
+    screen.table(("device", "place", *header, "pid"), rows)
 
 
 def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:

@@ -20,7 +20,7 @@ SHAPE = (8, 6, 10, 4)
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, TensorSharding, tuple[int, ...]]:
     """The words, checked.  Raises `WrongWords`; starts nothing."""
-    asked = None if arguments.mesh is None else mesh_of(arguments, "x", any_axes=True)
+    asked = None if arguments.mesh is None else mesh_of(arguments, Mesh(x=1), any_axes=True)
     layouts = []
     for name in ("source", "target"):
         text = getattr(arguments, name)

@@ -16,6 +16,8 @@ from parallelism.trace import Trace
 from vcluster.report import coloured_timeline, timeline
 
 WIDTH = 80
+MOST_ROWS = 16
+"""Rows of a table that are all shown."""
 
 
 class Screen:
@@ -48,7 +50,12 @@ class Screen:
         self._console.print(coloured_timeline(trace, WIDTH) if self.live else Text(timeline(trace, WIDTH)))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Columns as wide as their longest cell; those of numbers are flush right, the others left."""
+        """Columns as wide as their longest cell; those of numbers are flush right, the others left.
+
+        Of more than 16 rows the first 8 and the last 4 are shown.
+        """
+        if len(rows) > MOST_ROWS:
+            rows = [*rows[: MOST_ROWS // 2], ("...", *[""] * (len(header) - 1)), *rows[-MOST_ROWS // 4 :]]
         cells = [[str(cell) for cell in row] for row in (header, *rows)]
         columns = list(zip(*cells, strict=True))
         widths = [max(map(len, column)) for column in columns]

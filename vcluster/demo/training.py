@@ -1,0 +1,84 @@
+"""What the demos that train have in common: the steps on a cluster, what they left, and the files they write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallelism.trace import Trace
+from pipeline_parallelism import Training
+from vcluster.demo.command_line import WrongWords, writable
+from vcluster.demo.pipelines import short
+from vcluster.demo.screen import Screen
+
+if TYPE_CHECKING:
+    import argparse
+
+    from vcluster.cluster import VirtualCluster
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left."""
+
+    losses: list[float]
+    """Before each step."""
+    last: Training
+    """The last step, with the parameters after it."""
+    step: Trace
+    """The record of the last step."""
+    step_seconds: float
+    """Wall time of the last step."""
+    seconds: float
+    """Wall time of all steps."""
+
+
+def train(
+    model: Any, optimizer: Any, steps: int, batch: Callable[[int], tuple[Any, Any]], cluster: VirtualCluster,
+    screen: Screen,
+) -> Trained:
+    """All steps on the cluster, each on ``batch(step)``, steps counted from 1; the last returns the parameters."""
+    step = model.train_step(optimizer, returns="loss")
+    last = model.train_step(optimizer, returns=("loss", "parameters"))
+    losses: list[float] = []
+    started = time.perf_counter()
+    with screen.progress("step", steps) as update:
+        for number in range(1, steps + 1):
+            inputs, before = batch(number), time.perf_counter()
+            run = cluster.run(step if number < steps else last, *inputs)
+            seconds = time.perf_counter() - before
+            losses.append(run.result.loss)
+            update(number, f"loss {short(losses[-1])}")
+    return Trained(losses, run.result, run.trace, seconds, time.perf_counter() - started)
+
+
+def check_rows(arguments: argparse.Namespace, replicas: int, rows: int, there: str) -> None:
+    """Raises `WrongWords` where there are fewer rows than microbatches or replicas; ``there`` says how many."""
+    for flag, number in (("--microbatches", arguments.microbatches), ("--dp", replicas)):
+        if number > rows:
+            raise WrongWords(f"{flag} {number}: {there}")
+
+
+def check_writable(**files: Path | None) -> None:
+    """Raises `WrongWords` where a file of these options cannot be written, or two of them are the same."""
+    given = {option: file for option, file in files.items() if file is not None}
+    for file in given.values():
+        writable(file)
+    if len({*given.values()}) < len(given):
+        names = " and ".join(f"--{option}" for option in sorted(given))
+        raise WrongWords(f"{names} are both {next(iter(given.values()))}")
+
+
+def write(screen: Screen, option: str, what: str, path: Path | None, save: Callable[[Path], None]) -> None:
+    """Saves the file of an option, if one was named, and says so.  Raises `WrongWords` where it cannot be written."""
+    if path is None:
+        return
+    try:
+        save(path)
+    except OSError as error:
+        raise WrongWords(f"--{option}: {path} cannot be written: {error.strerror or error}") from None
+    screen.line()
+    screen.line(f"The {what} of that step is in {path}")
