@@ -38,6 +38,7 @@ def run(script: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("code", "output"), code_blocks())
 def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, output):
     script = tmp_path / "block.py"
@@ -75,3 +76,17 @@ def test_the_readme_shows_the_demo_as_it_is(capsys):
     assert [h for h in headings(shown) if not h.startswith("rank")] == [
         h for h in headings(printed) if not h.startswith("rank")
     ]
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, picture = re.search(r'^python -c "(.+)" > (\S+\.svg)$', readme, re.MULTILINE).groups()
+    assert f"]({picture})" in readme
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert printed.stdout == (ROOT / picture).read_text(encoding="utf-8")
+
+
+def test_the_readme_begins_with_a_kernel_and_not_with_output():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 0 < readme.index("```python") < readme.index("![") < readme.index("## What the demo prints")
+    assert readme[:readme.index("```python")].count("\n") < 30

@@ -14,6 +14,7 @@ from parallelism.pipelining import Pipeline
 from parallelism.recorder import record
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row[0]}x{row[1]}")
 def test_the_timeline_of_a_schedule_has_the_printed_bubbles(row):
     for name in SCHEDULES:
