@@ -370,7 +370,8 @@ def test_ranks_that_disagree_are_an_error(session, backend):
     result.stdout.fnmatch_lines(
         [
             '>           pytest.skip("odd")',
-            "E*RanksDisagree: the ranks disagree on the outcome of the test: ranks 0 and 2 passed, rank 1 skipped (odd)",
+            "E*RanksDisagree: the ranks disagree on the outcome of the test: "
+            "ranks 0 and 2 passed, rank 1 skipped (odd)",
             ">       device.barrier()",
             "E*DeadlockError: *rank 1 returned without calling barrier*",
             "E*while rank 1 skipped (odd)",
@@ -443,7 +444,7 @@ def test_what_cannot_travel_is_named(session):
         """
     ).stdout.fnmatch_lines(
         [
-            "the fixture 'device' is a device in a test whose body runs on each of them: @pytest.mark.spmd(tp=2)*",
+            "the fixture 'device' is for tests whose body runs on each device: add @pytest.mark.spmd(tp=2)*",
             "the test has no mesh: add @pytest.mark.mesh(tp=4) to the test*",
             "*of the fixture or parameter 'lock' cannot be sent to another process: _thread.lock*",
             "the fixture 'capsys' belongs to the process that runs pytest*",
