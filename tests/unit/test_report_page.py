@@ -99,7 +99,7 @@ def test_of_too_many_events_the_shortest_are_left_out_and_it_says_so():
     assert data["left_out"] == ["The timeline shows the 2 longest of 6 events that take time, 76.2% of all their "
                                  "time; the figures count every event."]
     assert data["timeline"]["details"]["name"]["values"] == ["c4", "c5"] and sum(data["split"]["total"]) == 63
-    with pytest.raises(ValueError, match="most_bars should be at least 1, got 0"):
+    with pytest.raises(ValueError, match="most_bars must be at least 1, got 0"):
         report.html(trace, "never", most_bars=0)
 
 
