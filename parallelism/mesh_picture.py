@@ -14,7 +14,8 @@ from html import escape
 from itertools import product
 from typing import TYPE_CHECKING
 
-from parallelism.drawing import MOST_HTML, MOST_ROWS, WIDTH, Drawing, folded, kept
+from parallelism.drawing import MOST_HTML, MOST_ROWS, Drawing, folded, kept
+from parallelism.quantities import WIDTH
 
 if TYPE_CHECKING:
     from parallelism.mesh import Mesh

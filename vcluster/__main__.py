@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,10 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vcluster.demo.command_line import Parser, WrongWords, nearest, serve, whole, writable
+from vcluster.demo.command_line import Parser, WrongWords, accessing, nearest, parsed, serve, whole, writable
 
 if TYPE_CHECKING:
-    from parallelism.hardware import Hardware
     from parallelism.trace import Trace
 
 PROGRAM = "python -m vcluster"
@@ -127,13 +125,15 @@ def report(words: Sequence[str]) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page that needs no other file")
     parser.add_argument("--hardware", metavar="NAME",
                         help="hardware of the page's roofline: a preset, a file, or host (default: the trace's own)")
-    arguments = _parsed(parser, words)
+    arguments = parsed(parser, words)
     if arguments is None:
         return 0
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
         raise WrongWords("--hardware is an option of the page and needs --html")
-    roof = _roof(arguments.hardware)
+    from vcluster.demo.elsewhere import hardware_of
+
+    roof = hardware_of(arguments.hardware)
     if arguments.html is not None:
         _spared(arguments.html, arguments.trace)
     from vcluster.report import html, timeline
@@ -142,27 +142,10 @@ def report(words: Sequence[str]) -> int:
     print()
     print(timeline(trace))
     if arguments.html is not None:
-        try:
+        with accessing(arguments.html, option="html"):
             html(trace, arguments.html, hardware=roof)
-        except OSError as error:
-            raise WrongWords(f"--html: {arguments.html} cannot be written: {error.strerror or error}") from None
         print(f"\nThe page is {arguments.html}")
     return 0
-
-
-def _roof(name: str | None) -> Hardware | None:
-    if name is None:
-        return None
-    from parallelism import host_file
-    from parallelism.hardware import Hardware
-
-    try:
-        found = Hardware.of_host() if name == "host" else Hardware.of(name)
-    except ValueError as error:
-        raise WrongWords(f"--hardware: {error}") from None
-    if found is None:
-        raise WrongWords(f"--hardware host: {host_file.told()}")
-    return found
 
 
 def compare(words: Sequence[str]) -> int:
@@ -170,7 +153,7 @@ def compare(words: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.")
     parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
     parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
-    arguments = _parsed(parser, words)
+    arguments = parsed(parser, words)
     if arguments is None:
         return 0
     a, b = _loaded(arguments.a), _loaded(arguments.b)
@@ -180,32 +163,19 @@ def compare(words: Sequence[str]) -> int:
     return 0
 
 
-def _parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    try:
-        return parser.parse(words)
-    except SystemExit:      # --help was printed
-        return None
-
-
 def _loaded(path: Path) -> Trace:
     from parallelism.trace import Trace
 
     try:
-        return Trace.load(path)
-    except OSError as error:
-        raise WrongWords(f"{path} cannot be read: {error.strerror or error}") from None
+        with accessing(path, "read"):
+            return Trace.load(path)
     except (ValueError, MemoryError) as error:
         raise WrongWords(str(error) or f"{path} needs more memory than this machine has") from None
 
 
 def _spared(page: Path, trace: Path) -> None:
     """Refuse a page that cannot be written, or that would overwrite its own trace."""
-    try:
-        writable(page)
-        same = page.exists() and page.samefile(trace)
-    except WrongWords as error:
-        raise WrongWords(f"--html: {error}") from None
-    if same:
+    if writable(page, "html").exists() and page.samefile(trace):
         raise WrongWords(f"--html: {page} is the trace itself")
 
 
@@ -225,7 +195,7 @@ takes about a minute; run nothing else meanwhile.""",
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
                         help="number of devices that compute at the same time (default: the number of cores)")
-    arguments = _parsed(parser, words)
+    arguments = parsed(parser, words)
     if arguments is None:
         return 0
     if arguments.check and arguments.file is not None:
@@ -234,12 +204,10 @@ takes about a minute; run nothing else meanwhile.""",
     if path is None and not arguments.check:
         raise WrongWords(f"{VARIABLE} is empty, so hardware='host' has no file; name a file, or use --check")
     if path is not None:
-        try:
+        with accessing(path):
             if arguments.file is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             writable(path)
-        except OSError as error:
-            raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
     from vcluster.calibrate import calibrate as measured
 
     print(measured(arguments.devices, path))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelism.host_file import told as host_summary
+from parallelism.quantities import fit, nbytes, plural
 from vcluster.machine import DEVICES, Container, Facts, Started, gather
 
-WIDTH = 80
 WANTED_DEVICES = 16
 """A limit that leaves room for fewer devices than this is a problem."""
 DESCRIPTORS_PER_DEVICE = 3
@@ -58,12 +58,12 @@ def _memory(facts: Facts) -> Finding:
     free = min((n for n in (facts.memory_available, left) if n is not None), default=None)
     if free is None:
         return Finding("memory", "unknown")
-    found = f"{_size(free)} free" + (f" of {_size(facts.memory)}" if facts.memory is not None else "")
+    found = f"{nbytes(free)} free" + (f" of {nbytes(facts.memory)}" if facts.memory is not None else "")
     if free >= WANTED_MEMORY:
         return Finding("memory", found)
     limited = left is not None and free == left
     remedy = "raise the memory limit of the container" if limited else "end other programs"
-    return Finding("memory", found, f"{remedy}: with less than {_size(WANTED_MEMORY)}, a device may be killed")
+    return Finding("memory", found, f"{remedy}: with less than {nbytes(WANTED_MEMORY)}, a device may be killed")
 
 
 def _container(box: Container) -> Finding:
@@ -71,7 +71,7 @@ def _container(box: Container) -> Finding:
     if box.cores is not None:
         limits.append(f"{box.cores:g} cores' time")
     if box.memory is not None:
-        limits.append(f"{_size(box.memory)} memory")
+        limits.append(f"{nbytes(box.memory)} memory")
     if box.processes is not None:
         limits.append(f"{box.processes} processes and threads")
     return Finding("container", f"limits to {', '.join(limits)}" if limits else "no limits")
@@ -95,7 +95,7 @@ def _start(started: Started) -> list[Finding]:
     if started.threads is None:
         return [start, Finding("BLAS", "unknown; pip install threadpoolctl to see its threads")]
     several = {name: count for name, count in started.threads.items() if count > 1}
-    threads = ", ".join(f"{name}: {_many(count, 'thread')} a device" for name, count in started.threads.items())
+    threads = ", ".join(f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items())
     if not several:
         return [start, Finding("BLAS", threads or "uses no threads of its own")]
     return [start, Finding("BLAS", threads, f"limit {' and '.join(several)} to 1 thread, or devices crowd the cores")]
@@ -105,7 +105,7 @@ def _files(facts: Facts) -> Finding:
     if facts.files_limit is None:
         return Finding("open files", "no limit")
     devices = max(0, facts.files_limit - facts.files_open) // DESCRIPTORS_PER_DEVICE
-    found = f"limit {facts.files_limit}, {facts.files_open} open: room for about {_many(devices, 'device')}"
+    found = f"limit {facts.files_limit}, {facts.files_open} open: room for about {plural(devices, 'device')}"
     return Finding("open files", found, "ulimit -n 4096" if devices < WANTED_DEVICES else None)
 
 
@@ -131,9 +131,9 @@ def _space(facts: Facts) -> Finding:
         (facts.file_size_limit, "size of a file", "ulimit -f unlimited"),
     ):
         if limit is not None and limit < needed:
-            found = f"{what} limited to {_size(limit)}; {_size(needed)} needed, sparse"
+            found = f"{what} limited to {nbytes(limit)}; {nbytes(needed)} needed, sparse"
             return Finding("address space", found, to_do)
-    return Finding("address space", f"enough for the {_size(needed)} that {DEVICES} devices map, sparse")
+    return Finding("address space", f"enough for the {nbytes(needed)} that {DEVICES} devices map, sparse")
 
 
 def _private_memory(started: Started) -> Finding:
@@ -165,9 +165,8 @@ def report(findings: Sequence[Finding]) -> str:
         if finding.to_do is not None:
             lines.append(f"{'':<17}to do: {finding.to_do}")
     wrong = sum(finding.to_do is not None for finding in findings)
-    verdict = "No problems." if not wrong else f"{_many(wrong, 'problem')}, marked with !"
-    shortened = (line[: WIDTH - 3] + "..." if len(line) > WIDTH else line for line in map(_plain, lines))
-    return "\n".join([*shortened, "", verdict])
+    verdict = "No problems." if not wrong else f"{plural(wrong, 'problem')}, marked with !"
+    return "\n".join([*map(fit, lines), "", verdict])
 
 
 def run_checks() -> int:
@@ -175,21 +174,3 @@ def run_checks() -> int:
     findings = [*examine(gather()), Finding("host", host_summary())]
     print(report(findings))
     return int(any(finding.to_do is not None for finding in findings))
-
-
-def _plain(text: str) -> str:
-    """The text on one line, whatever an error contains."""
-    lead = text[: len(text) - len(text.lstrip())]
-    return lead + "".join(c if c.isprintable() else " " for c in text.lstrip())
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def _size(nbytes: int) -> str:
-    value, units = float(nbytes), ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"

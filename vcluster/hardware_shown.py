@@ -6,8 +6,7 @@ from textwrap import wrap
 
 from parallelism.hardware import Hardware
 from parallelism.host_file import told as host_summary
-
-WIDTH = 80
+from parallelism.quantities import WIDTH
 
 
 def preset_list() -> str:

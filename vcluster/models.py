@@ -15,14 +15,23 @@ import numpy as np
 from parallelism import ir
 from parallelism.executable import Executable
 from parallelism.hardware import Hardware
-from parallelism.host_file import told as host_summary
 from parallelism.layouts import Conflict, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.profile import Profile
 from parallelism.simulator import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.cluster import VirtualCluster
-from vcluster.demo.command_line import MOST_DEVICES, Parser, WrongWords, mesh_of, whole, writable
+from vcluster.demo.command_line import (
+    MOST_DEVICES,
+    Parser,
+    WrongWords,
+    accessing,
+    mesh_of,
+    parsed,
+    whole,
+    writable,
+)
+from vcluster.demo.elsewhere import hardware_of
 from vcluster.report import beside, compare, html
 
 if TYPE_CHECKING:
@@ -190,21 +199,14 @@ def _add_hardware(options: Parser, *, required: bool) -> None:
 
 
 def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    try:
-        arguments = options.parse(words)
-    except SystemExit:      # --help was printed
+    arguments = parsed(options, words)
+    if arguments is None:
         return None
     for option in ("report", "save", "profile"):
         if getattr(arguments, option, None) is not None:
-            try:
-                writable(getattr(arguments, option))
-            except WrongWords as error:
-                raise WrongWords(f"--{option}: {error}") from None
-    hardware = getattr(arguments, "hardware", None)
-    if hardware is not None:
-        arguments.hardware = _right(lambda: Hardware.of_host() if hardware == "host" else Hardware.of(hardware))
-        if arguments.hardware is None:
-            raise WrongWords(f"--hardware host: {host_summary()}")
+            writable(getattr(arguments, option), option)
+    if "hardware" in arguments:
+        arguments.hardware = hardware_of(arguments.hardware)
     return arguments
 
 
@@ -220,11 +222,8 @@ def _right(make: Callable[[], Any]) -> Any:
 
 def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
     path: Path = arguments.file
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise WrongWords(f"{path} cannot be read: {error.strerror or error}") from None
+    with accessing(path, "read"), path.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:
@@ -282,12 +281,13 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
             for value in function.inputs
         }
     try:
-        with zipfile.ZipFile(arguments.inputs):     # NumPy would take another file for a pickle and advise to trust it
-            pass
-        with np.load(arguments.inputs, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except OSError as error:
-        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: {error.strerror or error}") from None
+        with accessing(arguments.inputs, "read", "inputs"):
+            with zipfile.ZipFile(arguments.inputs):     # NumPy would take another file for a pickle
+                pass
+            with np.load(arguments.inputs, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except WrongWords:
+        raise
     except Exception as error:      # a broken archive raises many types, in zipfile and in its decompressors
         raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is not an .npz file of numpy.savez "
                          f"({error})") from None

@@ -214,7 +214,7 @@ WRONG = [
     (["show", "m.mlir", "--mesh", "dp=2000000,tp=1"],
      "show: --mesh: Mesh(dp=2000000, tp=1) has 2000000 devices; at most "),
     (["simulate", "m.mlir"], "simulate: the following arguments are required: --hardware"),
-    (["simulate", "m.mlir", "--hardware", "dgx-h10"], "simulate: no hardware 'dgx-h10'; did you mean "),
+    (["simulate", "m.mlir", "--hardware", "dgx-h10"], "simulate: --hardware: no hardware 'dgx-h10'; did you mean "),
     (["simulate", "m.mlir", "--hardware", "pcie-v100", *ON[:2], *ON[4:]],
      "simulate: pcie-v100 has no rate for bfloat16"),
     (["simulate", "m.mlir", *ON, "--profile", "m.mlir"], "simulate: m.mlir: expected a vcluster profile"),

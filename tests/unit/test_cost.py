@@ -22,9 +22,9 @@ from parallelism import (
     checked,
     cost,
     hardware,
-    hardware_table,
     links,
     plan_resharding,
+    quantities,
 )
 from parallelism.communication import COLLECTIVES, ROOTED, algorithm, algorithms
 from parallelism.cost import bus_factor
@@ -493,7 +493,7 @@ def test_a_plan_can_be_the_cheapest_in_seconds():
 # -- the documentation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [checked, cost, hardware, hardware_table, links], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [checked, cost, hardware, links, quantities], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_are_so(module):
     tried = doctest.testmod(module)
     assert tried.attempted and not tried.failed

@@ -50,7 +50,7 @@ No problems."""
     ({"memory_available": GIB // 4}, "memory", "256 MiB free of 16 GiB", "end other programs"),
     ({"container": Container(memory=GIB, memory_used=GIB - (100 << 20))}, "memory", "100 MiB free",
      "raise the memory limit of the container"),
-    ({"container": Container(memory=GIB, memory_used=2 * GIB)}, "memory", "0 bytes free", "raise the memory limit"),
+    ({"container": Container(memory=GIB, memory_used=2 * GIB)}, "memory", "0 B free", "raise the memory limit"),
     ({"shared_memory_error": "OSError: no"}, "shared memory", "OSError: no", 'backend="thread"'),
     ({"started": Started(error="killed")}, "start", "fails: killed", 'backend="thread"'),
     ({"started": Started(11.0, "spawn", {})}, "start", "11.00 s, by spawn", "look for the cause"),

@@ -7,7 +7,8 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +49,14 @@ class Parser(argparse.ArgumentParser):
                 raise WrongWords(f"there is no option {word}{nearest(word, options)}")
             raise WrongWords(f"nothing is expected here: {word!r}")
         return namespace
+
+
+def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
+    """The words as a namespace. None after ``--help``, which prints its text."""
+    try:
+        return parser.parse(words)
+    except SystemExit:
+        return None
 
 
 def nearest(word: str, right: Sequence[str]) -> str:
@@ -149,18 +158,25 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
     return extents
 
 
-def writable(path: Path) -> Path:
-    """Check that ``path`` can be written, without changing it, and return it. Raises `WrongWords`."""
+@contextmanager
+def accessing(path: Path, verb: str = "written", option: str = "") -> Iterator[None]:
+    """Turn an `OSError` into `WrongWords`: the file of an option cannot be written, or read."""
     try:
+        yield
+    except OSError as error:
+        raise WrongWords(f"{option and f'--{option}: '}{path} cannot be {verb}: {error.strerror or error}") from None
+
+
+def writable(path: Path, option: str = "") -> Path:
+    """Check that ``path`` can be written, without changing it, and return it. Raises `WrongWords`."""
+    with accessing(path, option=option):
         existed = path.exists()
         if path.is_fifo():  # opening it would wait for a reader
-            raise WrongWords(f"{path} cannot be written: it is a pipe, not a file")
+            raise WrongWords(f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file")
         with path.open("ab"):
             pass
         if not existed:
             path.unlink()
-    except OSError as error:
-        raise WrongWords(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 
 

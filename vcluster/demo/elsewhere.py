@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parallelism.host_file import told as host_summary
 from parallelism.mesh import Mesh
+from parallelism.quantities import seconds
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords
 
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
     from parallelism.hardware import Hardware
     from vcluster.demo.screen import Screen
 
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
-
-def hardware_of(name: str | None, size: int) -> Hardware | None:
-    """The hardware of ``--hardware``, with room for ``size`` devices. Raises `WrongWords`."""
+def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
+    """The hardware of ``--hardware``, with room for ``size`` devices (None: any number). Raises `WrongWords`."""
     if name is None:
         return None
     from parallelism.hardware import Hardware
@@ -28,7 +27,8 @@ def hardware_of(name: str | None, size: int) -> Hardware | None:
         hardware = Hardware.of_host(size) if name == "host" else Hardware.of(name)
         if hardware is None:
             raise WrongWords(f"--hardware host: {host_summary()}")
-        Pricing(hardware).for_devices(size)
+        if size is not None:
+            Pricing(hardware).for_devices(size)
     except (ValueError, OSError) as error:
         raise WrongWords(f"--hardware: {error}") from None
     return hardware
@@ -66,9 +66,3 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     screen.line(f"  axes that leave a node {', '.join(leaving) or 'none'}")
     screen.line(f"                         (a node is {unit})")
     return there
-
-
-def seconds(value: float) -> str:
-    """A time with its unit."""
-    scale, unit = next(pair for pair in _UNITS if value >= pair[0])
-    return f"{value / (scale or 1e-9):.3g} {unit}"

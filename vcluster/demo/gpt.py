@@ -13,6 +13,7 @@ import numpy.typing as npt
 from parallelism.kernels import Adam
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
+from parallelism.quantities import WIDTH
 from parallelism.trace import Trace
 from pipeline_parallelism import Transformer
 from vcluster.demo.command_line import WrongWords, mesh_of
@@ -27,7 +28,7 @@ from vcluster.demo.pipelines import (
     show_holders,
     stages_of,
 )
-from vcluster.demo.screen import WIDTH, Screen
+from vcluster.demo.screen import Screen
 from vcluster.demo.text import VOCABULARY, docstrings, in_one_line, pieces, tokens_of
 from vcluster.demo.training import Trained, check_rows, check_writable, train, write
 

@@ -21,6 +21,7 @@ from parallelism.kernels import (
 )
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.quantities import WIDTH
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from tensor_parallelism.dispatch import kept_by_expert, rows_received
@@ -35,7 +36,7 @@ from vcluster.demo.moved import (
     verdict_of_values,
     whole_outputs,
 )
-from vcluster.demo.screen import WIDTH, Screen, fold
+from vcluster.demo.screen import Screen, fold
 
 MOST_TOKENS, MOST_EXPERTS = 4096, 64
 MOST_NAMED = 48

@@ -11,10 +11,11 @@ import numpy as np
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.quantities import WIDTH
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from vcluster.demo.command_line import WrongWords
-from vcluster.demo.screen import WIDTH, Screen
+from vcluster.demo.screen import Screen
 
 CLOSE = 1e-10
 """Largest difference from one process, relative to the largest element (at least 1)."""

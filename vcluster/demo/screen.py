@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from parallelism.quantities import WIDTH
 from parallelism.trace import Trace
 from vcluster.report import coloured_timeline, timeline
 
-WIDTH = 80
 MOST_ROWS = 16
 """Maximal number of rows of a table that is shown completely."""
 

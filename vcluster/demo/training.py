@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelism.trace import Trace
 from pipeline_parallelism import Training
-from vcluster.demo.command_line import WrongWords, writable
+from vcluster.demo.command_line import WrongWords, accessing, writable
 from vcluster.demo.pipelines import short
 from vcluster.demo.screen import Screen
 
@@ -76,9 +76,7 @@ def write(screen: Screen, option: str, content: str, path: Path | None, save: Ca
     """Save the file of an option, if there is one, and report it. Raises `WrongWords` if it cannot be written."""
     if path is None:
         return
-    try:
+    with accessing(path, option=option):
         save(path)
-    except OSError as error:
-        raise WrongWords(f"--{option}: {path} cannot be written: {error.strerror or error}") from None
     screen.line()
     screen.line(f"The {content} of that step is in {path}")

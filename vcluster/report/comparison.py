@@ -7,17 +7,17 @@ changes by name and by device.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 
+from parallelism.quantities import fit, in_columns, seconds
 from parallelism.trace import Trace
 from parallelism.trace_moving import HOLDING, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
-from parallelism.trace_summary import WIDTH, fit, seconds
+from vcluster.report.naming import part_name, without_numbers
 
 SHOWN = 8
 """Maximal number of rows of a table."""
@@ -26,8 +26,6 @@ NEGLIGIBLE = 1e-3
 """Changes smaller than this fraction of the makespan are left out."""
 _ROUNDING = 1e-9
 """Upper bound of the relative error that summation leaves in a time."""
-_LABELS = {"communication": "exposed communication", "other": "other compute"}
-_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
         if phase is not None and stage is not None:
             name = f"{PARTS[part]} of stage {stage} ({phase})"
         else:
-            name = _NUMBERS.sub("#", name) + (f" over {', '.join(axes)}" if axes else "")
+            name = without_numbers(name) + (f" over {', '.join(axes)}" if axes else "")
             name = name if kind in ("collective", name) else f"{kind} {name}"
         by_name[name] = by_name.get(name, 0.0) + amount
     return by_name
@@ -139,15 +137,15 @@ def _text(comparison: Comparison) -> list[str]:
         main = max(parts, key=lambda part: abs(part.seconds), default=None)
         if main is not None:
             share = main.seconds / makespan.seconds
-            lines.append(f"main cause: {_LABELS.get(main.name, main.name)}, {_signed(main.seconds)} on the mean "
-                         f"device, {share:.0%} of the difference")
+            lines.append(f"main cause: {part_name(main.name)}, {_signed(main.seconds)} on the mean device, "
+                         f"{share:.0%} of the difference")
         names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
         if names:
             lines.append(f"largest {'increase' if makespan.seconds > 0 else 'decrease'}: {names[0].name}, "
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
-    lines = [fit(line, WIDTH) for line in lines]
+    lines = list(map(fit, lines))
     lines += _table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan])
     lines += _table("all devices together", comparison.names, least=least)
     lines += _table("compute of a device", comparison.devices, least=least)
@@ -159,12 +157,10 @@ def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), 
     if not changes:
         return []
     shown = [*changes[:SHOWN], *total]
-    rows = [[fit(_LABELS.get(change.name, change.name), 40), seconds(change.before), seconds(change.after),
+    rows = [[fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
              _changed(change)] for change in shown]
     rows = [[title, "before", "after", "change"], *rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["", *("  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:],
-             strict=True))]) for row in rows)]
+    lines = ["", *in_columns(rows, 1)]
     more = len(changes) - SHOWN
     return [*lines, f"... and {more} more"] if more > 0 else lines
 

@@ -6,25 +6,19 @@ other hardware, and wall time includes waiting for a core if devices took turns 
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 
 from parallelism.columns import Columns, Table
 from parallelism.host_file import CALIBRATED
+from parallelism.quantities import fit
 from parallelism.trace import Trace
 from parallelism.trace_moving import HOLDING
-from parallelism.trace_summary import fit
+from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
 
 MOST_ROWS = 24
 TURNS = 0.9
 """Fraction of the wall time of compute in which a device has a core. Below it, devices took turns."""
-_LONGEST_NAME = 80
 _LONGEST = 1e100
-_NUMBERS = re.compile(r"\d+")
-
-Data = dict[str, Any]
 
 
 def measured(trace: Trace) -> Data:
@@ -54,13 +48,12 @@ def _names(events: Columns) -> tuple[list[str], np.ndarray]:
     fields = ("kind", "name", "phase")
     _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
     descriptions = zip(*(events.take(first).values(field) for field in fields), strict=True)
-    names = []
+    labels = []
     for kind, name, phase in descriptions:
-        words = f"compute, phase {phase}" if phase is not None and kind == "compute" else _NUMBERS.sub("#", str(name))
-        names.append(fit(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}",
-                         _LONGEST_NAME))
-    number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return list(number), np.array([number[name] for name in names])[place.ravel()]
+        words = f"compute, phase {phase}" if phase is not None and kind == "compute" else without_numbers(name)
+        labels.append(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}")
+    names, number = numbered(labels)
+    return names, number[place.ravel()]
 
 
 def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
@@ -70,7 +63,7 @@ def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
         if trace.hardware is None:
             sentences.append("The machine was not calibrated, so messages and collectives take no virtual time.")
     else:
-        sentences = [f"Virtual time is that of {fit(trace.hardware or '', _LONGEST_NAME)}, wall time that of the "
+        sentences = [f"Virtual time is that of {fit(trace.hardware or '', LONGEST_NAME)}, wall time that of the "
                      "machine which ran it: their ratio says how much faster that hardware is. It is not an error."]
     sentences.append("Both include waiting for other devices." + (
         " Virtual time follows from declared flops and bytes." if trace.compute == "modelled" else ""))

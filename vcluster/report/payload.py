@@ -15,12 +15,13 @@ import numpy.typing as npt
 from parallelism.columns import ABSENT, Columns, Table
 from parallelism.critical_path import PathStep, critical_path
 from parallelism.hardware import Hardware
+from parallelism.quantities import fit, nbytes, rate, seconds
 from parallelism.trace import Trace
 from parallelism.trace_collectives import collectives
 from parallelism.trace_moving import HOLDING, Moving, asynchronous, moving, rounded
 from parallelism.trace_split import PARTS, Split, part_of, split
-from parallelism.trace_summary import fit, nbytes, rate, seconds
 from vcluster.report.measured import measured
+from vcluster.report.naming import Data
 from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict
 
@@ -34,8 +35,6 @@ LONGEST_NAME = 120
 _ASYNCHRONOUS_LANES = 3
 _DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "algorithm",
             "priced_algorithm", "bytes_sent", "bytes_received", "flops", "location")
-
-Data = dict[str, Any]
 
 
 def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | None = None) -> Data:

@@ -7,28 +7,22 @@ virtual. Computes with equal names and nearly equal numbers share a point.
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.columns import Columns
 from parallelism.hardware import ITEMSIZE, Hardware
 from parallelism.host_file import CALIBRATED
+from parallelism.quantities import fit
 from parallelism.trace import Trace
 from parallelism.trace_split import PARTS, part_of
-from parallelism.trace_summary import fit
+from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4
 _BINS = 12
 """Number of bins per factor of ten in which computes share a point."""
-_LONGEST_NAME = 80
 _LARGEST = 1e100
-_NUMBERS = re.compile(r"\d+")
-
-Data = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
@@ -82,10 +76,8 @@ def _scale(trace: Trace, events: Columns) -> Floats:
 def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     _, first, which = np.unique(events.key("name", "phase"), return_index=True, return_inverse=True)
     pairs = zip(*(events.take(first).values(field) for field in ("name", "phase")), strict=True)
-    plain = [fit(_NUMBERS.sub("#", str(name)) if phase is None else f"phase {phase}", _LONGEST_NAME)
-             for name, phase in pairs]
-    number = {name: i for i, name in enumerate(dict.fromkeys(plain))}
-    name = np.array([number[text] for text in plain], np.int64)[which.ravel()]
+    words, number = numbered([without_numbers(name) if phase is None else f"phase {phase}" for name, phase in pairs])
+    name = number[which.ravel()]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
@@ -94,7 +86,6 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     largest = np.argsort(-spent, kind="stable")[:MOST_POINTS]
     largest = largest[np.lexsort((y[first[largest]], x[first[largest]]))]
     at = first[largest]
-    words = list(number)
     return {
         "points": [
             {"name": words[name[i]], "part": PARTS[parts[i]], "x": float(x[i]), "y": float(y[i]),
@@ -104,7 +95,7 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
 
 
 def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
-    name = "this machine" if trace.hardware is None else fit(trace.hardware, _LONGEST_NAME)
+    name = "this machine" if trace.hardware is None else fit(trace.hardware, LONGEST_NAME)
     if hardware is None:
         return {"hardware": name, "roofs": []}
     first = next(iter(hardware.flops_per_second))

@@ -15,8 +15,8 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
+from parallelism.quantities import seconds
 from parallelism.trace import Trace
-from parallelism.trace_summary import seconds
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from parallelism.critical_path import PathStep
+from parallelism.quantities import fit, nbytes, rate, seconds
 from parallelism.trace import Trace
 from parallelism.trace_collectives import CollectiveRow
 from parallelism.trace_split import PARTS, Split, part_of
-from parallelism.trace_summary import fit, nbytes, rate, seconds
+from vcluster.report.naming import part_name
 
 UNEVEN = 1.1
 """A device is named if it computes at least this many times as long as the median device."""
 LONGEST = 1e300
 """Upper bound of a makespan in seconds. The times of a forged trace may add up to more than a float holds."""
 _COMPUTE = ("forward", "backward", "recompute", "other")
-_LABELS = {"communication": "exposed communication", "other": "other compute"}
 
 
 def verdict(
@@ -37,7 +37,7 @@ def verdict(
     share = {part: amount / whole for part, amount in zip(PARTS, total, strict=True)}
     devices = f"{len(by_rank)} device{'s' * (len(by_rank) != 1)}"
     compute = sum(share[part] for part in _COMPUTE)
-    lost = [f"{_LABELS.get(part, part)} {share[part]:.1%}" for part in ("communication", "bubble", "idle")]
+    lost = [f"{part_name(part)} {share[part]:.1%}" for part in ("communication", "bubble", "idle")]
     sentences = [f"{devices} for {seconds(makespan)}: {compute:.1%} of it compute, {', '.join(lost)}."]
     if share["recompute"] > 0:
         sentences.append(f"{share['recompute'] / compute:.1%} of the compute is recompute.")
@@ -90,6 +90,6 @@ def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
     for step in path:
         seconds_of[PARTS[parts[step.event]]] += step.end_seconds - step.start_seconds
     through = len({int(ranks[step.event]) for step in path})
-    shares = [f"{_LABELS.get(part, part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
+    shares = [f"{part_name(part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
               for part, amount in sorted(seconds_of.items(), key=lambda item: -item[1])]
     return [f"The critical path goes through {through} device{'s' * (through != 1)}: {', '.join(shares)}."]
