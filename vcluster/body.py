@@ -102,10 +102,10 @@ class Body:
         return not self.finalizer.alive
 
     def channel(self, rank: int) -> VirtualChannel:
-        found = self._channels.get(rank)
-        if found is None:
-            found = self._channels[rank] = VirtualChannel(self._owner, rank)
-        return found
+        channel = self._channels.get(rank)
+        if channel is None:
+            channel = self._channels[rank] = VirtualChannel(self._owner, rank)
+        return channel
 
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
         """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""

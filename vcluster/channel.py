@@ -192,8 +192,8 @@ class VirtualChannel:
         try:
             work = recorder.next_work()
             event = self._receives(tag, work)
-            wanted = None if dtype is None else np.dtype(dtype)
-            steps = self._receiving(_tag(tag), None, None if shape is None else tuple(shape), wanted, event, start)
+            declared = None if dtype is None else np.dtype(dtype)
+            steps = self._receiving(_tag(tag), None, None if shape is None else tuple(shape), declared, event, start)
             return self._issue(("recv", self._peer, tag), steps, work, "recv")
         finally:
             recorder.leave()

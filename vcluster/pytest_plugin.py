@@ -136,9 +136,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.fixturenames.insert(0, "virtual_cluster")
     if _parametrizes(metafunc.definition, "virtual_cluster", "mesh"):
         return
-    found = _wanted_by_marks(metafunc.definition)
-    if found:
-        metafunc.parametrize("virtual_cluster", found, indirect=True, ids=map(str, found), scope="function")
+    clusters = _wanted_by_marks(metafunc.definition)
+    if clusters:
+        metafunc.parametrize("virtual_cluster", clusters, indirect=True, ids=map(str, clusters), scope="function")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -164,7 +164,7 @@ def _make_ours(metafunc: pytest.Metafunc, names: tuple[str, ...]) -> None:
     """Use the plugin's fixtures of these names, even if a conftest defines others (for example a torch device)."""
     defined = getattr(metafunc, "_arg2fixturedefs", {})  # if pytest stores them elsewhere, the body still gets ours
     for name in names:
-        ours = [found for found in defined.get(name, ()) if found.func.__module__ == __name__]
+        ours = [fixture for fixture in defined.get(name, ()) if fixture.func.__module__ == __name__]
         if ours:
             defined[name] = ours
 
@@ -186,13 +186,13 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
         if mark.name in MARKS and (mark.args or mark.kwargs):
             by_node.setdefault(at, []).append(mark)
     nearest = next(iter(by_node.values()), [])
-    found = []
+    clusters = []
     for mark in reversed(nearest):  # in the order of the source, top to bottom
         try:
-            found.append(wanted(mark.args, mark.kwargs))
+            clusters.append(wanted(mark.args, mark.kwargs))
         except (TypeError, ValueError) as error:
             pytest.fail(f"@pytest.mark.{mark.name} of {node.nodeid}: {error}", pytrace=False)
-    return found
+    return clusters
 
 
 # -- fixtures ----------------------------------------------------------------------------------------------------------
@@ -249,13 +249,13 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
             return Wanted(as_mesh(asked))
     except (TypeError, ValueError) as error:
         pytest.fail(f"the mesh of {item.nodeid}: {error}", pytrace=False)
-    found = _wanted_by_marks(item)
-    if not found:
+    clusters = _wanted_by_marks(item)
+    if not clusters:
         name = "spmd" if item.get_closest_marker("spmd") else "mesh"
         pytest.fail(
             f"the test has no mesh: add @pytest.mark.{name}(tp=4) to the test, its class or its module", pytrace=False
         )
-    return found[0]
+    return clusters[0]
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from vcluster.worker import Cancelled, Failed
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ((), "nobody"), ((3,), "rank 3"), ((0, 1), "ranks 0 and 1"), ((1, 2, 3), "ranks 1-3"),
+        ((), "no rank"), ((3,), "rank 3"), ((0, 1), "ranks 0 and 1"), ((1, 2, 3), "ranks 1-3"),
         ((0, 2, 3, 4, 5, 7, 8), "ranks 0, 2-5, 7 and 8"), ((4, 3, 2), "ranks 4, 3 and 2"), ((-1,), "the host"),
         ((-1, 0, 1, 2), "ranks 0-2 and the host"),
     ],

@@ -67,15 +67,15 @@ def nearest(word: str, right: Sequence[str]) -> str:
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
     """A type for argparse: an integer of at least ``least`` and at most ``most``."""
-    wanted = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
 
     def convert(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"needs {wanted}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"needs {expected}, got {text!r}") from None
         if number < least or (most is not None and number > most):
-            raise argparse.ArgumentTypeError(f"needs {wanted}, got {number}")
+            raise argparse.ArgumentTypeError(f"needs {expected}, got {number}")
         return number
 
     return convert

@@ -225,8 +225,8 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
             count = len(step.filter(kind="send")) if axis == "pp" else step.filter(axes=axis).count(kind)
             rows.append((kind, axis, f"{count:,}", f"{moved[axis]:,}", what))
     for name, kind in (("host to devices", "h2d"), ("devices to host", "d2h")):
-        found = step.filter(kind=kind)
-        nbytes = found.bytes_received() if kind == "h2d" else found.bytes_sent()
+        traffic = step.filter(kind=kind)
+        nbytes = traffic.bytes_received() if kind == "h2d" else traffic.bytes_sent()
         rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss; in this step parameters"))
     screen.table(("kind", "axis", "count", "bytes", "content"), rows)
     good = all(moved[axis] == expected[axis] for axis in moved) and step.bytes_received() == sum(expected.values())

@@ -142,11 +142,11 @@ class _PlantedDevice(VirtualDevice):
         self.collectives = cast(Collectives, _PlantedCollectives(device.collectives, plan))
 
     def channel(self, peer: int) -> VirtualChannel:
-        found = self._channels.get(peer)
-        if found is None:
+        channel = self._channels.get(peer)
+        if channel is None:
             super().channel(peer)  # raises if the rank does not exist
-            found = self._channels[peer] = _PlantedChannel(self._owner, peer, self._plan)
-        return found
+            channel = self._channels[peer] = _PlantedChannel(self._owner, peer, self._plan)
+        return channel
 
 
 class _PlantedCollectives:
