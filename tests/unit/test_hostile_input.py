@@ -261,7 +261,7 @@ def nothing_starts(monkeypatch, tmp_path):
     """Words that are right are read to their end, and nothing is run."""
     for module in (mlp, collectives, matmul):
         monkeypatch.setattr(module, "run_demo", lambda arguments: 0)
-    monkeypatch.setattr(doctor, "run_demo", lambda: 0)
+    monkeypatch.setattr(doctor, "run_checks", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
 
