@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import page
+from benchmarks import judged, page
 from benchmarks.cases import COLLECTIVES, ITEM_BYTES, WrongAnswerError
 from benchmarks.installed import missing
 from benchmarks.machine import in_a_line, machine, versions
@@ -32,14 +32,15 @@ EXAMPLES = f"""examples:
   {PROGRAM} peers --peers peers/bin/python  peers that another environment has
   {PROGRAM} --json figures.json             also for programs to read
   {PROGRAM} peers --svg curves              also as pictures
-  {PROGRAM} page figures.json               into docs/performance.md
+  {PROGRAM} page figures.json               all tables and curves, as a page
+  {PROGRAM} judged                          kept figures that have a target
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Run what the words ask for; the exit status: 1 if a timed operation gave a wrong answer or vcluster failed."""
-    if words and words[0] == "page":
-        return page.main(words[1:])
+    if words and words[0] in ("page", "judged"):
+        return (page if words[0] == "page" else judged).main(words[1:])
     asked = _parser().parse(words)
     if asked.list:
         width = max(map(len, SUITES))

@@ -1,8 +1,7 @@
-"""``python -m benchmarks page FIGURES.json``: the tables and the curves of ``docs/performance.md``, from a run's JSON.
+"""``python -m benchmarks page FIGURES.json``: all tables and curves of a run's JSON, as a page in Markdown.
 
-The tables go between two marker lines of the page; the curves into a folder beside it that has its name.  Several files
-make one page, where one run was too long: of a figure that two of them have, the first counts.  With ``--keep`` the
-page's tables of other suites stay, and the commands that made them.
+The curves go into a folder beside the page that has its name.  Several files make one page, where one run was too
+long: of a figure that two of them have, the first counts.  The page is made on demand and not kept in the repository.
 """
 
 from __future__ import annotations
@@ -23,42 +22,27 @@ from benchmarks.tables import nbytes_text, ratio_text, seconds_text
 from benchmarks.targets import Bound, Growth, Standing, Verdict
 from vcluster.demo.command_line import Parser, WrongWords, writable
 
-PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+PAGE = ROOT / "build" / "figures.md"
 NAMES = {"mpich": "MPICH", "jax": "JAX", "gloo": "gloo", "least": "the least", "with out=": ""}
-
-_MEASURED = "Measured on "
 
 Draw = Callable[[Results, Path], list[Path]]
 
 
 def main(words: Sequence[str]) -> int:
     """Write the page; status 0.  Raises `WrongWords` for files that cannot be read or are none of figures."""
-    parser = Parser(prog="python -m benchmarks page", description="Tables and curves for docs/performance.md.")
+    parser = Parser(prog="python -m benchmarks page", description="All tables and curves of a run, as a page.")
     parser.add_argument("figures", nargs="+", type=Path, metavar="FIGURES.json", help="what --json wrote")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="another page with the marker lines")
-    parser.add_argument("--keep", action="store_true", help="leave the tables of suites that these files do not have")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE.md", help="where to (build/figures.md)")
     asked = parser.parse(words)
     draw = drawing("page")
     documents = [_read(path) for path in asked.figures]
     results = merged([found for found, _ in documents])
-    try:
-        page = asked.page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise WrongWords(f"{asked.page} cannot be read: {error.strerror}") from None
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise WrongWords(f"{asked.page} needs a line {BEGIN} and, after it, a line {END}")
+    asked.page.parent.mkdir(parents=True, exist_ok=True)
     writable(asked.page)
     pictures = draw(results, asked.page.parent / asked.page.stem)
-    before, old, after = page.split(BEGIN)[0], page.split(BEGIN)[1].split(END)[0], page.split(END)[1]
     runs = [_provenance(document) for _, document in documents]
-    found = tables(results, [path.relative_to(asked.page.parent).as_posix() for path in pictures])
-    if asked.keep:
-        old_runs, old_tables = _parts(old)
-        runs += [run for run in old_runs if _suites_of(run) & (old_tables.keys() - found.keys())]
-        found = old_tables | found
-    body = "\n\n".join([*runs, *(found[name] for name in SUITES if name in found)])
-    asked.page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
+    parts = tables(results, [path.relative_to(asked.page.parent).as_posix() for path in pictures])
+    asked.page.write_text("\n\n".join(["# Figures", *runs, *parts]) + "\n", encoding="utf-8")
     print(asked.page, *pictures, sep="\n")
     return 0
 
@@ -91,39 +75,16 @@ def merged(parts: Sequence[Results]) -> Results:
     return whole
 
 
-def tables(results: Results, pictures: Sequence[str]) -> dict[str, str]:
+def tables(results: Results, pictures: Sequence[str]) -> list[str]:
     """The part of the page for each suite that has figures."""
-    found = {}
+    parts = []
     for name, suite in SUITES.items():
         if any(results.of(name)) or any(results.amounts_of(name)):
             report = suite.report(results)
-            found[name] = "\n\n".join([
-                f"### {_title(name)}",
-                *(_peers(results, pictures, report) if name == "peers" else [f"```text\n{report}\n```"]),
-            ])
-    return found
-
-
-def _title(name: str) -> str:
-    title = SUITES[name].title
-    return "Beside the peers" if name == "peers" else title[0].upper() + title[1:]
-
-
-def _parts(body: str) -> tuple[list[str], dict[str, str]]:
-    """What a page has already: which runs made it, and its part for each suite."""
-    head, *sections = body.strip().split("\n\n### ")
-    names = {_title(name): name for name in SUITES}
-    titled = [(section.partition("\n")[0], f"### {section}") for section in sections]
-    return (
-        [f"{_MEASURED}{run.strip()}" for run in head.split(_MEASURED)[1:]],
-        {names[title]: section for title, section in titled if title in names},
-    )
-
-
-def _suites_of(run: str) -> set[str]:
-    """Those that a run's command names; all, if it names none."""
-    words = shlex.split(run.partition("```sh\n")[2].partition("\n```")[0])
-    return set(words) & SUITES.keys() or set(SUITES)
+            title = "Beside the peers" if name == "peers" else suite.title[0].upper() + suite.title[1:]
+            parts += [f"## {title}", *(
+                _peers(results, pictures, report) if name == "peers" else [f"```text\n{report}\n```"])]
+    return parts
 
 
 def _peers(results: Results, pictures: Sequence[str], report: str) -> list[str]:
@@ -138,13 +99,13 @@ def _peers(results: Results, pictures: Sequence[str], report: str) -> list[str]:
         "the same run. New results (without `out=`) are held against the figures with `out=`."
     ]
     for devices in standing.devices:
-        blocks += [f"#### {devices} devices", _matrix(standing, verdicts, devices)]
+        blocks += [f"### {devices} devices", _matrix(standing, verdicts, devices)]
         blocks += [
             f"![{Path(picture).stem.partition('-')[0]} over size on {devices} devices]({picture})"
             for picture in pictures if Path(picture).stem.endswith(f"-{devices}")
         ]
     if growths:
-        blocks += ["#### Growth with the number of devices", _growth(growths, standing.peers)]
+        blocks += ["### Growth with the number of devices", _growth(growths, standing.peers)]
     blocks.append(f"<details><summary>All ratios</summary>\n\n```text\n{report}\n```\n\n</details>")
     return blocks
 
@@ -205,7 +166,7 @@ def _markdown(rows: list[list[str]], labels: int) -> str:
 def _provenance(document: dict[str, Any]) -> str:
     """Machine, versions, time and command of a run."""
     return (
-        f"{_MEASURED}{in_a_line(document['machine'], document['versions'])}; {document['started']}, by\n\n"
+        f"Measured on {in_a_line(document['machine'], document['versions'])}; {document['started']}, by\n\n"
         f"```sh\n{shlex.join(document['command'])}\n```"
     )
 

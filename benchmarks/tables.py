@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 80
+from parallelism.display import WIDTH, in_columns
 
 
 def seconds_text(seconds: float) -> str:
@@ -44,15 +44,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], labels: int = 1)
     for row in rows:
         if len(row) != len(header):
             raise ValueError(f"each row has the header's {len(header)} cells, got {len(row)}: {list(row)}")
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        "  " + "  ".join(
-            cell.ljust(width) if place < labels else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (header, *rows)
-    ]
-    return "\n".join(lines)
+    return "\n".join(f"  {line}" for line in in_columns([header, *rows], labels))
 
 
 def paragraph(text: str, indent: str = "  ") -> str:

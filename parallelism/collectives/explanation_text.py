@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.display import WIDTH
+
 if TYPE_CHECKING:
     from parallelism.collectives.explanation import ExplainedStep, Explanation
 
-WIDTH = 80
 _INDENT = " " * 9
 _MANY = 24
 """Messages of one step, and ranks, that are printed; the explanation has them all."""

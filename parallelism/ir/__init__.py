@@ -45,8 +45,8 @@ from parallelism.ir.recording import (  # noqa: F401
     numpy_joins,
     numpy_products,
     numpy_shapes,
+    record,
 )
-from parallelism.ir.recording.recording import record
 from parallelism.ir.text.parsing import parse
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, Function, TensorType
-from parallelism.ir.recording.recording import record
+from parallelism.ir.recording import record
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 

@@ -14,7 +14,8 @@ from html import escape
 from itertools import product
 from typing import TYPE_CHECKING
 
-from parallelism.sharding import MOST_HTML, MOST_ROWS, WIDTH, Drawing
+from parallelism.display import WIDTH
+from parallelism.sharding import MOST_HTML, MOST_ROWS, Drawing
 from parallelism.sharding.picture import folded, kept
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from parallelism.display import WIDTH
 from parallelism.pipelining.timing import SLOTS
 
 if TYPE_CHECKING:
     from parallelism.pipelining.actions import Action
     from parallelism.pipelining.schedule import Schedule
 
-_WIDTH = 80
 _PLURAL = {"stage": "stages", "rank": "ranks", "microbatch": "microbatches"}
 COLOURS = {"F": "#cfe3f7", "B": "#f7d9c4", "I": "#f7e6c4", "W": "#d8efd3"}
 
@@ -26,7 +26,7 @@ def text(schedule: Schedule) -> str:
     rows = [("cycle", numbers), *((f"rank {rank}", line) for rank, line in enumerate(lines))]
     margin = max(len(head) for head, _ in rows) + 2
     width = max(len(cell) for _, cells in rows for cell in cells) + 1
-    fold = (_WIDTH - margin + 1) // width
+    fold = (WIDTH - margin + 1) // width
     return "\n".join(
         [caption(schedule)]
         + [

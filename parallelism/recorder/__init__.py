@@ -1,1 +1,5 @@
 """A device that moves nothing and records everything."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

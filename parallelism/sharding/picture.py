@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from parallelism.display import WIDTH
+
 if TYPE_CHECKING:
     from parallelism.mesh import Mesh
     from parallelism.sharding.tensor_sharding import TensorSharding
 
-WIDTH = 80
 MOST_ROWS = 16
 MOST_HTML = 64
 """Rows and columns of a picture in HTML."""

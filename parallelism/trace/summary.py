@@ -10,6 +10,8 @@ from html import escape
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from parallelism.display import WIDTH, in_columns
+from parallelism.display.quantities import count, fit, nbytes, plural, rate, seconds
 from parallelism.trace.breakdown import PARTS, split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.transfers import Moving, moving
@@ -17,7 +19,6 @@ from parallelism.trace.transfers import Moving, moving
 if TYPE_CHECKING:
     from parallelism.trace.trace import Trace
 
-WIDTH = 80
 _MOST_ROWS = 64
 
 
@@ -53,14 +54,14 @@ def as_html(trace: Trace) -> str:
 
 def _headline(trace: Trace) -> list[str]:
     mesh = "" if trace.mesh_shape is None else " (" + ", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape) + ")"
-    devices = f"{trace.size} device{'s' * (trace.size != 1)}{mesh}"
+    devices = plural(trace.size, "device") + mesh
     starts = trace.columns.numbers("wall_start_seconds")
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
     told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
     traffic = "with the host" if trace.host_traffic else "between devices"
     return [
-        fit(f"{devices}{told}, {len(trace)} event{'s' * (len(trace) != 1)}; traffic {traffic}", WIDTH),
+        fit(f"{devices}{told}, {plural(len(trace), 'event')}; traffic {traffic}", WIDTH),
         fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
             f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),
         fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
@@ -73,15 +74,15 @@ def _tables(trace: Trace) -> list[_Table]:
     held = trace.peaks()
     ranks = []
     for rank, totals in sorted(trace.totals.items()):
-        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), quantity(totals.messages),
-                      quantity(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
+        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
+                      count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
     columns = ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])]
     tables.append(_Table(columns, ranks, 0))
 
     rows = collectives(trace, moved)
     for longest in (18, 10):        # of a word, so that a line has room for it
         groups = [[fit(row.name, longest), fit(row.algorithm, longest),
-                   fit("-" if row.axes is None else ", ".join(row.axes), longest), quantity(row.operations),
+                   fit("-" if row.axes is None else ", ".join(row.axes), longest), count(row.operations),
                    nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)] for row in rows]
         table = _Table(["collective", "algorithm", "axes", "count", "bytes", "time", "bus"], groups, 3)
         if not groups or max(map(len, _lines(table))) <= WIDTH:
@@ -101,61 +102,4 @@ def _split_table(trace: Trace, moved: Moving) -> _Table:
 
 
 def _lines(table: _Table) -> list[str]:
-    shown = [table.columns, *table.rows[:_MOST_ROWS]]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return ["  ".join(cell.ljust(n) if i < table.left else cell.rjust(n)
-                      for i, (cell, n) in enumerate(zip(row, widths, strict=True))).rstrip() for row in shown]
-
-
-def fit(text: str, width: int) -> str:
-    """The text on one line of at most ``width`` columns, without what a terminal might obey."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= width else text[:width - 3] + "..."
-
-
-def seconds(value: float) -> str:
-    """A time with its unit: ``12.3 ms``."""
-    if value == 0:
-        return "0 s"
-    factor, unit = (1.0, "s") if value >= 0.9995 else (1e3, "ms") if value >= 0.9995e-3 else (1e6, "us")
-    return f"{_digits(value * factor)} {unit}"
-
-
-def nbytes(value: float) -> str:
-    """A number of bytes with its unit: ``1.5 MiB``, exact below a KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1023.5:
-            break
-        if unit != "TiB":
-            value /= 1024
-    return f"{_digits(value)} {unit}"
-
-
-def rate(bytes_per_second: float | None) -> str:
-    """A bandwidth with its unit, in powers of ten as nccl-tests and data sheets give it: ``12.5 GB/s``."""
-    if bytes_per_second is None:
-        return "-"
-    for unit in ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"):
-        if bytes_per_second < 999.5 or unit == "TB/s":
-            break
-        bytes_per_second /= 1000
-    return f"{_digits(bytes_per_second)} {unit}"
-
-
-def quantity(value: float) -> str:
-    """A count with a decimal prefix: ``4.2 G``, exact below ten thousand."""
-    if abs(value) < 10_000 and value == int(value):
-        return str(int(value))
-    for prefix in ("", "k", "M", "G", "T", "P", "E"):
-        if abs(value) < 999.5:
-            break
-        if prefix != "E":
-            value /= 1000
-    return f"{_digits(value)} {prefix}".rstrip()
-
-
-def _digits(value: float) -> str:
-    """Three significant digits, all of them shown; integers below 1024 exactly."""
-    if abs(value) < 1024 and value == int(value):
-        return str(int(value))
-    return f"{value:.0f}" if 999.5 <= abs(value) < 99999.5 else f"{value:#.3g}".rstrip(".")
+    return in_columns([table.columns, *table.rows[:_MOST_ROWS]], table.left)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
-from parallelism.operation import Device, ShardedOperation
+from parallelism.operation import Device
 from parallelism.resharding import ReshardingPlan
 from tensor_parallelism.attention.blocks import ACTIVATIONS, GATHERED
 from tensor_parallelism.attention.plan import AttentionPlan
@@ -20,7 +20,8 @@ from tensor_parallelism.attention.ring import RingKept, ring_backward, ring_forw
 from tensor_parallelism.attention.shapes import AttentionShapes
 from tensor_parallelism.attention.shares import zigzag_order
 from tensor_parallelism.attention.ulysses import UlyssesKept, ulysses_backward, ulysses_forward
-from tensor_parallelism.products import Contraction
+from tensor_parallelism.layers import PlannedOperation, check_gradient
+from tensor_parallelism.products import Contraction, Shape
 from tensor_parallelism.products.product import moved
 
 Array = npt.NDArray[Any]
@@ -42,7 +43,7 @@ class Saved(NamedTuple):
     plan: AttentionPlan
 
 
-class Attention(ShardedOperation):
+class Attention(PlannedOperation[AttentionPlan]):
     """``cluster.run(Attention(sharding), x, wq, wk, wv, wo).result`` is softmax(q k^T / sqrt(d)) v Wo, head by head.
 
     q = x Wq, k = x Wk and v = x Wv; x is (batch, sequence, model), Wq is (model, heads, head_dim), Wk and Wv are
@@ -75,31 +76,23 @@ class Attention(ShardedOperation):
     for heads that cannot be shared.
     """
 
+    NAMES = NAMES
     sharding: AttentionSharding
 
     def __init__(
         self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
         zigzag: bool = False, rotary_base: float | None = None,
     ) -> None:
-        if not isinstance(sharding, AttentionSharding):
-            raise TypeError(f"Attention takes an AttentionSharding, got {sharding!r}")
-        allowed = sharding.policies
-        wanted = allowed[0] if policy is None else AttentionShardingPolicy(policy)
-        if wanted not in allowed:
-            raise ValueError(f"Attention with policy={wanted.name} needs layouts of that policy, {sharding!r} is "
-                             f"{' or '.join(one.name for one in allowed)}")
+        super().__init__(sharding, AttentionSharding)
+        self.policy = wanted = self._allowed(policy, AttentionShardingPolicy, sharding.policies)
         if zigzag and not (causal and wanted in RINGS):
             raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
                              f"causal={causal}")
         if rotary_base is not None and not rotary_base > 0:
             raise ValueError(f"rotary_base must be above 0, got {rotary_base!r}")
-        super().__init__(sharding)
-        self.policy = wanted
         self.causal = bool(causal)
         self.zigzag = bool(zigzag)
         self.rotary_base = rotary_base
-        self._plans: dict[Any, AttentionPlan] = {}
-        """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
         rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
@@ -107,15 +100,11 @@ class Attention(ShardedOperation):
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x, Wq, Wk, Wv and Wo, by rank."""
-        if len(args) != len(NAMES):
-            raise TypeError(f"Attention takes {', '.join(NAMES)}, got {len(args)} arrays")
-        arrays = [np.asarray(value) for value in args]
-        plan = self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
+        arrays = self._named(*args)
+        plan = self.plan([array.shape for array in arrays], mesh, dtype_of(arrays))
         if self.zigzag:
             arrays[0] = arrays[0][:, self._order(plan.shapes.x[1], mesh)]
-        layouts = (getattr(self.sharding, name) for name in NAMES)
-        shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays, strict=True)]
-        return list(zip(*shards, strict=True))
+        return self._shards(mesh, arrays)
 
     def forward(
         self, device: Device, *shards: Any, shapes: Sequence[Sequence[int]] | None = None
@@ -127,7 +116,7 @@ class Attention(ShardedOperation):
         arrays = [np.asarray(shard) for shard in shards]
         if shapes is None:
             shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in NAMES])
-        dtype = _dtype(arrays)
+        dtype = dtype_of(arrays)
         plan = self.plan(shapes, device.mesh, dtype)
         x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
         rows = self._gathered(device, plan, x)
@@ -150,11 +139,7 @@ class Attention(ShardedOperation):
         After a ring, once for each forward.
         """
         x, (wq, wk, wv, wo), kept, plan = saved
-        grad = np.asarray(grad)
-        expected = plan.grad.held[device.rank]
-        if grad.shape != expected:
-            raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
-                             f"got {grad.shape}")
+        grad = check_gradient(device, grad, self.sharding.out, plan.shapes.out)
         grad = moved(device, plan.grad, grad.astype(plan.dtype, copy=False))
         wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
         mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
@@ -182,26 +167,17 @@ class Attention(ShardedOperation):
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The whole result, its rows in their own order."""
-        found = self.sharding.out.unshard(outputs, mesh)
+        found: Array = super().result(mesh, outputs)
         return found[:, np.argsort(self._order(found.shape[1], mesh))] if self.zigzag else found
 
-    def plan(
-        self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
-    ) -> AttentionPlan:
-        """What runs for x, Wq, Wk, Wv and Wo of these shapes; ``print`` it.  ``ValueError`` if they do not fit."""
-        whole = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        key = whole, mesh, np.dtype(dtype)
-        found = self._plans.get(key)
-        if found is None:
-            if len(whole) != len(NAMES):
-                raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(whole)} shapes")
-            of = AttentionShapes(*whole)
-            if self.rotary_base is not None and of.head_dim % 2:
-                raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
-                                 f"{of.head_dim}")
-            found = AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, np.dtype(dtype), mesh)
-            self._plans[key] = found
-        return found
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> AttentionPlan:
+        if len(shapes) != len(NAMES):
+            raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(shapes)} shapes")
+        of = AttentionShapes(*shapes)
+        if self.rotary_base is not None and of.head_dim % 2:
+            raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
+                             f"{of.head_dim}")
+        return AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, dtype, mesh)
 
     def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
         return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.split.rows])
@@ -218,7 +194,7 @@ class Attention(ShardedOperation):
             device.hold(GATHERED, -rows.nbytes)
 
 
-def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
+def dtype_of(arrays: Sequence[Array]) -> np.dtype[Any]:
     """That of the computation: integers become float64."""
     found = np.result_type(*arrays)
     if found.kind not in "biuf":

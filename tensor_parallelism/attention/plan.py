@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.display import in_columns
 from parallelism.kernels import attend_backward_flops, attend_flops
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan, plan_resharding
@@ -294,12 +295,7 @@ def table_of(forward: Sequence[Move], backward: Sequence[Move]) -> list[str]:
     for name, moves in (("forward", forward), ("backward", backward)):
         rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",
                  f"{sum(move.bytes_received)} bytes") for move in moves] or [("nothing moves", "", "", "")]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines.append(f"  {name}")
-        lines += [
-            "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines += [f"  {name}", *(f"    {line}" for line in in_columns(rows, len(rows[0])))]
     return lines
 
 

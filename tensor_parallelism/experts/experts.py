@@ -192,7 +192,7 @@ class MixtureOfExperts(Layer):
             raise ValueError(f"a token goes to top_k={self.top_k} experts, the router of shape {router} has {experts}")
         return {**shapes, "out": x}
 
-    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         return expert_plan(self.sharding, shapes, mesh, dtype, self.top_k)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy.typing as npt
 
 from parallelism.kernels import ACTIVATIONS, sum_of_rows
 from parallelism.mesh import Mesh
-from parallelism.operation import Device, ShardedOperation
+from parallelism.operation import Device
 from tensor_parallelism.feed_forward.plan import FeedForwardPlan, feed_forward_plan
 from tensor_parallelism.feed_forward.policies import FeedForwardSharding, FeedForwardShardingPolicy
+from tensor_parallelism.layers import PlannedOperation, check_gradient
 from tensor_parallelism.products import Shape, check_shape, run_product
 from tensor_parallelism.products.product import moved
 
@@ -34,7 +34,7 @@ class Saved(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class FeedForward(ShardedOperation):
+class FeedForward(PlannedOperation[FeedForwardPlan]):
     """``cluster.run(FeedForward(sharding), x, w1, b1, w2, b2).result`` is ``act(x @ w1 + b1) @ w2 + b2``.
 
     x is (batch, sequence, model), or has fewer or more leading dims; W1 is (model, hidden), W2 (hidden, model).
@@ -54,41 +54,30 @@ class FeedForward(ShardedOperation):
     arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
+    NAMES = NAMES
     sharding: FeedForwardSharding
 
     def __init__(
         self, sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy | None = None, *,
         activation: str = "gelu",
     ) -> None:
-        if not isinstance(sharding, FeedForwardSharding):
-            raise TypeError(f"FeedForward takes a FeedForwardSharding, got {sharding!r}")
-        own = sharding.policy
-        wanted = own if policy is None else FeedForwardShardingPolicy(policy)
-        if wanted not in (own, FeedForwardShardingPolicy.GENERAL):
-            raise ValueError(f"FeedForward with policy={wanted.name} needs layouts of that policy, {sharding!r} is "
-                             f"{own.name}")
+        super().__init__(sharding, FeedForwardSharding)
+        allowed = sharding.policy, FeedForwardShardingPolicy.GENERAL
+        self.policy = self._allowed(policy, FeedForwardShardingPolicy, allowed)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-        super().__init__(sharding)
-        self.policy = wanted
         self.activation = activation
-        self._plans: dict[Any, FeedForwardPlan] = {}
-        """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
         return f"FeedForward({self.sharding!r}, {self.policy}, activation={self.activation!r})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x, W1, b1, W2 and b2, by rank."""
-        if len(args) != len(NAMES):
-            raise TypeError(f"FeedForward takes {', '.join(NAMES)}, got {len(args)} arrays")
-        arrays = dict(zip(NAMES, map(np.asarray, args), strict=True))
-        x, w1, b1, w2, b2 = (array.shape for array in arrays.values())
-        self.plan((x, w1, w2), mesh, np.result_type(*arrays.values()))
+        arrays = self._named(*args)
+        x, w1, b1, w2, b2 = (array.shape for array in arrays)
+        self.plan((x, w1, w2), mesh, np.result_type(*arrays))
         check_biases(w1, b1, w2, b2)
-        layouts = (getattr(self.sharding, name) for name in NAMES)
-        shards = [layout.shard(array, mesh) for layout, array in zip(layouts, arrays.values(), strict=True)]
-        return list(zip(*shards, strict=True))
+        return self._shards(mesh, arrays)
 
     def forward(
         self, device: Device, *shards: Any, shapes: tuple[Shape, Shape, Shape] | None = None
@@ -117,11 +106,7 @@ class FeedForward(ShardedOperation):
         x, w1, w2, before, hidden, shapes, dtype = saved
         plan = self.plan(shapes, device.mesh, dtype)
         activation = ACTIVATIONS[self.activation]
-        grad = np.asarray(grad)
-        expected = plan.grad.held[device.rank]
-        if grad.shape != expected:
-            raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
-                             f"got {grad.shape}")
+        grad = check_gradient(device, grad, self.sharding.out, (*shapes[0][:-1], shapes[2][1]))
         grad = moved(device, plan.grad, grad)
         w2_grad = run_product(device, plan.w2_grad, hidden, grad)
         b2_grad = moved(device, plan.b2_grad, sum_of_rows(grad))
@@ -132,34 +117,19 @@ class FeedForward(ShardedOperation):
         device.hold("activations", -x.nbytes - before.nbytes - hidden.nbytes)
         return x_grad, w1_grad, b1_grad, w2_grad, b2_grad
 
-    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
-        """The whole of y."""
-        return self.sharding.out.unshard(outputs, mesh)
-
-    def plan(
-        self, shapes: tuple[Sequence[int], Sequence[int], Sequence[int]], mesh: Mesh,
-        dtype: npt.DTypeLike = np.float64,
-    ) -> FeedForwardPlan:
-        """What runs for x, W1 and W2 of these shapes; ``print`` it.  ``ValueError`` for those that do not fit."""
-        x, w1, w2 = (tuple(int(n) for n in shape) for shape in shapes)
-        key = x, w1, w2, mesh, np.dtype(dtype)
-        found = self._plans.get(key)
-        if found is None:
-            self._check(x, w1, w2, mesh)
-            found = feed_forward_plan(self.sharding, self.policy, x, w1, w2, np.dtype(dtype), mesh)
-            self._plans[key] = found
-        return found
-
-    def _check(self, x: Shape, w1: Shape, w2: Shape, mesh: Mesh) -> None:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> FeedForwardPlan:
+        """For the shapes of x, W1 and W2."""
+        x, w1, w2 = shapes
         if len(x) < 2 or len(w1) != 2 or len(w2) != 2:
             raise ValueError(f"x is of at least 2 dims and weights of 2, got shapes x {x}, w1 {w1} and w2 {w2}")
         if x[-1] != w1[0]:
             raise ValueError(f"the last extent of x is the first of w1, got x of shape {x} and w1 of {w1}")
         if w1[1] != w2[0]:
             raise ValueError(f"the last extent of w1 is the first of w2, got w1 of shape {w1} and w2 of {w2}")
-        shapes = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
-        for name, shape in shapes.items():
+        named = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
+        for name, shape in named.items():
             check_shape(name, shape, name, getattr(self.sharding, name), mesh)
+        return feed_forward_plan(self.sharding, self.policy, x, w1, w2, dtype, mesh)
 
 
 def check_biases(w1: Shape, b1: Shape, w2: Shape, b2: Shape) -> None:

@@ -137,7 +137,7 @@ class CrossEntropy(Layer):
         logits, targets = arrays
         check_tokens("targets", targets, logits.shape[-1])
 
-    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         logits, tokens = shapes["logits"], shapes["targets"]
         *lead, last = self.sharding.logits.over(len(logits)).dims
         whole, over = TensorSharding(*lead), tuple(axis for dim in lead for axis in dim.axes)

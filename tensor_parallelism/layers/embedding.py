@@ -113,7 +113,7 @@ class Embedding(Layer):
         tokens, table = arrays
         check_tokens("tokens", tokens, table.shape[0])
 
-    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         tokens, table = shapes["tokens"], shapes["table"]
         ndim, out_shape = len(tokens), (*tokens, table[1])
         layout, out = self.sharding.table.over(2), self.sharding.out.over(ndim + 1)

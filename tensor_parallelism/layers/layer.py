@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,63 +18,92 @@ from tensor_parallelism.products import check_shape
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+Plan = TypeVar("Plan")
+Policy = TypeVar("Policy", bound=Enum)
 
 
-class Layer(ShardedOperation):
-    """An operation whose sharding has a layout for each of its inputs, by name, and for ``out``.
+class PlannedOperation(ShardedOperation, Generic[Plan]):
+    """An operation whose sharding has a layout for each of its inputs, by name, and for ``out``, and that has a plan.
 
-    Subclasses say how the shapes of their inputs fit each other (`_shapes`), what moves (`_planned`), and, where values
-    can be wrong, which are right (`_check_values`).
+    Subclasses make the plan (`_planned`); it is made once for inputs of the same shapes.
     """
 
-    NAMES: ClassVar[tuple[str, ...]]
-    """Of the inputs, in order."""
+    NAMES: tuple[str, ...]
+    """The inputs, in order."""
 
     def __init__(self, sharding: Any, kind: type) -> None:
         if not isinstance(sharding, kind):
-            raise TypeError(f"{type(self).__name__} takes a {kind.__name__}, got {sharding!r}")
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise TypeError(f"{type(self).__name__} takes {article} {kind.__name__}, got {sharding!r}")
         super().__init__(sharding)
-        self._plans: dict[Any, LayerPlan] = {}
+        self._plans: dict[Any, Plan] = {}
         """What the host has planned travels with the operation to the devices."""
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
+        """The whole of the output."""
+        return self.sharding.out.unshard(outputs, mesh)
+
+    def plan(self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> Plan:
+        """What runs for inputs of these shapes, in order; ``print`` it.  ``ValueError`` where they do not fit."""
+        given = tuple(tuple(int(n) for n in shape) for shape in shapes)
+        key = given, mesh, np.dtype(dtype)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._planned(given, mesh, np.dtype(dtype))
+        return found
+
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> Plan:
+        raise NotImplementedError
+
+    def _named(self, *args: Any) -> list[Array]:
+        """The inputs as arrays, once there are as many as names."""
+        if len(args) != len(self.NAMES):
+            raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
+        return list(map(np.asarray, args))
+
+    def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
+        """The shards of whole inputs, by rank."""
+        shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
+        return list(zip(*shards, strict=True))
+
+    def _allowed(self, policy: Policy | None, kind: type[Policy], allowed: Sequence[Policy]) -> Policy:
+        """The policy that was asked for, or else the first that the layouts allow.  ``ValueError`` for another."""
+        wanted = allowed[0] if policy is None else kind(policy)
+        if wanted not in allowed:
+            raise ValueError(f"{type(self).__name__} with policy={wanted.name} needs layouts of that policy, "
+                             f"{self.sharding!r} is {' or '.join(one.name for one in allowed)}")
+        return wanted
+
+
+class Layer(PlannedOperation[LayerPlan]):
+    """A planned operation that moves its inputs, its output and their gradients, and nothing else.
+
+    Subclasses say how the shapes of their inputs fit each other (`_shapes`), what moves (`_moves`), and, where values
+    can be wrong, which are right (`_check_values`).
+    """
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of the inputs, by rank.  Everything that can be wrong is found here, before anything is sent."""
         arrays = self._named(*args)
         self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
         self._check_values(*arrays)
-        shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
-        return list(zip(*shards, strict=True))
+        return self._shards(mesh, arrays)
 
-    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
-        """The whole of the output."""
-        return self.sharding.out.unshard(outputs, mesh)
-
-    def plan(self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> LayerPlan:
-        """What moves, for inputs of these shapes, in order; ``print`` it.  ``ValueError`` where they do not fit."""
-        given = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        key = given, mesh, np.dtype(dtype)
-        found = self._plans.get(key)
-        if found is None:
-            named = dict(zip(self.NAMES, given, strict=True))
-            for name, shape in self._shapes(named).items():
-                check_shape(name, shape, name, getattr(self.sharding, name), mesh)
-            found = self._plans[key] = self._planned(named, mesh, np.dtype(dtype))
-        return found
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+        named = dict(zip(self.NAMES, shapes, strict=True))
+        for name, shape in self._shapes(named).items():
+            check_shape(name, shape, name, getattr(self.sharding, name), mesh)
+        return self._moves(named, mesh, dtype)
 
     def _shapes(self, shapes: dict[str, Shape]) -> Mapping[str, Shape]:
         """The shapes of the inputs, which must fit each other, and of ``out``."""
         raise NotImplementedError
 
-    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         raise NotImplementedError
 
     def _check_values(self, *arrays: Array) -> None:
         """``ValueError`` for values that cannot be."""
-
-    def _named(self, *args: Any) -> list[Array]:
-        if len(args) != len(self.NAMES):
-            raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
-        return list(map(np.asarray, args))
 
     def _arrived(
         self, device: Device, *shards: Any, shapes: list[Shape] | None = None
@@ -85,12 +115,12 @@ class Layer(ShardedOperation):
         return arrays, shapes, self.plan(shapes, device.mesh, _dtype(arrays))
 
 
-def check_gradient(device: Device, grad: Any, layout: TensorSharding, shape: Shape) -> Array:
+def check_gradient(device: Device, grad: Any, layout: TensorSharding, shape: Shape, name: str = "y") -> Array:
     """The gradient of an output as an array; ``ValueError`` if it is not of the shape of the output's shard."""
     found = np.asarray(grad)
     expected = _local_shape(layout, shape, device.mesh, device.rank)
     if found.shape != expected:
-        raise ValueError(f"the gradient of y is of the shape of its shard, {expected} on rank {device.rank}, "
+        raise ValueError(f"the gradient of {name} is of the shape of its shard, {expected} on rank {device.rank}, "
                          f"got {found.shape}")
     return found
 

@@ -127,7 +127,7 @@ class _Normalization(Layer):
                 raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
         return {**shapes, "out": x}
 
-    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         x, model = shapes["x"], shapes["weight"]
         *lead, last = self.sharding.x.over(len(x)).dims
         over = tuple(axis for dim in lead for axis in dim.axes)

@@ -144,7 +144,7 @@ class VocabularyLoss(Layer):
         _, table, targets = arrays
         check_tokens("targets", targets, table.shape[0])
 
-    def _planned(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         x, table, tokens = shapes["x"], shapes["table"], shapes["targets"]
         lead, vocabulary, model = self.sharding.split(len(x))
         over, logits = tuple(axis for axes in lead for axis in axes), (*tokens, table[0])

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.mesh import Mesh
-from parallelism.operation import Device, ShardedOperation
+from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
+from tensor_parallelism.layers import PlannedOperation, check_gradient
 from tensor_parallelism.products.choice import Cost, bytes_then_flops, cheapest_product
 from tensor_parallelism.products.contraction import Contraction
 from tensor_parallelism.products.layouts import check_shape
@@ -28,7 +29,7 @@ class Saved(NamedTuple):
     shapes: tuple[Shape, Shape]
 
 
-class MatMul(ShardedOperation):
+class MatMul(PlannedOperation[ProductPlan]):
     """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``; leading batch dims are as in `numpy.matmul`,
     but that an extent of 1 is not stretched.
 
@@ -44,24 +45,21 @@ class MatMul(ShardedOperation):
     operands whose shapes do not fit each other, their layouts or the mesh.
     """
 
+    NAMES = ("lhs", "rhs")
     sharding: MatMulSharding
 
     def __init__(
         self, sharding: MatMulSharding, policy: MatMulShardingPolicy | None = None, *, cost: Cost = bytes_then_flops
     ) -> None:
-        if not isinstance(sharding, MatMulSharding):
-            raise TypeError(f"MatMul takes a MatMulSharding, got {sharding!r}")
+        super().__init__(sharding, MatMulSharding)
         policy = None if policy is None else MatMulShardingPolicy(policy)
         if policy is not None and policy is not sharding.policy:
             raise ValueError(
                 f"MatMul with policy={policy.name} needs layouts of that policy, those of "
                 f"lhs={sharding.lhs!r} and rhs={sharding.rhs!r} are {sharding.policy.name}"
             )
-        super().__init__(sharding)
         self.policy = policy
         self.cost = cost
-        self._plans: dict[Any, ProductPlan] = {}
-        """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
         policy = "" if self.policy is None else f", policy={self.policy}"
@@ -70,11 +68,9 @@ class MatMul(ShardedOperation):
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of A and B, by rank."""
-        if len(args) != 2:
-            raise TypeError(f"MatMul takes two operands, got {len(args)}")
-        a, b = map(np.asarray, args)
-        self.plan((a.shape, b.shape), mesh, np.result_type(a, b))
-        return list(zip(self.sharding.lhs.shard(a, mesh), self.sharding.rhs.shard(b, mesh), strict=True))
+        arrays = self._named(*args)
+        self.plan([array.shape for array in arrays], mesh, np.result_type(*arrays))
+        return self._shards(mesh, arrays)
 
     def forward(self, device: Device, *shards: Any) -> tuple[Any, Saved]:
         """This device's shard of C, from those of A and B."""
@@ -92,30 +88,11 @@ class MatMul(ShardedOperation):
         the sum of its terms.
         """
         a, b, shapes = saved
-        grad = np.asarray(grad)
         of_a, of_b = self.gradient_plans(shapes, device.mesh, np.result_type(a, b))
-        expected = of_a.task.lhs.local_shape(of_a.task.lhs_shape, device.mesh, device.rank)
-        if grad.shape != expected:
-            raise ValueError(f"the gradient of C is of the shape of its shard, {expected} on rank {device.rank}, "
-                             f"got {grad.shape}")
+        grad = check_gradient(device, grad, of_a.task.lhs, of_a.task.lhs_shape, "C")
         return run_product(device, of_a, grad, b), run_product(device, of_b, a, grad)
 
-    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
-        """The whole of C."""
-        return self.sharding.out.unshard(outputs, mesh)
-
     # -- what will run -------------------------------------------------------------------------------------------------
-
-    def plan(
-        self, shapes: tuple[Sequence[int], Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
-    ) -> ProductPlan:
-        """What runs for operands of these shapes; ``print`` it.  ``ValueError`` for those that do not fit."""
-        a, b = (tuple(int(n) for n in shape) for shape in shapes)
-        key = a, b, mesh, np.dtype(dtype)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plans[key] = self._planned(self._task(a, b, mesh, np.dtype(dtype)))
-        return found
 
     def gradient_plans(
         self, shapes: tuple[Sequence[int], Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
@@ -125,7 +102,9 @@ class MatMul(ShardedOperation):
         task = self._task(a, b, mesh, np.dtype(dtype))
         return cheapest_product(task.lhs_gradient, self.cost), cheapest_product(task.rhs_gradient, self.cost)
 
-    def _planned(self, task: Task) -> ProductPlan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> ProductPlan:
+        a, b = shapes
+        task = self._task(a, b, mesh, dtype)
         if self.policy is None or self.policy is MatMulShardingPolicy.GENERAL:
             return cheapest_product(task, self.cost)
         return product_plan(task, self.sharding.split(), why=f"{self.policy.value}, as asked for")

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from parallelism.kernels import splitmix64
 from parallelism.mesh import Mesh
-from parallelism.operation import Device, ShardedOperation
-from tensor_parallelism.attention import Attention, AttentionShardingPolicy, zigzag_order
+from parallelism.operation import Device
+from tensor_parallelism.attention import Attention, AttentionShardingPolicy, dtype_of, zigzag_order
 from tensor_parallelism.feed_forward import FeedForward, check_biases
-from tensor_parallelism.layers import Dropout, LayerNorm, RMSNorm, check_gradient
+from tensor_parallelism.layers import Dropout, LayerNorm, PlannedOperation, RMSNorm, check_gradient
 from tensor_parallelism.layers.dropout import counted
 from tensor_parallelism.products import Shape
 from tensor_parallelism.transformer_block.plan import TransformerBlockPlan
@@ -38,7 +38,7 @@ class Saved(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class TransformerBlock(ShardedOperation):
+class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
     """``cluster.run(TransformerBlock(sharding), x, *weights).result``, of a pre-norm block,
 
         a = x + dropout(attention(norm(x)))
@@ -73,16 +73,10 @@ class TransformerBlock(ShardedOperation):
         causal: bool = False, zigzag: bool = False, rotary_base: float | None = None, norm: str = "layer_norm",
         activation: str = "gelu", dropout: float = 0.0, seed: int = 0, epsilon: float = 1e-5,
     ) -> None:
-        if not isinstance(sharding, TransformerBlockSharding):
-            raise TypeError(f"TransformerBlock takes a TransformerBlockSharding, got {sharding!r}")
-        allowed = sharding.policies
-        self.policy = allowed[0] if policy is None else TransformerBlockPolicy(policy)
-        if self.policy not in allowed:
-            raise ValueError(f"TransformerBlock with policy={self.policy.name} needs layouts of that policy, "
-                             f"{sharding!r} is {' or '.join(one.name for one in allowed)}")
+        super().__init__(sharding, TransformerBlockSharding)
+        self.policy = self._allowed(policy, TransformerBlockPolicy, sharding.policies)
         if norm not in NORMS:
             raise ValueError(f"norm is one of {', '.join(NORMS)}, got {norm!r}")
-        super().__init__(sharding)
         self.norm1, self.norm2 = (NORMS[norm](sharding.x, epsilon=epsilon) for _ in range(2))
         self.attention = Attention(
             sharding.attention, AttentionShardingPolicy(self.policy.value), causal=causal, zigzag=zigzag,
@@ -98,8 +92,6 @@ class TransformerBlock(ShardedOperation):
             "x", "norm1", *["norm1_bias"] * bias, "wq", "wk", "wv", "wo", "norm2", *["norm2_bias"] * bias,
             "w1", "b1", "w2", "b2",
         )
-        self._plans: dict[Any, TransformerBlockPlan] = {}
-        """What the host has planned travels with the operation to the devices."""
 
     def __repr__(self) -> str:
         return (f"TransformerBlock({self.sharding!r}, {self.policy}, {self.norm1!r}, {self.attention!r}, "
@@ -128,17 +120,16 @@ class TransformerBlock(ShardedOperation):
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x and the weights, and the step, by rank."""
-        arrays, step = self._named(*args)
-        self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
+        arrays, step = self._arrays_and_step(*args)
+        self.plan([array.shape for array in arrays], mesh, dtype_of(arrays))
         if self.attention.zigzag:
             arrays[0] = arrays[0][:, self._order(arrays[0].shape[1], mesh)]
-        shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
-        return [(*mine, step) for mine in zip(*shards, strict=True)]
+        return [(*mine, step) for mine in self._shards(mesh, arrays)]
 
     def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
         """This device's shard of y, from those of x and the weights, and perhaps the step."""
-        arrays, step = self._named(*shards)
-        dtype = _dtype(arrays)
+        arrays, step = self._arrays_and_step(*shards)
+        dtype = dtype_of(arrays)
         plan = self.plan(self._whole(device, arrays), device.mesh, dtype)
         for name, array, held in zip(self.NAMES, arrays, plan.held[device.rank], strict=True):
             if array.shape != held:
@@ -179,17 +170,6 @@ class TransformerBlock(ShardedOperation):
         """The whole of y, its rows in their own order."""
         return self.attention.result(mesh, outputs)
 
-    def plan(
-        self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
-    ) -> TransformerBlockPlan:
-        """What runs for x and weights of these shapes; ``print`` it.  ``ValueError`` for those that do not fit."""
-        given = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        key = given, mesh, np.dtype(dtype)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plans[key] = self._planned(given, mesh, np.dtype(dtype))
-        return found
-
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> TransformerBlockPlan:
         if len(shapes) != len(self.NAMES):
             raise ValueError(f"a plan is for the shapes of {', '.join(self.NAMES)}, got {len(shapes)} shapes")
@@ -219,7 +199,7 @@ class TransformerBlock(ShardedOperation):
         cuts = np.cumsum([0, of_norm, 4, of_norm, 4]).tolist()
         return tuple(weights[start:stop] for start, stop in pairwise(cuts))
 
-    def _named(self, *args: Any) -> tuple[list[Array], int]:
+    def _arrays_and_step(self, *args: Any) -> tuple[list[Array], int]:
         """The arrays, and the step."""
         wanted = len(self.NAMES)
         if len(args) not in (wanted, wanted + 1):
@@ -251,8 +231,3 @@ def _added(
     made += x
     return made, saved
 
-
-def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """That of the computation: integers become float64."""
-    found = np.result_type(*arrays)
-    return found if np.issubdtype(found, np.floating) else np.result_type(found, np.float64)

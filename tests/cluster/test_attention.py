@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy, zigzag_order
 from tensor_parallelism.attention import ring as attention_ring
 from vcluster import Sharded
@@ -129,6 +129,7 @@ def check(cluster, operation, values, grad):
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mesh", "name", "sharding", "policy"), CASES)
 def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name, sharding, policy):
     cluster = cluster_of(mesh, "thread")

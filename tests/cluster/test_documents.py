@@ -1,7 +1,8 @@
-"""What the documents say is so: their code runs, their links lead somewhere, recorded output is what comes out."""
+"""The documents are true: their code runs, their links exist, their recorded output is the actual output."""
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from vcluster import PerDevice, VirtualCluster
 from vcluster.demo import __main__ as command
+from vcluster.messages import VirtualChannel
+from vcluster.runs import Run
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +42,7 @@ def run(script: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("code", "output"), code_blocks())
 def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, output):
     script = tmp_path / "block.py"
@@ -52,6 +57,12 @@ def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, 
     ids=lambda path: path.stem)
 def test_an_example_prints_its_recorded_output(script):
     assert run(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("public", [VirtualCluster, Run, PerDevice, VirtualChannel], ids=lambda kind: kind.__name__)
+def test_the_examples_in_a_modules_docstrings_run(public):
+    tried = doctest.testmod(sys.modules[public.__module__])
+    assert tried.attempted > 0 and tried.failed == 0
 
 
 def test_there_are_blocks_and_examples_to_run():
@@ -75,3 +86,17 @@ def test_the_readme_shows_the_demo_as_it_is(capsys):
     assert [h for h in headings(shown) if not h.startswith("rank")] == [
         h for h in headings(printed) if not h.startswith("rank")
     ]
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, picture = re.search(r'^python -c "(.+)" > (\S+\.svg)$', readme, re.MULTILINE).groups()
+    assert f"]({picture})" in readme
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert printed.stdout == (ROOT / picture).read_text(encoding="utf-8")
+
+
+def test_the_readme_begins_with_a_kernel_and_not_with_output():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 0 < readme.index("```python") < readme.index("![") < readme.index("## What the demo prints")
+    assert readme[:readme.index("```python")].count("\n") < 30

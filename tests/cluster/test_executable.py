@@ -11,7 +11,7 @@ from parallelism import Mesh, TensorSharding, ir
 from parallelism.execution import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 from vcluster import VirtualCluster
@@ -123,6 +123,7 @@ def executable_of(model, mesh, layouts):
     return Executable(localize(propagate(annotate(function, given), mesh), mesh))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("model", "mesh", "layouts"), CASES, ids=IDS)
 def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh, layouts):
     executable = executable_of(model, mesh, layouts)

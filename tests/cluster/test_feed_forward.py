@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import FeedForward, FeedForwardSharding, FeedForwardShardingPolicy
 from vcluster import Sharded
 
@@ -90,6 +90,7 @@ def joined(run, sharding):
     return [getattr(sharding, name).unshard([out[i] for out in run], run.mesh) for i, name in enumerate(names)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mesh", "name"), CASES)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     values, grad = arrays(7)
@@ -105,6 +106,7 @@ def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of,
         assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_layouts_do(cluster_of, seed):
     rng = random.Random(seed)

@@ -11,7 +11,7 @@ import pytest
 from differences import assert_close, central, complex_step, forward_and_backward, run_whole
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import (
     CrossEntropy,
     CrossEntropySharding,
@@ -120,6 +120,7 @@ TWO_AXES = [
 MESHES = [Mesh(x=1), Mesh(x=2), Mesh(x=4), Mesh(x=8), Mesh(x=2, y=2), Mesh(x=2, y=3)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 def test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_of, mesh):
     cluster = cluster_of(mesh, "thread")
@@ -136,6 +137,7 @@ def test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_o
             assert ran == [*plan.kinds, *plan.backward_kinds]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(RANDOM))
 def test_any_layouts_do(cluster_of, seed):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.resharding import plan_resharding
 from tensor_parallelism import Contraction, MatMul, MatMulSharding, MatMulShardingPolicy, Seconds
 from tensor_parallelism.products.product import moved

@@ -316,6 +316,7 @@ CASES = [*strategies()]
 IDS = [f"{model} {name} {'x'.join(map(str, mesh.shape.values()))}" for model, name, mesh, _, _ in CASES]
 
 
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize(("model", "name", "mesh", "layouts", "stage"), CASES, ids=IDS)
 def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, layouts, stage):
     cluster = cluster_of(mesh, "thread", hardware="dgx-h100", compute="modelled")
@@ -373,6 +374,7 @@ PIPELINE_IDS = [
 ]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(
@@ -432,6 +434,7 @@ def some_layout(rng, value, mesh):
     return S(*dims, partial=partial)
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("seed", range(36))
 def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed):
     rng = np.random.default_rng(seed)

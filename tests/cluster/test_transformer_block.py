@@ -13,7 +13,7 @@ from differences import assert_close, central, complex_step
 
 from parallelism import Mesh
 from parallelism.kernels import dropout_mask, splitmix64
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import TransformerBlock, TransformerBlockPolicy, TransformerBlockSharding, zigzag_order
 from vcluster import Sharded
 
@@ -178,6 +178,7 @@ def check_named(cluster_of, mesh, name, backend="thread"):
     return check(cluster_of(mesh, backend), case.operation(sharding, policy, zigzag="zigzag" in name), case)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mesh", "name"), FEW, ids=str)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     check_named(cluster_of, mesh, name)

@@ -50,13 +50,13 @@ class TimedPipeline(PipelinedOperation):
 
 def under_the_times_of(row, cluster_of, backend, **options):
     """A device for each stage, and links so wide that a message takes its latency."""
-    link = Link("link", row[0], latency_seconds=costs_of(row)["message"] * MILLISECOND, bytes_per_second=1e30)
+    link = Link("link", row["ranks"], latency_seconds=costs_of(row)["message"] * MILLISECOND, bytes_per_second=1e30)
     hardware = Hardware("measured", {"float64": 1e12}, 1e9, 1e12, (link,), HostLink(0.0, 1e9))
-    return cluster_of(Mesh(pp=row[0]), backend, hardware=hardware, compute="modelled", **options)
+    return cluster_of(Mesh(pp=row["ranks"]), backend, hardware=hardware, compute="modelled", **options)
 
 
 def check(cluster, row, schedule):
-    stages, microbatches, costs = *row[:2], costs_of(row)
+    stages, microbatches, costs = row["ranks"], row["microbatches"], costs_of(row)
     pipeline = Pipeline(stages, microbatches, schedule)
     run = cluster.run(TimedPipeline(pipeline, costs))
     total = microbatches * (microbatches + 1) // 2
@@ -75,7 +75,7 @@ def test_a_run_under_measured_times_has_the_printed_bubble(cluster_of, schedule)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row[0]}x{row[1]}")
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row['model']}-{row['microbatches']}")
 def test_a_run_on_processes_has_all_printed_bubbles(cluster_of, row):
     cluster = under_the_times_of(row, cluster_of, "process", deadline_seconds=300)
     for schedule in SCHEDULES:

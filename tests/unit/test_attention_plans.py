@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import Attention, AttentionSharding, AttentionShardingPolicy
 
 T, A, P = TensorSharding, AttentionSharding, AttentionShardingPolicy
@@ -184,6 +184,7 @@ EXTENTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("extents", EXTENTS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_collectives_bytes_flops_and_memory_are_those_of_the_plan(name, extents):

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import command, page
+from benchmarks import command, judged, page
 from benchmarks.copying import name_of
 from benchmarks.results import Results, write_json
+from benchmarks.targets import PLAIN
 from vcluster.demo.command_line import serve
 
 MIB = 1 << 20
 SIZES = (8, 1 << 16, MIB, 16 * MIB)
 MACHINE = {"processor": "a processor", "cores": 2, "memory_bytes": 1 << 34, "system": "a system", "load_average": 0.5}
-PAGE = f"# Title\n\nbefore\n\n{page.BEGIN}\nold\n{page.END}\n\nafter\n"
 
 
 def results(scale: float = 1.0, devices: tuple[int, ...] = (4, 8)) -> Results:
@@ -37,7 +37,6 @@ def results(scale: float = 1.0, devices: tuple[int, ...] = (4, 8)) -> Results:
 def figures(tmp_path):
     path = tmp_path / "figures.json"
     write_json(path, results().document(["python", "-m", "benchmarks", "a word"], "2026-01-01", MACHINE))
-    (tmp_path / "performance.md").write_text(PAGE, encoding="utf-8")
     return path
 
 
@@ -46,21 +45,19 @@ def run(*words: object) -> int:
 
 
 @pytest.mark.slow
-def test_the_page_gets_tables_and_curves_between_its_marker_lines(figures, tmp_path, capsys):
+def test_the_page_has_tables_and_curves(figures, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    written = tmp_path / "performance.md"
+    written = tmp_path / "pages" / "performance.md"
     assert run(figures, "--page", written) == 0
     text = written.read_text(encoding="utf-8")
-    assert text.startswith(f"# Title\n\nbefore\n\n{page.BEGIN}\n")
-    assert text.endswith(f"{page.END}\n\nafter\n")
-    assert "old" not in text
+    assert text.startswith("# Figures\n\nMeasured on a processor")
     assert "a processor, 2 cores, 16 GiB" in text
     assert "python -m benchmarks 'a word'" in text
     assert "| all_reduce | private | 10.0 us<br>0.25 ≤ 0.3 JAX ✓ |" in text
     assert "empty run" in text
     for devices, what in itertools.product((4, 8), ("latency", "bandwidth")):
         assert f"![{what} over size on {devices} devices](performance/{what}-{devices}.svg)" in text
-        picture = (tmp_path / "performance" / f"{what}-{devices}.svg").read_text(encoding="utf-8")
+        picture = (tmp_path / "pages" / "performance" / f"{what}-{devices}.svg").read_text(encoding="utf-8")
         assert picture.startswith("<?xml")
         assert "Date" not in picture
     before = text, picture
@@ -69,27 +66,21 @@ def test_the_page_gets_tables_and_curves_between_its_marker_lines(figures, tmp_p
     assert capsys.readouterr().err == ""
 
 
-def test_tables_of_other_suites_may_stay_with_the_runs_that_made_them(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    written, old, new = tmp_path / "performance.md", tmp_path / "old.json", tmp_path / "new.json"
-    written.write_text(PAGE, encoding="utf-8")
+def test_several_runs_make_one_page_with_the_commands_that_made_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(page, "drawing", lambda what: lambda results, folder: [])     # without matplotlib
+    written, first, second = tmp_path / "performance.md", tmp_path / "first.json", tmp_path / "second.json"
     for path, figures, command_words in (
-        (old, {"run": 1.9e-4, "idle": 3e-4}, ["run", "idle"]), (new, {"run": 1.7e-4}, ["run", "--passes", "7"])
+        (first, {"run": 1.7e-4}, ["run", "--passes", "7"]), (second, {"run": 1.9e-4, "idle": 3e-4}, ["run", "idle"])
     ):
         found = Results(versions={"python": "3.11"})
         for suite, seconds in figures.items():
             found.add(suite, "vcluster", "empty" if suite == "run" else "wake", [seconds], devices=4)
         write_json(path, found.document(["python", "-m", "benchmarks", *command_words], "2026-01-01", MACHINE))
-    assert run(old, "--page", written) == 0
-    assert run(new, "--page", written, "--keep") == 0
+    assert run(first, second, "--page", written) == 0
     text = written.read_text(encoding="utf-8")
     assert "190 us" not in text
     places = [text.index(part) for part in ("run --passes 7", "benchmarks run idle", "170 us", "300 us")]
     assert places == sorted(places)
-    assert run(new, "--page", written, "--keep") == 0
-    assert written.read_text(encoding="utf-8").count("--passes 7") == 1
-    assert run(new, "--page", written) == 0
-    assert "300 us" not in written.read_text(encoding="utf-8")
     assert capsys.readouterr().err == ""
 
 
@@ -128,18 +119,8 @@ def test_a_file_without_figures_is_one_line_and_status_2(tmp_path, capsys, text,
     path = tmp_path / "figures.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    assert run(path, "--page", tmp_path / "performance.md") == 2
+    assert run(path, "--page", tmp_path / "pages" / "performance.md") == 2
     assert f"{command.PROGRAM}: {said.format(path=path)}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["", page.BEGIN, f"{page.END}\n{page.BEGIN}", PAGE + PAGE])
-def test_a_page_without_its_marker_lines_is_left_as_it_is(figures, tmp_path, capsys, text):
-    pytest.importorskip("matplotlib")
-    other = tmp_path / "other.md"
-    other.write_text(text, encoding="utf-8")
-    assert run(figures, "--page", other) == 2
-    assert "other.md needs a line <!-- figures: begin --> and, after it, a line" in capsys.readouterr().err
-    assert other.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize("words", [["page", "figures.json"], ["peers", "--svg", "curves"]])
@@ -155,9 +136,42 @@ def test_without_matplotlib_what_draws_is_one_line_and_status_2_before_anything_
     )
 
 
-def test_the_performance_page_has_its_marker_lines():
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert text.count(page.BEGIN) == text.count(page.END) == 1
+# -- what docs/performance.md keeps ------------------------------------------------------------------------------------
+
+
+DOCUMENT = Path(page.__file__).parents[1] / "docs" / "performance.md"
+
+
+def test_the_tables_of_the_performance_page_are_those_of_the_figures_that_are_kept(capsys):
+    assert serve(command.PROGRAM, command.main, ["judged"]) == 0
+    printed = capsys.readouterr().out.strip()
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert printed in text
+    assert len(text.splitlines()) <= 150
+    figures = judged.read()
+    peers = [figure for figure in figures if figure.suite == "peers"]
+    assert f"{sum(figure.met == 'yes' for figure in peers)} of {len(peers)}" in text
+    assert printed.count("**NO**") == sum(
+        figure.met == "no" for figure in figures if figure.suite not in ("peers", "growth")) > 0
+
+
+def test_every_target_of_another_suite_has_a_figure_that_is_kept():
+    assert {suite for suite, _, _ in PLAIN} <= {figure.suite for figure in judged.read()}
+    assert all(figure.met in ("yes", "no") and figure.target for figure in judged.read())
+
+
+def test_other_figures_can_be_judged_and_a_file_of_none_is_refused(tmp_path, capsys):
+    path = tmp_path / "figures.csv"
+    rows = [",".join(judged.Figure._fields), "peers,barrier,private,,4,16.0 us,0.66,at most 1 MPICH,yes",
+            "peers,round_trip,private,8 B,4,21.4 us,0.71,at most 1.5 MPICH,no"]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    assert serve(command.PROGRAM, command.main, ["judged", "--figures", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "| collectives up to 64 KiB | 4 | 1 of 1 | 0.66 | 0.66 |" in out
+    assert "| round trips | 4 | 0 of 1 | 0.71 | 0.71 |" in out
+    path.write_text("a,b\n", encoding="utf-8")
+    assert serve(command.PROGRAM, command.main, ["judged", "--figures", str(path)]) == 2
+    assert "has no figures: its columns are a, b" in capsys.readouterr().err
 
 
 def test_only_one_module_needs_matplotlib():

@@ -17,7 +17,8 @@ from parallelism.collectives.algorithms import algorithm, algorithms
 from parallelism.collectives.phases import names, phases
 from parallelism.cost import cost
 from parallelism.cost.cost import bus_factor
-from parallelism.hardware import fields as checked, hardware, links, table as hardware_table
+from parallelism.display import quantities
+from parallelism.hardware import fields as checked, hardware, links
 
 A, B = 2.0**-18, 2.0**-30                      # seconds, and seconds per byte: sums and products of these are exact
 FAR_A, FAR_B = 2.0**-15, 2.0**-26
@@ -482,7 +483,7 @@ def test_a_plan_can_be_the_cheapest_in_seconds():
 # -- the documentation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [checked, cost, hardware, hardware_table, links], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [checked, cost, hardware, links, quantities], ids=lambda module: module.__name__)
 def test_examples_in_docstrings_are_so(module):
     tried = doctest.testmod(module)
     assert tried.attempted and not tried.failed

@@ -27,6 +27,7 @@ from vcluster.demo import (
 )
 from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
 from vcluster.demo.data import DataError
+from vcluster.demo.options import parser_of
 
 
 def words(text: str) -> list[str]:
@@ -46,7 +47,7 @@ def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
 def mesh(text: str) -> Mesh:
     parser = Parser()
     add_mesh(parser, pp="", dp="", tp="")
-    return mesh_of(parser.parse(words(text)), "pp")
+    return mesh_of(parser.parse(words(text)), Mesh(pp=1))
 
 
 @pytest.mark.parametrize("text", ["--pp 2 --dp 3 --tp 4", "--tp 4 --pp 2 --dp 3", "--dp 3 --tp 4 --pp 2"])
@@ -88,9 +89,9 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
         ("mlp --pp", "--pp: expected one argument"),
         ("mlp --pp 5", "--pp 5: the perceptron has 4 layers, so at most 4 stages"),
-        ("mlp --pp 5", "for more of them: --hidden 96,96,96,96"),
+        ("mlp --pp 5", "for more stages: --hidden 96,96,96,96"),
         ("mlp --pp 4 --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
-        ("mlp --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
+        ("mlp --pp 2 --schedule inference", "--schedule: inference has only forwards and cannot train"),
         ("mlp --pp 2 --schedule zbv --chunks 3", "--chunks 3: zero_bubble_v puts 2 stages on each device"),
         ("mlp --pp 2 --chunks 2", "--chunks 2: 1f1b puts one stage on each device"),
         (
@@ -110,16 +111,16 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --data /nonexistent/file.npz", "--data: /nonexistent/file.npz does not exist"),
         ("mlp --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("mlp extra", "nothing is expected here: 'extra'"),
-        ("gpt --pp 5", "5 stages: with --blocks 2 there are 4 layers, embedding and head included; for more of them: "),
+        ("gpt --pp 5", "5 stages: with --blocks 2 there are 4 layers, embedding and head included; for more stages: "),
         ("gpt --heads 5", "--heads 5: each takes an even share of --width, 48"),
         ("gpt --width 1024", "--width: a demo takes widths up to 512, got 1024"),
-        ("gpt --microbatches 17", "--microbatches 17: a batch has 16 rows; --rows says how many"),
-        ("gpt --dp 3 --rows 2 --microbatches 1", "--dp 3: a batch has 2 rows; --rows says how many"),
+        ("gpt --microbatches 17", "--microbatches 17: a batch has 16 rows; --rows changes that"),
+        ("gpt --dp 3 --rows 2 --microbatches 1", "--dp 3: a batch has 2 rows; --rows changes that"),
         ("gpt --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
-        ("gpt --pp 2 --schedule pipedream", "--schedule: pipedream does not learn what one process does"),
-        ("gpt --pp 2 --schedule local", "--schedule: local does not learn what one process does"),
-        ("gpt --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
-        ("gpt --prompt=", "--prompt: needs a character at least"),
+        ("gpt --pp 2 --schedule pipedream", "--schedule: pipedream does not compute the same as one process"),
+        ("gpt --pp 2 --schedule local", "--schedule: local does not compute the same as one process"),
+        ("gpt --pp 2 --schedule inference", "--schedule: inference has only forwards and cannot train"),
+        ("gpt --prompt=", "--prompt: needs at least one character"),
         ("gpt --cp 2", "there is no option --cp"),
         ("gpt --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("collectives --devices 0", "--devices: needs a whole number from 1 to 16, got 0"),
@@ -130,16 +131,16 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
             "all_reduce over 3 has no 'recursive_doubling' (it needs a power of two); there is direct, naive,",
         ),
         ("matmul --policy mached", "--policy: there is no 'mached'; did you mean matched_inner?"),
-        ("matmul --policy outer --tp 4", "policy outer is over two axes, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
-        ("matmul --policy full --mesh x=2,y=2,z=2", "is over two axes, as in --dp 2 --tp 2; the mesh is Mesh(x=2, y=2"),
-        ("matmul --mesh x-y=2", "--mesh: the name of an axis is letters, digits and _, got 'x-y'"),
+        ("matmul --policy outer --tp 4", "policy outer needs two axes, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
+        ("matmul --policy full --mesh x=2,y=2,z=2", "needs two axes, as in --dp 2 --tp 2; the mesh is Mesh(x=2, y=2"),
+        ("matmul --mesh x-y=2", "--mesh: the name of an axis must consist of letters, digits and _, got 'x-y'"),
         ("ffn --policy megatrom", "--policy: there is no 'megatrom'; did you mean megatron?"),
         ("ffn --policy gspmd_2d --tp 4", "policy gspmd_2d needs two axes, as in --mesh x=2,y=2; the mesh is Mesh("),
         ("ffn --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
         ("ffn --shape 3,4,5,100000", "--shape: a demo takes extents up to 4096, got 100000"),
         ("ffn --activation gleu", "--activation: there is no 'gleu'; did you mean gelu?"),
         ("attention --policy rink", "--policy: there is no 'rink'; did you mean ring?"),
-        ("attention --policy ring --tp 4", "policy ring is over cp and dp, as in --cp 4; the mesh is Mesh(tp=4)"),
+        ("attention --policy ring --tp 4", "policy ring needs cp and dp, as in --cp 4; the mesh is Mesh(tp=4)"),
         ("attention --cp 4 --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,HEADS,HEAD_DIM; got 2"),
         ("attention --cp 4 --shape 1,100000,1,1", "--shape: a demo takes up to 4,194,304 scores, or elements of x"),
         ("attention --cp 4 --kv-heads 3", "a multiple of the key-value heads, got wq of shape (32, 4, 8) with 4"),
@@ -160,7 +161,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("reshard [S(0),R] [R,S(0)]", "what each axis of a mesh does, so it needs --mesh, as in --mesh x=2"),
         ("reshard [x] [y] --shape 99999999", "--shape: a demo takes up to 4,194,304 elements, got 99,999,999"),
         ("matmul --shape 3,4", "--shape needs three extents M,K,N; got 2"),
-        ("matmul --shape 3,4,100000", "--shape: a demo multiplies extents up to 4096, got 100000"),
+        ("matmul --shape 3,4,100000", "--shape: a demo takes extents up to 4096, got 100000"),
     ],
 )
 def test_wrong_words_are_one_line_that_names_the_right_ones(capsys, text, reason):
@@ -215,12 +216,12 @@ def test_the_list_has_a_line_for_each_demo(capsys):
 
 def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
-        (command.mlp_parser(), mlp.prepare), (command.gpt_parser(), gpt.prepare),
-        (command.collectives_parser(), collectives.prepare),
-        (command.matmul_parser(), matmul.prepare), (command.ffn_parser(), ffn.prepare),
-        (command.attention_parser(), attention.prepare),
-        (command.reshard_parser(), reshard.prepare),
-        (command.moe_parser(), moe.prepare), (command.reshard_parser(), reshard.prepare),
+        (parser_of("mlp"), mlp.prepare), (parser_of("gpt"), gpt.prepare),
+        (parser_of("collectives"), collectives.prepare),
+        (parser_of("matmul"), matmul.prepare), (parser_of("ffn"), ffn.prepare),
+        (parser_of("attention"), attention.prepare),
+        (parser_of("reshard"), reshard.prepare),
+        (parser_of("moe"), moe.prepare), (parser_of("reshard"), reshard.prepare),
     ):
         lines = [line.strip() for line in (parser.epilog or "").splitlines()]
         examples = [line.removeprefix(parser.prog) for line in lines if line.startswith(parser.prog)]
@@ -232,7 +233,7 @@ def test_every_example_of_the_help_can_be_run():
 
 def test_a_job_is_what_the_words_say():
     text = "--dp 2 --pp 3 --schedule GPipe --microbatches 5 --steps 7 --hidden 9,8,7"
-    job = mlp.prepare(command.mlp_parser().parse(words(text)))
+    job = mlp.prepare(parser_of("mlp").parse(words(text)))
     assert job.mesh == Mesh(pp=3, dp=2)
     assert job.replicas == 2
     assert job.steps == 7
@@ -242,9 +243,9 @@ def test_a_job_is_what_the_words_say():
 
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"inference"}))
 def test_every_schedule_that_trains_is_a_job(name):
-    job = mlp.prepare(command.mlp_parser().parse(words(f"--pp 3 --schedule {name}")))
+    job = mlp.prepare(parser_of("mlp").parse(words(f"--pp 3 --schedule {name}")))
     assert job.mlp.pipeline.schedule.name == name and job.mlp.pipeline.ranks == 3
-    assert name in command.mlp_parser().format_help()
+    assert name in parser_of("mlp").format_help()
 
 
 def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
@@ -258,7 +259,7 @@ def test_the_largest_difference_finds_the_one_number_and_never_overlooks_nan():
 
 
 def test_the_gpt_learns_from_text_of_the_package_cut_where_the_seed_says():
-    job = gpt.prepare(command.gpt_parser().parse(words("--pp 2 --tp 2 --dp 2 --rows 6 --seed 3")))
+    job = gpt.prepare(parser_of("gpt").parse(words("--pp 2 --tp 2 --dp 2 --rows 6 --seed 3")))
     assert job.mesh == Mesh(pp=2, dp=2, tp=2)
     told = texts.docstrings()
     assert (parallelism.mesh.__doc__ or "").strip() in told
@@ -275,7 +276,7 @@ def test_a_package_without_sources_has_no_text(tmp_path, monkeypatch):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DataError, match="the sources of bare, whose docstrings are the text, are not installed"):
+    with pytest.raises(DataError, match="the sources of bare are not installed"):
         texts.docstrings("bare")
 
 

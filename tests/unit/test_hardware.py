@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import tomllib
 from dataclasses import replace
 from importlib.resources import files
@@ -460,5 +461,20 @@ def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, t
     assert capsys.readouterr().out == f"{Hardware.load(tmp_path / 'ours.toml')}\n"
     with pytest.raises(WrongWords, match="no hardware 'laptp'; did you mean 'laptop'"):
         main(["hardware", "laptp"])
-    with pytest.raises(WrongWords, match="takes the name of a preset or of a file, got 'b' too"):
+    with pytest.raises(WrongWords, match="takes one name of a preset or of a file, got 'b' too"):
         main(["hardware", "a", "b"])
+
+
+@pytest.mark.parametrize("name", Hardware.presets())
+def test_every_number_of_a_preset_says_whether_it_was_checked(name):
+    said = re.compile(r"^(estimate|a choice|measured on|a sixth of)|; (unchecked$|checked: \S)")
+    sources = Hardware.preset(name).sources
+    assert sources
+    assert [source for source in sources.values() if not said.search(source)] == []
+
+
+def test_what_was_wrong_in_the_presets_is_as_published():
+    """95 GiB a chip, and 15 GB/s over PCIe for each chip, not 95 GB and 16 GB/s."""
+    assert Hardware.preset("tpu-v5p").memory_bytes == pytest.approx(95 * 2 ** 30, rel=1e-4)
+    assert Hardware.preset("tpu-v4").memory_bytes == pytest.approx(32 * 2 ** 30, rel=1e-4)
+    assert {Hardware.preset(f"tpu-{kind}").host.bytes_per_second for kind in ("v4", "v5p")} == {15e9}

@@ -16,7 +16,7 @@ from parallelism import Mesh, ir
 from parallelism.ir.core import DTYPES, OPERATORS
 from parallelism.ir.core.table import meaning
 from parallelism.ir.passes.interpreter import run
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 
 MESSAGES = {"send", "recv"}
 KINDS = list(dict.fromkeys(example.kind for example in EXAMPLES))
@@ -145,6 +145,81 @@ def test_tiles_and_derivatives_on_many_inputs(kind):
             check_tiles(example, seed, INEXACT)
             if is_differentiable(example):
                 check_gradient(example, seed)
+
+
+# -- linearity ---------------------------------------------------------------------------------------------------------
+
+
+def is_additive(example, numbers, seed):
+    """Whether f(a + b) = f(a) + f(b) in these inputs at once, the others being the same."""
+    a, b = example.arrays(seed), example.arrays(seed + 1000)
+    kept = [x if i in numbers else same for i, (x, same) in enumerate(zip(b, a, strict=True))]
+    together = [x + y if i in numbers else x for i, (x, y) in enumerate(zip(a, kept, strict=True))]
+    op = example.op()
+    with np.errstate(all="ignore"):
+        return all(
+            np.allclose(whole, x + y, rtol=1e-5, atol=1e-5)
+            for whole, x, y in zip(*(run(op, arrays) for arrays in (together, a, kept)), strict=True)
+        )
+
+
+def cases(kind):
+    """Examples of floats, where there are any elements and so something may differ."""
+    every = [*examples(kind), *(drawn(kind, seed) for seed in range(12))]
+    return [case for case in every if all(type.dtype.kind == "f" and type.size for type in case.types)
+            and all(value.type.dtype.kind == "f" for value in case.op().outputs)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear])
+def test_an_operator_is_linear_in_the_inputs_that_it_claims(kind):
+    entry = OPERATORS[kind]
+    every = [*examples(kind), *(drawn(kind, seed) for seed in range(12))]
+    count = 0
+    for seed, example in enumerate(every):
+        floats = [i for i, type in enumerate(example.types) if type.dtype.kind == "f"]
+        one_by_one = [[i] for i in floats]
+        for numbers in [floats] if entry.linear in ("together", "moves") else one_by_one:
+            of_floats = all(value.type.dtype.kind == "f" for value in example.op().outputs)
+            if of_floats and numbers and entry.is_linear_in(numbers, len(example.types)):
+                assert is_additive(example, numbers, seed), example
+                count += 1
+    assert count
+
+
+def test_no_operator_keeps_its_linearity_to_itself():
+    """Whatever is linear in all its inputs on every example says so; collectives of a group of one are not asked."""
+    alone = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "all_slice", "relayout"}
+    linear = {kind for kind in {*KINDS} - alone if len(cases(kind)) > 3 and all(
+        is_additive(example, range(len(example.types)), seed) for seed, example in enumerate(cases(kind)))}
+    assert len(linear) > 8
+    assert linear <= {kind for kind in KINDS if OPERATORS[kind].linear in ("together", "moves")}
+
+
+@pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear == "moves"])
+def test_what_moves_elements_can_be_exchanged_with_a_maximum(kind):
+    for seed, example in enumerate(cases(kind)):
+        a, b = example.arrays(seed), example.arrays(seed + 1000)
+        op = example.op()
+        largest = [np.maximum(x, y) for x, y in zip(a, b, strict=True)]
+        found = run(op, largest), run(op, a), run(op, b)
+        # A zero that is put in is the largest of zeros in both.
+        for whole, x, y in zip(*found, strict=True):
+            assert_array_equal(whole, np.maximum(x, y))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear and not entry.grows])
+def test_what_does_not_grow_makes_no_more_elements_than_it_takes(kind):
+    for example in cases(kind):
+        shapes = [type.shape for type in example.types]
+        if isinstance(OPERATORS[kind].kernel, np.ufunc):
+            shapes = [np.broadcast_shapes(*shapes)]
+        taken = sum(int(np.prod(shape)) for shape in shapes)
+        assert sum(value.type.size for value in example.op().outputs) <= taken
+
+
+def test_linearity_of_another_sort_is_refused():
+    with pytest.raises(ValueError, match="linear is 'together', 'each', 'moves' or a tuple of numbers of inputs, got"):
+        replace(OPERATORS["negative"], name="other", linear="always")
 
 
 def test_the_gradient_of_a_product_with_zeros_in_it():

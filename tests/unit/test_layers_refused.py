@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import (
     CrossEntropy,
     CrossEntropySharding,

@@ -11,7 +11,7 @@ from parallelism.collectives import COLLECTIVES, closed_form
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware, Link
 from parallelism.mesh import Mesh
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.sharding import TensorSharding
 from parallelism.timeline import fair_sharing as link_sharing
 

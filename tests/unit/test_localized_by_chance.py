@@ -17,7 +17,7 @@ from parallelism import Mesh, TensorSharding, ir
 from parallelism.execution import Executable
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 
 MANY = int(os.environ.get("VCLUSTER_LAYOUTS", "300"))
 MESHES = [Mesh(x=2), Mesh(x=3), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=1), Mesh(x=1, y=3)]

@@ -110,6 +110,7 @@ def step(stages, inputs, microbatches, *, halves=False):
 # -- what the stages do together ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("count", "microbatches", "options"), [
     (1, 1, {}), (2, 3, {}), (3, 2, {"recompute": True}), (4, 5, {"recompute": [1, 3]}),

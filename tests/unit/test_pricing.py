@@ -15,7 +15,7 @@ from parallelism.hardware import Hardware, HostLink, Link
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.pipelining.execution import run_actions
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.sharding import TensorSharding
 from parallelism.timeline import Pricing
 from parallelism.timeline.fair_sharing import SharedLinks

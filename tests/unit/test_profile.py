@@ -13,7 +13,7 @@ from parallelism import ir
 from parallelism.execution import Executable, Profile
 from parallelism.execution.op_profile import key_of, measured
 from parallelism.mesh import Mesh
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.simulation import simulate
 
 

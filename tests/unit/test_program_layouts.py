@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 
 from parallelism import Mesh, TensorSharding, ir
 from parallelism.ir import models
-from parallelism.layouts import annotate, constrain, localize, propagate
+from parallelism.ir.core import rules, table
+from parallelism.layouts import annotate, constrain, localize, microbatched, propagate
 
 T = ir.TensorType
 VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, BATCH = 10, 12, 4, 2, 6, 8
@@ -373,6 +374,35 @@ X, W = T("f8", (4, 6)), T("f8", (6, 8))
 ])
 def test_a_sum_waits_as_long_as_terms_will_do(fn, expected):
     assert kinds(fn, [X, W], {"x": "[None, x]", "w": "[x, None]"}, Mesh(x=2)) == expected
+
+
+@pytest.mark.parametrize(("linear", "expected"), [
+    ("moves", ["matmul", "roll", "all_reduce"]), ("together", ["matmul", "roll", "all_reduce"]),
+    ((0,), ["matmul", "roll", "all_reduce"]), ((), ["matmul", "all_reduce", "roll"]),
+])
+def test_an_operator_registered_from_outside_carries_a_pending_sum_if_it_says_that_it_is_linear(
+        monkeypatch, linear, expected):
+    entry = table.Operator(
+        "roll", lambda x: rules.rule("az!->az!", [x.shape]), lambda x: x.dtype, lambda x: np.roll(x, 1, axis=1),
+        linear=linear,
+    )
+    monkeypatch.setitem(table.OPERATORS, "roll", entry)
+    layouts = {"x": "[None, x]", "w": "[x, None]"}
+    assert kinds(lambda x, w: ir.apply("roll", x @ w), [X, W], layouts, Mesh(x=2)) == expected
+    function = ir.record(lambda x: ir.apply("roll", np.sum(x, axis=0, keepdims=True)), T("f8", (ir.symbol("B"), 6)))
+    if linear:
+        assert microbatched(function).ops[-1].kind == "roll"
+    else:
+        with pytest.raises(ValueError, match="of a sum over all rows it makes something that is none"):
+            microbatched(function)
+
+
+def test_several_sums_wait_to_be_joined():
+    def fn(x, w):
+        return np.concatenate([x @ w, -(x @ w)], axis=0)
+
+    layouts = {"x": "[None, x]", "w": "[x, None]"}
+    assert kinds(fn, [X, W], layouts, Mesh(x=2)) == ["matmul", "matmul", "negative", "concatenate", "all_reduce"]
 
 
 def test_terms_are_not_moved_about():

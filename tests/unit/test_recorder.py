@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism import Device, Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import MatMul, MatMulSharding
 
 MESH = Mesh(x=2, y=3)

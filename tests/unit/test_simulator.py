@@ -13,7 +13,7 @@ from parallelism.execution import Executable
 from parallelism.hardware import Hardware
 from parallelism.ir import Builder, TensorType, models
 from parallelism.mesh import Mesh
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from parallelism.sharding import TensorSharding
 from parallelism.simulation import equal_devices, simulate
 from parallelism.timeline import Pricing

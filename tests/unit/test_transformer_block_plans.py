@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
-from parallelism.recorder.recorder import record
+from parallelism.recorder import record
 from tensor_parallelism import TransformerBlock, TransformerBlockPolicy, TransformerBlockSharding
 
 T, B, P = TensorSharding, TransformerBlockSharding, TransformerBlockPolicy

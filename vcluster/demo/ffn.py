@@ -1,4 +1,4 @@
-"""The ffn demo: the feed-forward block of a Transformer on a mesh, forward and backward, beside one process."""
+"""The ffn demo: the feed-forward block of a Transformer, forward and backward, compared with one process."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ import numpy as np
 
 from parallelism.kernels import ACTIVATIONS, dense
 from parallelism.mesh import Mesh
-from parallelism.operation import Device
 from tensor_parallelism.feed_forward import NAMES, FeedForward, FeedForwardSharding
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
+from vcluster.demo.moved import (
+    extents_of,
+    forward_backward,
+    show_devices,
+    show_layouts,
+    show_plan,
+    verdict_of_bytes,
+    verdict_of_values,
+    whole_outputs,
+)
 from vcluster.demo.screen import Screen
-
-CLOSE = 1e-10
-MOST_EXTENT = 4096
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A named policy over one axis X (the last of the mesh; a first one splits the batch), or over X and Y."""
+    """A policy over the last axis X of the mesh, where earlier axes split the batch, or over two axes X and Y."""
 
     summary: str
     least_axes: int
@@ -38,7 +43,7 @@ POLICIES = {
         lambda mesh: FeedForwardSharding.megatron(mesh.axes[-1], mesh.axes[:-1]),
     ),
     "sequence": Policy(
-        "so, and x and y are split along the sequence", 1,
+        "like megatron, and x and y are split along the sequence", 1,
         lambda mesh: FeedForwardSharding.sequence(mesh.axes[-1], mesh.axes[:-1]),
     ),
     "gspmd_2d": Policy(
@@ -49,29 +54,17 @@ POLICIES = {
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int, ...]]:
-    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    """The checked arguments. Raises `WrongWords`. Starts nothing."""
     policy = POLICIES[arguments.policy]
-    asked = any(getattr(arguments, word) is not None for word in ("mesh", "dp", "tp"))
-    mesh = mesh_of(arguments, "tp", any_axes=True) if asked else (
-        Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2)
-    )
+    mesh = mesh_of(arguments, Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2), any_axes=True)
     if len(mesh.axes) < policy.least_axes:
         raise WrongWords(f"policy {arguments.policy} needs two axes, as in --mesh x=2,y=2; the mesh is {mesh!r}")
-    if len(arguments.shape) != 4:
-        raise WrongWords(f"--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got {len(arguments.shape)}")
-    if max(arguments.shape) > MOST_EXTENT:
-        raise WrongWords(f"--shape: a demo takes extents up to {MOST_EXTENT}, got {max(arguments.shape)}")
-    return mesh, FeedForward(policy.sharding(mesh), activation=arguments.activation), arguments.shape
+    shape = extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
+    return mesh, FeedForward(policy.sharding(mesh), activation=arguments.activation), shape
 
 
-def train(device: Device, operation: FeedForward, grad: Any, *shards: Any) -> tuple[Any, ...]:
-    """The kernel: forward, then backward."""
-    out, saved = operation.forward(device, *shards)
-    return out, *operation.backward(device, saved, grad)
-
-
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     sharding, screen = operation.sharding, Screen()
@@ -83,7 +76,7 @@ def show(arguments: argparse.Namespace) -> int:
     values = [rng.standard_normal(shape) for shape in shapes]
     grad = rng.standard_normal(shapes[0])
 
-    screen.heading("Who holds what")
+    screen.heading("Layouts")
     named = dict(zip(NAMES, shapes, strict=True))
     labels = ("x[b, s, m]", "x"), ("W1[m, f]", "w1"), ("W2[f, m]", "w2")
     show_layouts(screen, ((label, named[name], getattr(sharding, name)) for label, name in labels), mesh)
@@ -92,9 +85,9 @@ def show(arguments: argparse.Namespace) -> int:
 
     inputs = [Sharded(value, getattr(sharding, name)) for name, value in zip(NAMES, values, strict=True)]
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(train, operation, Sharded(grad, sharding.out), *inputs)
+        run = cluster.run(forward_backward, operation, Sharded(grad, sharding.out), *inputs)
 
-    screen.heading("What happens")
+    screen.heading("Plan and traffic")
     plan = operation.plan((shapes[0], shapes[1], shapes[3]), mesh)
     show_plan(screen, plan)
     screen.line()
@@ -102,14 +95,8 @@ def show(arguments: argparse.Namespace) -> int:
     show_devices(screen, run.trace, ("x", "W1", "W2"), shards)
 
     screen.heading("Verdict")
-    layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
-    found = [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
-    worst = max(
-        float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
-        for one, other in zip(found, in_one_process(values, grad, arguments.activation), strict=True)
-    )
-    close = worst < CLOSE
-    screen.verdict(close, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
+    results = whole_outputs(run, [getattr(sharding, name) for name in ("out", *NAMES)], mesh)
+    close = verdict_of_values(screen, results, in_one_process(values, grad, arguments.activation))
     predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     same = verdict_of_bytes(screen, run.trace, predicted, None)
     show_elsewhere(screen, run.trace, mesh, hardware)

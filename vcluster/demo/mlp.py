@@ -1,10 +1,9 @@
-"""The mlp demo: a perceptron trained as a pipeline, held against the same training in one process."""
+"""The mlp demo: a perceptron is trained as a pipeline and compared with the same training in one process."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from parallelism.operation import Device
 from parallelism.pipelining import KINDS, Pipeline
 from parallelism.trace import Trace
 from pipeline_parallelism import MLP
-from vcluster.demo.command_line import WrongWords, mesh_of, writable
+from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.pipelines import (
@@ -31,6 +30,7 @@ from vcluster.demo.pipelines import (
     stages_of,
 )
 from vcluster.demo.screen import Screen
+from vcluster.demo.training import Trained, check_rows, check_writable, train, write
 from vcluster.report import html
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-12
-"""Between the pipeline's parameters and those of one process, relative to the largest of them (at least 1)."""
+"""Largest difference of the parameters from those of one process, relative to the largest of them (at least 1)."""
 
 _USUAL_HIDDEN = (128, 64, 128)
 
 SHOWN = 12
-"""Rows of a table before the rest is summed up."""
+"""Maximal number of rows of a table. The remaining rows are added up."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for, checked."""
+    """The checked arguments of the demo."""
 
     mesh: Mesh
     mlp: MLP
@@ -62,28 +62,13 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """How many copies of the pipeline there are."""
+        """The number of replicas of the pipeline."""
         return self.mesh.shape.get("dp", 1)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training left: the losses before each step, the last parameters, and the record of the last step."""
-
-    losses: list[float]
-    parameters: Any
-    outputs: np.ndarray
-    """Of the last layer, on the test rows."""
-    step: Trace
-    step_seconds: float
-    """The last step's, by the wall."""
-    seconds: float
-    """Of all steps, by the wall."""
-
-
 def prepare(arguments: argparse.Namespace) -> Job:
-    """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
-    mesh = mesh_of(arguments, "pp")
+    """The arguments as a `Job`. Raises `WrongWords` if they cannot be run. Starts nothing."""
+    mesh = mesh_of(arguments, Mesh(pp=1))
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
     layers = len(hidden) + 1
@@ -91,7 +76,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--pp {stages // chunks} with {chunks} stages on each: the perceptron has {layers} layers")
     if stages > layers:
         more = ",".join(["96"] * (stages - 1))
-        hint = f"; for more of them: --hidden {more}" if stages <= 16 else ""
+        hint = f"; for more stages: --hidden {more}" if stages <= 16 else ""
         raise WrongWords(f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}")
     if max(hidden) > 4096:
         raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(hidden)}")
@@ -100,31 +85,24 @@ def prepare(arguments: argparse.Namespace) -> Job:
         data = digits(arguments.seed) if arguments.data is None else load_npz(arguments.data, arguments.seed)
     except DataError as error:
         raise WrongWords(f"--data: {error}") from None
-    if arguments.microbatches > len(data.x):
-        raise WrongWords(f"--microbatches {arguments.microbatches}: there are {len(data.x)} rows to train on")
-    if mesh.shape.get("dp", 1) > len(data.x):
-        raise WrongWords(f"--dp {mesh.shape['dp']}: there are {len(data.x)} rows to train on")
-    for file in (arguments.trace, arguments.html):
-        if file is not None:
-            writable(file)
-    if arguments.html is not None and arguments.html == arguments.trace:
-        raise WrongWords(f"--html and --trace are both {arguments.html}")
+    check_rows(arguments, mesh.shape.get("dp", 1), len(data.x), f"there are {len(data.x)} rows to train on")
+    check_writable(trace=arguments.trace, html=arguments.html)
     hardware = hardware_of(arguments.hardware, mesh.size)
     pipeline = Pipeline(stages, arguments.microbatches, arguments.schedule, chunks)
     mlp = MLP(
         layer_sizes=(data.features, *hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
         loss="softmax_cross_entropy" if data.classes else "mean_squared_error",
     )
-    # The first layer's gradient grows with the number of features; 64 of them learn well at 0.1, and values, whose
-    # loss has no bound, at a tenth of that.
+    # The gradient of the first layer grows with the number of features. A rate of 0.1 suits 64 features. Real values,
+    # whose loss is not bounded, need a tenth of it.
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
     rate = usual if arguments.learning_rate is None else arguments.learning_rate
     return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace,
                arguments.html, hardware)
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where the pipeline's numbers are not those of one process."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if the pipeline's numbers differ from those of one process."""
     job = prepare(arguments)
     screen = Screen()
     sizes = "-".join(map(str, job.mlp.layer_sizes))
@@ -140,58 +118,29 @@ def show(arguments: argparse.Namespace) -> int:
     from vcluster import VirtualCluster
 
     with VirtualCluster(job.mesh, backend=job.backend) as cluster:
-        screen.heading("Who holds what")
+        screen.heading("Layers by device")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
-        trained = train(job, cluster, screen)
+        trained = train(job.mlp, job.optimizer, job.steps, lambda step: (job.data.x, job.data.targets), cluster, screen)
+        outputs = cluster.run(job.mlp.predict_step(), job.data.x_test).result
     with VirtualCluster(2, backend=job.backend) as cluster:
         whole, same_order = cluster.run(_train_here, job)
     screen.heading("Verdict")
-    good = _show_verdict(screen, job, trained, whole, same_order)
+    good = _show_verdict(screen, job, trained, outputs, whole, same_order)
     screen.heading("One step of the pipeline, in virtual time: CPU seconds of each device")
     _show_timeline(screen, job, trained)
     screen.heading("Bytes in that step")
     good = _show_bytes(screen, job, trained.step) and good
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
-    if job.trace is not None:
-        try:
-            record.save(job.trace)
-        except OSError as error:
-            raise WrongWords(f"--trace: {job.trace} cannot be written: {error.strerror or error}") from None
-        screen.line()
-        screen.line(f"The record of that step is in {job.trace}")
-    if job.html is not None:
-        try:
-            html(record, job.html, hardware=job.hardware)
-        except OSError as error:
-            raise WrongWords(f"--html: {job.html} cannot be written: {error.strerror or error}") from None
-        screen.line()
-        screen.line(f"The page of that step is {job.html}")
+    write(screen, "trace", "trace", job.trace, record.save)
+    write(screen, "html", "page", job.html, lambda path: html(record, path, hardware=job.hardware))
     return 0 if good else 1
 
 
-def train(job: Job, cluster: VirtualCluster, screen: Screen) -> Trained:
-    """All steps on the cluster; the parameters come back once, after the last."""
-    step = job.mlp.train_step(job.optimizer, returns="loss")
-    last = job.mlp.train_step(job.optimizer, returns=("loss", "parameters"))
-    losses: list[float] = []
-    started = time.perf_counter()
-    with screen.progress("step", job.steps) as update:
-        for number in range(1, job.steps + 1):
-            before = time.perf_counter()
-            run = cluster.run(step if number < job.steps else last, job.data.x, job.data.targets)
-            seconds = time.perf_counter() - before
-            losses.append(run.result.loss)
-            update(number, f"loss {short(losses[-1])}")
-    total = time.perf_counter() - started
-    outputs = cluster.run(job.mlp.predict_step(), job.data.x_test).result
-    return Trained(losses, run.result.parameters, outputs, run.trace, seconds, total)
-
-
 def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
-    """The same training inside one device: rank 0 takes whole batches, rank 1 adds up in the pipeline's order.
+    """The same training in one device. Rank 0 uses whole batches; rank 1 adds up in the order of the pipeline.
 
-    Where the weights change after every microbatch there is one order only.
+    If the weights change after every microbatch, there is only one order.
     """
     whole = device.rank == 0 and job.mlp.pipeline.schedule.weights != "stashed"
     order = {} if whole else {"microbatches": job.mlp.pipeline.microbatches, "replicas": job.replicas}
@@ -213,25 +162,29 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     show_holders(screen, job.mesh, cluster, ("layers", "weights", "parameters"), cells)
 
 
-def _show_verdict(screen: Screen, job: Job, trained: Trained, whole: Any, same_order: Any) -> bool:
+def _show_verdict(
+    screen: Screen, job: Job, trained: Trained, outputs: np.ndarray, whole: Any, same_order: Any
+) -> bool:
     first, last = trained.losses[0], trained.losses[-1]
-    screen.line(f"  loss {short(first)} at first, {short(last)} before the last step")
+    screen.line(f"  loss {short(first)} before the first step, {short(last)} before the last")
     if job.data.classes:
-        right = trained.outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
-        screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows it never saw")
+        right = outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
+        screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows not used for training")
     else:
-        error = float(np.mean((trained.outputs - job.data.targets_test) ** 2))
-        screen.line(f"  test error {short(error)}, as a share of the variance of y")
+        error = float(np.mean((outputs - job.data.targets_test) ** 2))
+        screen.line(f"  test error {short(error)}, as a fraction of the variance of y")
     if not last < 10 * first + 1:
         rate = job.optimizer.lr / 10
-        screen.verdict(False, f"the training ran away; a smaller step may hold it: --learning-rate {rate:g}")
+        screen.verdict(False, f"the training diverged; try a smaller step: --learning-rate {rate:g}")
         return False
-    difference = largest_difference(trained.parameters, whole[1])
+    parameters = trained.last.parameters
+    assert parameters is not None
+    difference = largest_difference(parameters, whole[1])
     scale = max(1.0, *(float(np.max(np.abs(x), initial=0.0)) for layer in whole[1] for x in layer))
     good = difference <= TOLERANCE * scale
     screen.verdict(good, f"largest difference from the same training in one process: {difference:.1e}")
-    if largest_difference(trained.parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
-        screen.line("       and none at all, bit for bit, where that adds up in the pipeline's order")
+    if largest_difference(parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
+        screen.line("       bitwise equal to one process that adds in the order of the pipeline")
     return good
 
 
@@ -251,9 +204,9 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
     milliseconds = trained.step_seconds * 1e3
     screen.line(f"  wall    {milliseconds:.1f} ms for this step, {trained.seconds:.2f} s for all {job.steps}")
     if job.mesh.size > cores or job.backend == "thread":
-        whose = f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
-        whose = whose if job.backend == "process" else "threads take turns under one interpreter"
-        screen.line(f"          ({whose}: the wall shows no bubble)")
+        reason = f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
+        reason = reason if job.backend == "process" else "threads share one interpreter"
+        screen.line(f"          ({reason}, so wall time shows no bubble)")
 
 
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
@@ -268,7 +221,7 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
         rest = int(sum(matrix[channel] for channel in channels[SHOWN:]))
         rows = [*rows[:SHOWN], (f"{len(channels) - SHOWN} more", f"{rest:,}", "")]
     if rows:
-        screen.table(("channel", "bytes", "what"), rows)
+        screen.table(("channel", "bytes", "content"), rows)
         screen.line()
     kinds = {"messages": step.filter(kind="send").bytes_sent()}
     for name in sorted({event.name for event in step.filter(kind="collective")}):
@@ -279,13 +232,13 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
     good = all(matrix[channel] == nbytes for channel, (nbytes, _) in expected.items())
     if expected:
         screen.line()
-        word = "is" if good else "is NOT"
+        word = "carries" if good else "does NOT carry"
         screen.verdict(good, f"every channel of the pipeline {word} rows x width x 8 bytes")
     return good
 
 
 def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
-    """What the pipeline's channels carry in a step: bytes by the closed form, and in words."""
+    """The bytes that the pipeline's channels carry in a step, by the closed form, and a description of them."""
     expected = {}
     share = [len(part) for part in np.array_split(np.arange(len(job.data.x)), job.replicas)]
     for replica, rows in enumerate(share):

@@ -20,6 +20,7 @@ from .rules import Dim as Dim, Rule as Rule, Shape as Shape
 from .table import (
     OPERATORS as OPERATORS,
     Attributes as Attributes,
+    Linear as Linear,
     Operator as Operator,
     checked_axis as checked_axis,
     of_a_part as of_a_part,

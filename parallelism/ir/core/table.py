@@ -7,10 +7,10 @@ a point takes and how a gradient goes back.  Shapes, costs and what may be split
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.types import TensorType
 
 Attributes = tuple[tuple[str, Any], ...]
+
+Linear = Literal["together", "each", "moves"] | tuple[int, ...]
+"""In which inputs an operator is linear: what it makes of a sum of terms is the sum of what it makes of the terms.
+
+``"together"``: in all inputs at once, f(a + b, c + d) = f(a, c) + f(b, d).  ``"moves"``: likewise, because every
+element of the output is one of an input, or zero; so it can also be exchanged with a maximum or a product.  ``"each"``:
+in any one input while the others stay as they are; numbers: in any one of these inputs.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,20 @@ class Operator:
     """Whether the output lies in the memory of the first input."""
     received: Callable[..., Extent] | None = None
     """Of a collective or a message: bytes that a device receives, ``received(*types, **attributes)``."""
+    linear: Linear = ()
+    grows: bool = False
+    """Whether its output may be larger than its inputs are together, not counting those that are broadcast."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear, tuple) and self.linear not in ("together", "each", "moves"):
+            raise ValueError(f"operator {self.name!r}: linear is 'together', 'each', 'moves' or a tuple of numbers of "
+                             f"inputs, got {self.linear!r}")
+
+    def is_linear_in(self, inputs: Collection[int], count: int) -> bool:
+        """Whether it is linear in these of its ``count`` inputs at once, while the others stay as they are."""
+        if self.linear in ("together", "moves"):
+            return len(inputs) == count > 0
+        return len(inputs) == 1 and (self.linear == "each" or not {*self.linear}.isdisjoint(inputs))
 
 
 class Meaning(NamedTuple):

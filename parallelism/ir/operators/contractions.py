@@ -64,7 +64,8 @@ def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str
     return found
 
 
-register(Operator("einsum", _einsum_rule, _dtype, _einsum, _einsum_derivative, _flops, {"equation": "a string"}))
+register(Operator("einsum", _einsum_rule, _dtype, _einsum, _einsum_derivative, _flops, {"equation": "a string"},
+                  linear="each", grows=True))
 
 
 # -- matmul ------------------------------------------------------------------------------------------------------------
@@ -101,4 +102,4 @@ def _without_ones(x: Any, term: str) -> Any:
     return x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
 
 
-register(Operator("matmul", _matmul_rule, _dtype, np.matmul, _matmul_derivative, _flops))
+register(Operator("matmul", _matmul_rule, _dtype, np.matmul, _matmul_derivative, _flops, linear="each", grows=True))

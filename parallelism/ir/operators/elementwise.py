@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, TensorType
+from parallelism.ir.core import Linear, Operator, TensorType
 from parallelism.ir.core.rules import elementwise as aligned
 from parallelism.ir.core.table import register
 from parallelism.ir.core.types import resolved
@@ -16,11 +16,14 @@ from parallelism.kernels import ACTIVATIONS
 Derivative = Callable[..., Sequence[Any]]
 
 
-def _ufunc(kernel: np.ufunc, derivative: Derivative | None = None, flops: int = 1) -> None:
+def _ufunc(
+    kernel: np.ufunc, derivative: Derivative | None = None, flops: int = 1, linear: Linear = (),
+) -> None:
     """A ufunc of NumPy, under NumPy's name and with its dtypes."""
     register(Operator(
         kernel.__name__, lambda *types: aligned([type.shape for type in types]),
         lambda *types: resolved(kernel, *(type.dtype for type in types))[-1], kernel, derivative, flops,
+        linear=linear,
     ))
 
 
@@ -41,10 +44,10 @@ def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtyp
     return np.result_type(a.dtype, b.dtype)
 
 
-_ufunc(np.add, lambda g, y, a, b: (g, g))
-_ufunc(np.subtract, lambda g, y, a, b: (g, -g))
-_ufunc(np.multiply, lambda g, y, a, b: (g * b, g * a))
-_ufunc(np.divide, lambda g, y, a, b: (g / b, -g * y / b))
+_ufunc(np.add, lambda g, y, a, b: (g, g), linear="together")
+_ufunc(np.subtract, lambda g, y, a, b: (g, -g), linear="together")
+_ufunc(np.multiply, lambda g, y, a, b: (g * b, g * a), linear="each")
+_ufunc(np.divide, lambda g, y, a, b: (g / b, -g * y / b), linear=(0,))
 _ufunc(np.power, lambda g, y, a, b: (
     g * b * np.power(a, b - 1), g * y * np.log(np.where(a > 0, a, np.ones((), a.dtype)))
 ))
@@ -53,7 +56,7 @@ _ufunc(np.minimum, lambda g, y, a, b: (g * _share(b, a), g * _share(a, b)))
 _ufunc(np.floor_divide, lambda g, y, a, b: (None, None))
 _ufunc(np.remainder, lambda g, y, a, b: (g, -g * np.floor(a / b)))
 
-_ufunc(np.negative, lambda g, y, x: (-g,))
+_ufunc(np.negative, lambda g, y, x: (-g,), linear="together")
 _ufunc(np.absolute, lambda g, y, x: (g * np.sign(x),))
 _ufunc(np.square, lambda g, y, x: (g * x * 2,))
 _ufunc(np.sqrt, lambda g, y, x: (g / (y * 2),))
@@ -100,7 +103,7 @@ register(Operator(
 ))
 register(Operator(
     "convert", lambda x, dtype: aligned([x.shape]), lambda x, dtype: dtype, lambda x, dtype: x.astype(dtype),
-    lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"},
+    lambda g, y, x, dtype: (g,), attributes={"dtype": "a dtype"}, linear="together",
 ))
 
 

@@ -89,17 +89,18 @@ _AXIS_OF = {"axis": "an integer", "extent": "an extent"}
 register(Operator("take", _take_rule, _first, lambda x, indices, axis: np.take(x, indices, axis=axis),
                   lambda g, y, x, indices, axis: [
                       apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
-                  ], attributes=_AXIS))
+                  ], attributes=_AXIS, linear=(0,), grows=True))
 register(Operator("take_gradient", _take_gradient_rule, _first, _take_gradient,
-                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], 1, _AXIS_OF))
+                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], 1, _AXIS_OF,
+                  linear=(0,), grows=True))
 register(Operator("take_along", _take_along_rule, _first,
                   lambda x, indices, axis: np.take_along_axis(x, indices, axis),
                   lambda g, y, x, indices, axis: [
                       apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
-                  ], attributes=_AXIS))
+                  ], attributes=_AXIS, linear=(0,), grows=True))
 register(Operator("take_along_gradient", _take_along_gradient_rule, _first, _take_along_gradient,
                   lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None], 1,
-                  _AXIS_OF))
+                  _AXIS_OF, linear=(0,), grows=True))
 register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype,
                   lambda indices, extent, dtype: (indices[..., None] == np.arange(extent)).astype(dtype),
                   attributes={"extent": "an extent", "dtype": "a dtype"}))

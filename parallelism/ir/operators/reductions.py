@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, TensorType, checked_axis
+from parallelism.ir.core import Linear, Operator, Rule, TensorType, checked_axis
 from parallelism.ir.core.rules import along, letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.tracing.tracing import apply
@@ -36,12 +36,13 @@ def _reduced_dtype(kernel: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.asarray(kernel(np.ones(1, dtype))).dtype
 
 
-def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None) -> None:
+def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None,
+               linear: Linear = ()) -> None:
     register(Operator(
         name, lambda x, axes, keepdims: _rule(x, axes, keepdims, op),
         lambda x, axes, keepdims: _reduced_dtype(kernel, x.dtype),
         lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims), derivative, 1,
-        {"axes": "a list of integers", "keepdims": "a bool"},
+        {"axes": "a list of integers", "keepdims": "a bool"}, linear=linear,
     ))
 
 
@@ -71,7 +72,7 @@ def _prod_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bo
     return [_kept(g, x, axes) * np.where(zero, of_zero, of_others)]
 
 
-_reduction("sum", np.sum, "sum", _sum_derivative)
+_reduction("sum", np.sum, "sum", _sum_derivative, "together")
 _reduction("prod", np.prod, "prod", _prod_derivative)
 _reduction("max", np.max, "max", _extreme_derivative)
 _reduction("min", np.min, "min", _extreme_derivative)
@@ -96,5 +97,5 @@ register(Operator(
                                    f"{along(x.ndim, axis, 'z!')}", [x.shape]),
     lambda x, axis: _reduced_dtype(np.sum, x.dtype), lambda x, axis: np.cumsum(x, axis=axis),
     lambda g, y, x, axis: [apply("flip", apply("cumsum", apply("flip", g, axis=axis), axis=axis), axis=axis)], 1,
-    {"axis": "an integer"},
+    {"axis": "an integer"}, linear="together",
 ))

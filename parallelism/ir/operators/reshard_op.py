@@ -75,7 +75,7 @@ def _relayout_rule(
 
 
 register(Operator("reshard", _reshard_rule, _dtype, lambda x, layout: x, _reshard_derivative,
-                  attributes={"layout": "a string"}, view=True))
+                  attributes={"layout": "a string"}, view=True, linear="moves"))
 register(Operator(
     "all_slice", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), _dtype, alone("all_slice"),
     attributes={"axes": "a list of strings", "group": "an extent", "dim": "an integer", "extent": "an extent"},

@@ -49,17 +49,18 @@ def _broadcast_rule(x: TensorType, shape: Shape) -> Rule:
 
 
 register(Operator("reshape", _reshape_rule, _same, lambda x, shape: np.reshape(x, shape),
-                  lambda g, y, x, shape: [g.reshape(x.shape)], attributes={"shape": "a shape"}, view=True))
+                  lambda g, y, x, shape: [g.reshape(x.shape)], attributes={"shape": "a shape"}, view=True,
+                  linear="moves"))
 register(Operator("transpose", _transpose_rule, _same, lambda x, permutation: np.transpose(x, permutation),
                   lambda g, y, x, permutation: [g.transpose(sorted(range(x.ndim), key=permutation.__getitem__))],
-                  attributes={"permutation": "a list of integers"}))
+                  attributes={"permutation": "a list of integers"}, linear="moves"))
 register(Operator("broadcast_to", _broadcast_rule, _same, lambda x, shape: np.broadcast_to(x, shape),
-                  lambda g, y, x, shape: [g], attributes={"shape": "a shape"}))
+                  lambda g, y, x, shape: [g], attributes={"shape": "a shape"}, linear="moves", grows=True))
 register(Operator(
     "flip", lambda x, axis: rule(f"{along(x.ndim, checked_axis(axis, x.ndim), 'z!')}->"
                                  f"{along(x.ndim, axis, 'z!')}", [x.shape]),
     _same, lambda x, axis: np.flip(x, axis), lambda g, y, x, axis: [apply("flip", g, axis=axis)],
-    attributes={"axis": "an integer"},
+    attributes={"axis": "an integer"}, linear="moves",
 ))
 
 
@@ -114,9 +115,9 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
 
 register(Operator("concatenate", _concatenate_rule, lambda *types, axis: np.result_type(*(t.dtype for t in types)),
                   lambda *arrays, axis: np.concatenate(arrays, axis), _concatenate_derivative,
-                  attributes={"axis": "an integer"}))
+                  attributes={"axis": "an integer"}, linear="moves"))
 register(Operator("split", _split_rule, _same, _split, _split_derivative,
-                  attributes={"axis": "an integer", "sizes": "a shape"}))
+                  attributes={"axis": "an integer", "sizes": "a shape"}, linear="moves"))
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -174,12 +175,14 @@ register(Operator(
     lambda g, y, x, axis, begin, end, step: [
         apply("place", g, axis=axis, begin=begin, step=step, extent=x.shape[axis])
     ], attributes={"axis": "an integer", "begin": "an extent", "end": "an extent", "step": "an integer"},
+    linear="moves",
 ))
 register(Operator(
     "place", _place_rule, _same, _place,
     lambda g, y, x, axis, begin, step, extent: [
         apply("slice", g, axis=axis, begin=begin, end=begin + (x.shape[axis] - 1) * step + 1, step=step)
     ], attributes={"axis": "an integer", "begin": "an extent", "step": "an integer", "extent": "an extent"},
+    linear="moves", grows=True,
 ))
 
 
@@ -226,12 +229,12 @@ def _windows_sum(x: Any, axis: int, step: int, extent: int) -> Any:
 register(Operator(
     "windows", _windows_rule, _same, _windows,
     lambda g, y, x, axis, size, step: [apply("windows_sum", g, axis=axis, step=step, extent=x.shape[axis])],
-    attributes={"axis": "an integer", "size": "an integer", "step": "an integer"},
+    attributes={"axis": "an integer", "size": "an integer", "step": "an integer"}, linear="moves", grows=True,
 ))
 register(Operator(
     "windows_sum", _windows_sum_rule, _same, _windows_sum,
     lambda g, y, x, axis, step, extent: [apply("windows", g, axis=axis, size=x.shape[-1], step=step)], 1,
-    attributes={"axis": "an integer", "step": "an integer", "extent": "an extent"},
+    attributes={"axis": "an integer", "step": "an integer", "extent": "an extent"}, linear="together", grows=True,
 ))
 
 

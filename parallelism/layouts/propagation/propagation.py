@@ -223,7 +223,7 @@ def op_placement(
 
 def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> bool:
     """Whether the only user of a value could go on with terms, if those that are added to it are terms, too."""
-    together = user.inputs if user.kind in ("add", "subtract") else [value]
+    together = user.inputs if user.operator.linear in ("together", "moves") else [value]
     return carries(user, {each.name: op for each in together}, constants)
 
 

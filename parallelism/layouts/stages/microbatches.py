@@ -15,14 +15,6 @@ from parallelism.ir import Expression, Function, Op, Rule, TensorType, Value, sy
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import quotient, specialized
 
-SUMMED_WITH_OTHERS = frozenset((
-    "add", "subtract", "negative", "sum", "convert", "reshape", "transpose", "slice", "flip", "concatenate",
-    "broadcast_to", "reshard",
-))
-"""What keeps a sum over rows one, if all of its inputs are."""
-SUMMED_TIMES_OTHERS = {"multiply": (0, 1), "divide": (0,), "matmul": (0, 1), "einsum": (0, 1)}
-"""And what does if one of these inputs is, and the others are the same for all rows."""
-
 
 def microbatched(function: Function, batch: str = "B") -> Function:
     """``function``, for some of the rows of its batch.
@@ -111,7 +103,9 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
     if any(summed):
         if letters:
             raise ValueError("it takes a sum over all rows together with single rows")
-        if not _keeps_sums(op, summed):
+        # Whole numbers may be rounded, and bools are no numbers.
+        if any(value.type.dtype.kind != "f" for value in op.outputs) or not op.operator.is_linear_in(
+                [i for i, is_sum in enumerate(summed) if is_sum], len(summed)):
             raise ValueError("of a sum over all rows it makes something that is none")
         return True
     if not letters:
@@ -127,11 +121,3 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
 def _outermost(rule: Rule, dims: tuple[tuple[str, ...], ...], d: int) -> str:
     """The slowest letter of a dim."""
     return dims[d][0]
-
-
-def _keeps_sums(op: Op, summed: list[bool]) -> bool:
-    if any(value.type.dtype.kind != "f" for value in op.outputs):
-        return False                # whole numbers may be rounded, and bools are no numbers
-    if op.kind in SUMMED_WITH_OTHERS:
-        return all(summed)
-    return summed.count(True) == 1 and summed.index(True) in SUMMED_TIMES_OTHERS.get(op.kind, ())

@@ -1,0 +1,5 @@
+"""Numbers with units, and small pictures, for terminals and notebooks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,93 @@
+"""Numbers with units, and text in the columns of a terminal: the one place where they are formatted.
+
+Measured numbers have three significant digits, all of them shown (``1.50 ms``); those that were given, as on a data
+sheet, are as short as they can be (``1.5 us``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+WIDTH = 80
+"""Columns of a terminal."""
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_BYTES = tuple((1024.0 ** power, unit) for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B")))
+_COUNTS = tuple((1000.0 ** power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)) + (
+    (1.0, ""),)
+
+
+def seconds(value: float) -> str:
+    """A measured time: ``12.3 ms``."""
+    return "0 s" if value == 0 else _measured(value, _TIMES[:3])
+
+
+def nbytes(value: float) -> str:
+    """A number of bytes in powers of two: ``1.50 MiB``, exact below a KiB."""
+    return _measured(value, _BYTES)
+
+
+def rate(bytes_per_second: float | None) -> str:
+    """A bandwidth in powers of ten, as nccl-tests and data sheets give it: ``12.5 GB/s``; ``-`` for none."""
+    return "-" if bytes_per_second is None else _measured(bytes_per_second, _COUNTS[2:]) + "B/s"
+
+
+def count(value: float) -> str:
+    """A measured number with a decimal prefix: ``4.20 G``, exact below ten thousand."""
+    if abs(value) < 10_000 and value == int(value):
+        return str(int(value))
+    return _measured(value, _COUNTS).rstrip()
+
+
+def given(value: float) -> str:
+    """A number that was given, with a decimal prefix.
+
+    >>> given(3.12e14), given(80e9)
+    ('312 T', '80 G')
+    """
+    size, prefix = next(((size, prefix) for size, prefix in _COUNTS[1:] if value >= size), (1.0, ""))
+    return f"{value / size:.{4 if value >= 1 else 3}g} {prefix}"
+
+
+def given_seconds(value: float) -> str:
+    """A time that was given.
+
+    >>> given_seconds(1.9e-6), given_seconds(0.0)
+    ('1.9 us', '0 s')
+    """
+    size, unit = next(((size, unit) for size, unit in _TIMES if value >= size), _TIMES[0])
+    return f"{value / size:.3g} {unit}"
+
+
+def _measured(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Three digits in the largest of the units, which fall, such that the next smaller one would not do."""
+    full = 1023.5 if units is _BYTES else 999.5
+    enough = (pair for pair, (smaller, _) in pairwise(units) if abs(value) >= full * smaller)
+    size, unit = next(enough, units[-1])
+    return f"{_digits(value / size)} {unit}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, all of them shown; integers below 1024 exactly."""
+    if abs(value) < 1024 and value == int(value):
+        return str(int(value))
+    return f"{value:.0f}" if 999.5 <= abs(value) < 99999.5 else f"{value:#.3g}".rstrip(".")
+
+
+def plural(number: int, what: str) -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def fit(text: str, width: int = WIDTH) -> str:
+    """The text on one line of at most ``width`` columns, without what a terminal might obey."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= width else text[:width - 3] + "..."
+
+
+def in_columns(rows: Sequence[Sequence[str]], left: int, gap: str = "  ") -> list[str]:
+    """A line for each row, columns as wide as their longest cell: the first ``left`` flush left, others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join(cell.ljust(width) if place < left else cell.rjust(width)
+                     for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]

@@ -1,0 +1,1 @@
+from .recording import record as record

@@ -1,0 +1,273 @@
+"""The command line of each demo: its axes and options, with their help and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vcluster.demo.command_line import Parser, add_mesh, choice, positive, whole, wholes
+
+PROGRAM = "python -m vcluster.demo"
+
+Options = Mapping[str, Mapping[str, Any]]
+"""The keyword arguments of ``add_argument``, by flag or positional argument."""
+
+
+@dataclass(frozen=True)
+class DemoWords:
+    """The command line of one demo."""
+
+    description: str
+    examples: str
+    """The examples of ``--help``: arguments of the demo, and explanations indented below them."""
+    options: Options
+    axes: Mapping[str, str] = field(default_factory=dict)
+    """The help of each axis that has a flag. Without any, there is no ``--mesh`` either."""
+    before: str = ""
+    """Lists between the description of the options and the examples, each with a title."""
+    after: str = ""
+
+    def parser(self, name: str) -> Parser:
+        """The parser of the demo with this name."""
+        calls = "\n".join(line if line.startswith("   ") else f"  {PROGRAM} {name} {line}"
+                          for line in self.examples.splitlines())
+        lists = [self.before, f"examples:\n{calls}", self.after]
+        parser = Parser(prog=f"{PROGRAM} {name}", description=self.description, epilog="\n\n".join(filter(None, lists)))
+        if self.axes:
+            add_mesh(parser, **self.axes)
+        for flag, keywords in {**self.options, **_BACKEND}.items():
+            parser.add_argument(flag, **keywords)
+        return parser
+
+
+def _count(help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> dict[str, Any]:
+    return {"type": whole(least, most), "default": default, "metavar": "N", "help": help}
+
+
+def _extents(metavar: str, default: tuple[int, ...] | None, help: str) -> dict[str, Any]:
+    return {"type": wholes, "default": default, "metavar": metavar, "help": help}
+
+
+def _name(words: tuple[str, ...], default: str, help: str) -> dict[str, Any]:
+    return {"type": choice(words), "default": default, "metavar": "NAME", "help": help}
+
+
+_BACKEND = {"--backend": _name(("process", "thread"), "process", "run devices as process (default) or thread")}
+_HARDWARE = {"--hardware": {
+    "metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}}
+_TRACE = {"--trace": {"type": Path, "metavar": "FILE.json", "help": "save the trace of the last step"}}
+_SCHEDULE = {
+    "--schedule": {"default": "1f1b", "metavar": "NAME", "help": "schedule of the pipeline (1f1b)"},
+    "--chunks": _count("stages on each device (1, or 2 if the schedule needs several)"),
+}
+
+
+def _mlp() -> DemoWords:
+    from parallelism.pipelining.generators import SCHEDULES
+    from vcluster.demo.screen import fold
+
+    return DemoWords(
+        "Trains a multilayer perceptron as a pipeline: its layers are split into stages,\n"
+        "each stage is a process, and microbatches flow through them forward and\n"
+        "backward. Then compares the numbers with the same training in one process, and\n"
+        "shows time and bytes.",
+        """\
+--pp 4
+      four stages, one layer in each
+--pp 4 --schedule gpipe
+      all forwards first: more activations to store
+--pp 4 --schedule zero_bubble_v
+      two stages on each device, backwards in two halves: hardly a bubble
+--pp 4 --microbatches 2
+      fewer microbatches: a larger bubble
+--pp 2 --dp 2
+      two replicas of a two-stage pipeline
+--pp 6 --hidden 96,96,96,96,96
+      six layers on six devices
+--pp 4 --data mine.npz
+      arrays x (rows, features) and y (rows,): classes 0, 1, ... or real values""",
+        {
+            **_SCHEDULE,
+            "--microbatches": _count("microbatches of a batch (8)", 8),
+            "--steps": _count("steps of the optimizer (40)", 40),
+            "--hidden": _extents(
+                "N,N,...", None, "widths of the hidden layers (128,64,128)"),
+            "--learning-rate": {
+                "type": positive, "metavar": "X", "help": "of the optimizer (0.1 for classes, 0.01 for values)"},
+            "--data": {"type": Path, "metavar": "FILE.npz", "help": "train on your arrays x and y (the digits)"},
+            **_TRACE,
+            "--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace as a page"},
+            **_HARDWARE,
+            "--seed": _count("seed of the weights and of the split (0)", 0, least=0),
+        },
+        {"pp": "stages of the pipeline, one device each (default 1)", "dp": "replicas of the pipeline"},
+        f"schedules:\n{fold(tuple(SCHEDULES))}",
+    )
+
+
+def _gpt() -> DemoWords:
+    return DemoWords(
+        "Trains a small GPT on the docstrings of this package, byte by byte: stages of a\n"
+        "pipeline over pp, heads, hidden dims and vocabulary over tp, replicas over dp.\n"
+        "Then trains the same model in one process, compares losses, parameters and the\n"
+        "bytes of each axis, and lets the devices generate a line.",
+        """\
+--dp 2 --pp 2 --tp 2
+      eight processes, all three axes at once
+--tp 4
+      one stage, a head on each device
+--pp 4 --schedule zero_bubble_h1
+      four stages: the embedding, two blocks, the head
+--pp 2 --tp 2 --blocks 4 --steps 300
+      twice as deep, for longer: its spelling is better
+--prompt "A rank " --seed 3
+      one process, another prompt""",
+        {
+            **_SCHEDULE,
+            "--microbatches": _count("microbatches of a batch (4)", 4),
+            "--steps": _count("steps of the optimizer (100)", 100),
+            "--rows": _count("rows of a batch, 32 bytes each (16)", 16, most=1024),
+            "--blocks": _count("blocks between embedding and head (2)", 2, most=64),
+            "--width": _count("width of the model (48)", 48),
+            "--heads": _count("heads of attention (4)", 4),
+            "--learning-rate": {"type": positive, "default": 0.005, "metavar": "X", "help": "of Adam (0.005)"},
+            "--prompt": {"default": "A device ", "metavar": "TEXT", "help": "text to continue (A device )"},
+            **_TRACE, **_HARDWARE,
+            "--seed": _count("seed of weights, batches and the generated text (0)", 0, least=0),
+        },
+        {"pp": "stages of the pipeline (default 1)", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
+    )
+
+
+def _collectives() -> DemoWords:
+    from parallelism.collectives import COLLECTIVES
+    from vcluster.demo.screen import fold
+
+    kinds = tuple(COLLECTIVES)
+    return DemoWords(
+        "Shows one collective step by step on small arrays: which device sends what\n"
+        "where, and what each device holds after each step. Then runs it, and compares\n"
+        "values and bytes.",
+        "--devices 4 --algorithm ring\n--algorithm recursive_doubling\n--devices 3 --collective broadcast",
+        {
+            "--devices": _count("number of devices, up to 16 (4)", 4, most=16),
+            "--collective": _name(kinds, "all_reduce", "the collective (all_reduce)"),
+            "--algorithm": {"metavar": "NAME", "help": "its algorithm (ring if there is one)"},
+        },
+        after=f"collectives:\n{fold(kinds)}",
+    )
+
+
+def _matmul() -> DemoWords:
+    from vcluster.demo.matmul import POLICIES
+
+    return DemoWords(
+        "Multiplies two sharded matrices, C[m, n] = A[m, k] B[k, n], under a policy that\n"
+        "says which dims are split over which axes of the mesh. Shows the layouts and\n"
+        "the traffic; compares with NumPy, and with the closed form of the bytes.",
+        "--policy matched_inner --tp 4\n--policy outer --dp 2 --tp 2\n--policy full --mesh x=2,y=4",
+        {
+            "--policy": _name(tuple(POLICIES), "matched_inner", "the layouts, see below (matched_inner)"),
+            "--shape": _extents("M,K,N", (96, 120, 72), "extents of the product (96,120,72)"),
+            **_HARDWARE,
+        },
+        {"dp": "devices along dp, for two axes", "tp": "devices along tp (default 4)"},
+        f"policies, over an axis X of the mesh, or over its two, X and Y:\n{_summaries(POLICIES)}",
+    )
+
+
+def _ffn() -> DemoWords:
+    from vcluster.demo.ffn import POLICIES
+
+    return DemoWords(
+        "Runs the feed-forward block of a Transformer on a mesh, forward and backward,\n"
+        "under a policy that says how activations and weights are sharded. Compares\n"
+        "output and gradients with one process, and the bytes with the plan's.",
+        "--policy megatron --tp 4\n--policy sequence --dp 2 --tp 2\n--policy gspmd_2d --mesh x=2,y=2",
+        {
+            "--policy": _name(tuple(POLICIES), "megatron", "the layouts, see below (megatron)"),
+            "--shape": _extents("B,S,M,F", (4, 12, 16, 32), "batch, sequence, model, hidden (4,12,16,32)"),
+            "--activation": _name(("gelu", "relu"), "gelu", "gelu (default) or relu"),
+            **_HARDWARE,
+        },
+        {"dp": "devices along dp, for the batch", "tp": "devices along tp (default 4)"},
+        f"policies:\n{_summaries(POLICIES)}",
+    )
+
+
+def _attention() -> DemoWords:
+    from vcluster.demo.attention import POLICIES
+
+    return DemoWords(
+        "Runs attention on a mesh, forward and backward, under a policy that says how\n"
+        "rows and heads are sharded. Draws which keys each device has at each step,\n"
+        "compares results with one process and bytes with the plan's, and the policies\n"
+        "with each other: bytes, and peak memory of a device.",
+        "--policy ring --cp 4\n--policy ring --cp 4 --zigzag\n--policy ulysses --cp 2 --dp 2\n"
+        "--policy megatron_ring --cp 2 --tp 2",
+        {
+            "--policy": _name(tuple(POLICIES), "ring", "the layouts, see below (ring)"),
+            "--shape": _extents("B,S,H,D", (2, 16, 4, 8), "batch, sequence, heads, head_dim (2,16,4,8)"),
+            "--kv-heads": _count("key-value heads (as many as heads)"),
+            "--full": {"action": "store_true", "help": "no causal mask: every row attends to every row"},
+            "--zigzag": {"action": "store_true", "help": "the rows of a causal ring in zigzag order"},
+            **_HARDWARE,
+        },
+        {"dp": "devices along dp, for the batch", "cp": "devices along cp, for the sequence",
+         "tp": "devices along tp, for the heads"},
+        f"policies:\n{_summaries(POLICIES)}",
+    )
+
+
+def _moe() -> DemoWords:
+    return DemoWords(
+        "Runs a mixture of experts on a mesh, forward and backward: a router sends each\n"
+        "token to a few experts on different devices. Shows which token goes where, what\n"
+        "is dropped, and what the all_to_alls move; compares with one process.",
+        "--ep 4\n--ep 4 --top-k 1 --capacity 0.75\n--dp 2 --ep 3 --experts 7",
+        {
+            "--experts": _count("number of experts (6)", 6),
+            "--top-k": {**_count("experts for each token (2)", 2), "metavar": "K"},
+            "--capacity": {"type": positive, "default": 1.0, "metavar": "X",
+                           "help": "capacity factor of an expert, 1 for an even share (1.0)"},
+            "--shape": _extents("B,S,M,F", (2, 12, 8, 16), "batch, sequence, model, hidden (2,12,8,16)"),
+            **_HARDWARE,
+        },
+        {"dp": "devices along dp, for the batch", "ep": "devices along ep, for the experts (default 4)"},
+        "an expert takes at most capacity * top-k * tokens / experts choices, first ones\n"
+        "before second ones, earlier tokens before later ones; the others are dropped",
+    )
+
+
+def _reshard() -> DemoWords:
+    return DemoWords(
+        "Plans how a tensor gets from one layout to another, draws both, runs the plan,\n"
+        "and compares values and bytes. A layout names, for each dim, the axes it is\n"
+        "split over: [x, None], [(x, y), None], [None, None] partial=x.",
+        '"[x, None]" "[None, x]"\n"[x, y]" "[y, x]" --mesh x=2,y=3 --shape 7,5\n'
+        '"[None, None] partial=x" "[x, None]"',
+        {
+            "source": {"metavar": "SOURCE", "help": "the layout before"},
+            "target": {"metavar": "TARGET", "help": "the layout after"},
+            "--mesh": {"metavar": "AXES", "help": "the mesh: x=2,y=4 (2 devices along each axis that is named)"},
+            "--shape": _extents("N,N,...", None, "shape of the tensor (8,6,10,4, as many as dims)"),
+            **_HARDWARE,
+        },
+    )
+
+
+def _summaries(policies: Mapping[str, Any]) -> str:
+    return "\n".join(f"  {name}\n      {policy.summary}" for name, policy in policies.items())
+
+
+_WORDS: Mapping[str, Callable[[], DemoWords]] = {
+    "mlp": _mlp, "gpt": _gpt, "collectives": _collectives, "matmul": _matmul, "ffn": _ffn, "attention": _attention,
+    "moe": _moe, "reshard": _reshard,
+}
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a demo. The demo's module has the same name."""
+    return _WORDS[name]().parser(name)
