@@ -89,9 +89,9 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
         ("mlp --pp", "--pp: expected one argument"),
         ("mlp --pp 5", "--pp 5: the perceptron has 4 layers, so at most 4 stages"),
-        ("mlp --pp 5", "for more of them: --hidden 96,96,96,96"),
+        ("mlp --pp 5", "for more stages: --hidden 96,96,96,96"),
         ("mlp --pp 4 --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
-        ("mlp --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
+        ("mlp --pp 2 --schedule inference", "--schedule: inference has only forwards and cannot train"),
         ("mlp --pp 2 --schedule zbv --chunks 3", "--chunks 3: zero_bubble_v puts 2 stages on each device"),
         ("mlp --pp 2 --chunks 2", "--chunks 2: 1f1b puts one stage on each device"),
         (
@@ -111,16 +111,16 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --data /nonexistent/file.npz", "--data: /nonexistent/file.npz does not exist"),
         ("mlp --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("mlp extra", "nothing is expected here: 'extra'"),
-        ("gpt --pp 5", "5 stages: with --blocks 2 there are 4 layers, embedding and head included; for more of them: "),
+        ("gpt --pp 5", "5 stages: with --blocks 2 there are 4 layers, embedding and head included; for more stages: "),
         ("gpt --heads 5", "--heads 5: each takes an even share of --width, 48"),
         ("gpt --width 1024", "--width: a demo takes widths up to 512, got 1024"),
-        ("gpt --microbatches 17", "--microbatches 17: a batch has 16 rows; --rows says how many"),
-        ("gpt --dp 3 --rows 2 --microbatches 1", "--dp 3: a batch has 2 rows; --rows says how many"),
+        ("gpt --microbatches 17", "--microbatches 17: a batch has 16 rows; --rows changes that"),
+        ("gpt --dp 3 --rows 2 --microbatches 1", "--dp 3: a batch has 2 rows; --rows changes that"),
         ("gpt --schedule 1f1c", "--schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
-        ("gpt --pp 2 --schedule pipedream", "--schedule: pipedream does not learn what one process does"),
-        ("gpt --pp 2 --schedule local", "--schedule: local does not learn what one process does"),
-        ("gpt --pp 2 --schedule inference", "--schedule: inference has forwards only, and cannot train"),
-        ("gpt --prompt=", "--prompt: needs a character at least"),
+        ("gpt --pp 2 --schedule pipedream", "--schedule: pipedream does not compute the same as one process"),
+        ("gpt --pp 2 --schedule local", "--schedule: local does not compute the same as one process"),
+        ("gpt --pp 2 --schedule inference", "--schedule: inference has only forwards and cannot train"),
+        ("gpt --prompt=", "--prompt: needs at least one character"),
         ("gpt --cp 2", "there is no option --cp"),
         ("gpt --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("collectives --devices 0", "--devices: needs a whole number from 1 to 16, got 0"),
@@ -131,16 +131,16 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
             "all_reduce over 3 has no 'recursive_doubling' (it needs a power of two); there is direct, naive,",
         ),
         ("matmul --policy mached", "--policy: there is no 'mached'; did you mean matched_inner?"),
-        ("matmul --policy outer --tp 4", "policy outer is over two axes, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
-        ("matmul --policy full --mesh x=2,y=2,z=2", "is over two axes, as in --dp 2 --tp 2; the mesh is Mesh(x=2, y=2"),
-        ("matmul --mesh x-y=2", "--mesh: the name of an axis is letters, digits and _, got 'x-y'"),
+        ("matmul --policy outer --tp 4", "policy outer needs two axes, as in --dp 2 --tp 2; the mesh is Mesh(tp=4)"),
+        ("matmul --policy full --mesh x=2,y=2,z=2", "needs two axes, as in --dp 2 --tp 2; the mesh is Mesh(x=2, y=2"),
+        ("matmul --mesh x-y=2", "--mesh: the name of an axis must consist of letters, digits and _, got 'x-y'"),
         ("ffn --policy megatrom", "--policy: there is no 'megatrom'; did you mean megatron?"),
         ("ffn --policy gspmd_2d --tp 4", "policy gspmd_2d needs two axes, as in --mesh x=2,y=2; the mesh is Mesh("),
         ("ffn --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,MODEL,HIDDEN; got 2"),
         ("ffn --shape 3,4,5,100000", "--shape: a demo takes extents up to 4096, got 100000"),
         ("ffn --activation gleu", "--activation: there is no 'gleu'; did you mean gelu?"),
         ("attention --policy rink", "--policy: there is no 'rink'; did you mean ring?"),
-        ("attention --policy ring --tp 4", "policy ring is over cp and dp, as in --cp 4; the mesh is Mesh(tp=4)"),
+        ("attention --policy ring --tp 4", "policy ring needs cp and dp, as in --cp 4; the mesh is Mesh(tp=4)"),
         ("attention --cp 4 --shape 3,4", "--shape needs four extents BATCH,SEQUENCE,HEADS,HEAD_DIM; got 2"),
         ("attention --cp 4 --shape 1,100000,1,1", "--shape: a demo takes up to 4,194,304 scores, or elements of x"),
         ("attention --cp 4 --kv-heads 3", "a multiple of the key-value heads, got wq of shape (32, 4, 8) with 4"),
@@ -276,7 +276,7 @@ def test_a_package_without_sources_has_no_text(tmp_path, monkeypatch):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DataError, match="the sources of bare, whose docstrings are the text, are not installed"):
+    with pytest.raises(DataError, match="the sources of bare are not installed"):
         texts.docstrings("bare")
 
 

@@ -1,6 +1,6 @@
-"""Whose line of code is it: ours, an installed library's, or the user's?
+"""Every line of code belongs to the library, to an installed package, or to the user.
 
-Errors, traces and deadlock reports point at the user's own line, so every one of them asks this.
+Errors, traces and deadlock reports point at the user's line, and find it here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _sites: dict[tuple[CodeType, int], CallSite] = {}
 
 
 def is_ours(filename: str) -> bool:
-    """Does this file belong to one of our packages?"""
+    """Whether this file belongs to one of our packages."""
     owned = _owners.get(filename)
     if owned is None:
         owned = _owners[filename] = filename.startswith(_OURS)
@@ -36,14 +36,14 @@ def is_ours(filename: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def is_installed(filename: str) -> bool:
-    """Does this file belong to the standard library, an installed package, or us (and so never change)?"""
+    """Whether this file belongs to the standard library, an installed package or us, and so never changes."""
     return (
         is_ours(filename) or filename.startswith(("<frozen ", *_STDLIB)) or any(part in filename for part in _INSTALLED)
     )
 
 
 def code_of(program: Any) -> CodeType | None:
-    """The code that runs when ``program`` is called; None where that is none of Python's."""
+    """The code that runs when ``program`` is called. None if it is not Python code."""
     while isinstance(program, partial):
         program = program.func
     code = getattr(program, "__code__", None) or getattr(type(program).__call__, "__code__", None)
@@ -51,20 +51,21 @@ def code_of(program: Any) -> CodeType | None:
 
 
 class CallSite(NamedTuple):
-    """Where the user's code called us."""
+    """The place where the user's code called the library."""
 
     location: str
     """``file:line``."""
     is_users: bool
-    """Whether there is a line of the user's: at the end of a kernel, our own code calls."""
+    """Whether the location is the user's. At the end of a kernel the library itself makes calls."""
     drops_result: bool
-    """Whether the call is a statement of its own, whose result nobody gets."""
+    """Whether the call is a statement of its own, so that its result is discarded."""
 
 
 def call_site(skip: int = 0) -> CallSite:
-    """The nearest caller outside our packages; the outermost one when all are ours.
+    """The nearest caller outside our packages, or the outermost caller if all are inside.
 
-    ``skip`` leaves out that many frames above the one that calls.  Below half a microsecond, after the first time.
+    ``skip`` is the number of frames to skip above the direct caller. A repeated call takes less than half a
+    microsecond.
     """
     frame: FrameType | None = sys._getframe(skip + 1)
     assert frame is not None
@@ -79,20 +80,20 @@ def call_site(skip: int = 0) -> CallSite:
             owned = is_ours(filename)
         if not owned:
             break
-        if filename == _WORKER:  # what called it is no part of the kernel
+        if filename == _WORKER:  # the callers of the worker are not part of the kernel
             outermost, frame = frame, None
             break
         outermost, frame = frame, frame.f_back
-    found = frame or outermost
-    assert found is not None
-    key = found.f_code, found.f_lasti
+    caller = frame or outermost
+    assert caller is not None
+    key = caller.f_code, caller.f_lasti
     site = _sites.get(key)
     if site is None:
-        if len(_sites) >= MOST_SITES:  # code that is made anew in every run
+        if len(_sites) >= MOST_SITES:  # a program may create new code in every run
             _sites.clear()
-        location = f"{found.f_code.co_filename}:{found.f_lineno}"
-        users = frame is not None and not is_installed(found.f_code.co_filename)
-        site = _sites[key] = CallSite(location, frame is not None, users and _drops(found.f_code, found.f_lasti))
+        location = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        users = frame is not None and not is_installed(caller.f_code.co_filename)
+        site = _sites[key] = CallSite(location, frame is not None, users and _drops(caller.f_code, caller.f_lasti))
     return site
 
 
@@ -102,6 +103,6 @@ def here(skip: int = 0) -> str:
 
 
 def _drops(code: CodeType, place: int) -> bool:
-    """Whether the instruction after the call at ``place`` throws its result away."""
+    """Whether the instruction after the call at offset ``place`` discards the result."""
     following = (instruction for instruction in dis.get_instructions(code) if instruction.offset > place)
     return next((instruction.opname == "POP_TOP" for instruction in following), False)

@@ -1,7 +1,7 @@
-"""What can go wrong in a cluster: `ClusterError` and the small tree below it.
+"""The errors of a cluster: `ClusterError` and its subclasses.
 
-Wrong arguments of a call are ``ValueError`` or ``TypeError`` in the device, before anything is sent.
-Everything here is about the cluster itself, and says which ranks, in which operation, at which lines.
+A wrong argument of a call raises ``ValueError`` or ``TypeError`` in the device, before anything is sent.
+The errors here concern the cluster itself. Each names the ranks, the operation and the lines of code involved.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ClusterError(RuntimeError):
-    """Something went wrong in a cluster.
+    """The base class: something went wrong in a cluster.
 
-    ``ranks`` are those it is about, ``operation`` what they were doing (None if not known), ``locations``
-    their lines as ``file:line``, in the order of ``ranks`` where known.
+    ``ranks`` are the ranks involved. ``operation`` is the operation they were in, or None if it is not known.
+    ``locations`` are their lines as ``file:line``, in the order of ``ranks`` where they are known.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class ClusterError(RuntimeError):
         self.operation = operation
         self.locations = tuple(locations)
         self.outputs: dict[int, Any] = {}
-        """What the ranks that had finished when a run failed returned."""
+        """The results of the ranks that finished before the run failed, by rank."""
 
 
 class DeviceFailedError(ClusterError):
     """A kernel raised, or the process of a device died.
 
-    For an exception, the original of the lowest rank among the first is ``__cause__`` and ``exceptions`` has
-    them all by rank.  For a death, ``exitcode`` or ``signal`` (its name) say how.
+    For an exception, ``__cause__`` is the exception of the lowest rank that raised first, and ``exceptions`` holds
+    all exceptions by rank. For a death, ``exitcode`` or ``signal`` (the name of the signal) gives the reason.
     """
 
     def __init__(
@@ -45,19 +45,20 @@ class DeviceFailedError(ClusterError):
         super().__init__(message, ranks=ranks, operation=operation, locations=locations)
         self.exceptions = dict(exceptions or {})
         self.failures: dict[int, Failure] = {}
-        """Those exceptions as they crossed, with the lines they came through."""
+        """The same exceptions as they crossed to the host, with their tracebacks."""
         self.exitcode = exitcode
         self.signal = signal
 
 
 class DeadlockError(ClusterError):
-    """Devices wait for each other, or for somebody who has gone, and can never go on."""
+    """Devices wait for each other, or for a device that has finished, and can never continue."""
 
 
 class CollectiveMismatchError(ClusterError):
-    """The members of a group called different collectives, or with arguments that must agree and do not.
+    """The members of a group called different collectives, or passed arguments that must agree and do not.
 
-    ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called.
+    ``ranks`` are the ranks that differ from the majority, or all ranks if there is no majority. ``calls`` maps each
+    rank to the text of its call.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ChannelClosedError(ClusterError):
 
 
 class UndeliveredMessageError(ClusterError):
-    """A run ended with messages that nobody received."""
+    """A run ended with messages that no device received."""
 
 
 class ClusterTimeoutError(ClusterError, TimeoutError):
@@ -81,18 +82,18 @@ class ClusterTimeoutError(ClusterError, TimeoutError):
 
 
 class OperationCancelled(BaseException):
-    """Raised by the pending call of a device whose peer failed.
+    """The pending call of a device raises this when the run is cancelled because another device failed.
 
-    A ``BaseException``, so that ``except Exception`` in a kernel cannot swallow it.
+    It is a ``BaseException``, so that ``except Exception`` in a kernel does not swallow it.
     """
 
 
 class UnusedResultWarning(UserWarning):
-    """A collective is called for its result, and the result is thrown away."""
+    """A kernel calls a collective that returns its result, and discards the result."""
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0 and 2-5``; -1 is the host."""
+    """A list of ranks as text: ``rank 3``, ``ranks 0 and 2-5``. Rank -1 is the host."""
     numbers = [rank for rank in ranks if rank >= 0]
     spans: list[list[int]] = []
     for rank in numbers:
@@ -100,11 +101,11 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    told = [word for span in spans for word in ([f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span))]
-    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(told)] if told else []
+    texts = [text for span in spans for text in ([f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span))]
+    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(texts)] if texts else []
     if any(rank < 0 for rank in ranks):
         words.append("the host")
-    return " and ".join(words) or "nobody"
+    return " and ".join(words) or "no rank"
 
 
 def _list_in_words(words: Sequence[str]) -> str:

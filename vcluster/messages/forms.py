@@ -1,6 +1,6 @@
-"""The values that kernels hand to collectives and messages: arrays, scalars, and tuples, lists and dicts of them.
+"""The values that kernels pass to collectives and messages: arrays, scalars, and tuples, lists and dicts of them.
 
-A value travels as one contiguous array; its *form* says what to make of that array at the other end.
+A value travels as one contiguous array. Its *form* describes how the receiver rebuilds the value from that array.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NUMERIC_KINDS = "biufc"
 
 ARRAY = b""
 SCALAR = b"scalar"
-"""Forms; any other is the pickled structure of a tree whose leaves lie one after the other in an array of bytes."""
+"""Forms. Any other form is the pickled structure of a tree, whose leaves lie one after another in an array of bytes."""
 
 
 def as_array(what: str, x: Any) -> tuple[NDArray[Any], bytes]:
-    """``x`` as a C-contiguous array, and its form; ``TypeError`` for what holds no numbers."""
+    """``x`` as a C-contiguous array, and its form. ``TypeError`` if it does not hold numbers."""
     if isinstance(x, np.ndarray):
         form = ARRAY
         array = x
@@ -37,7 +37,7 @@ def as_array(what: str, x: Any) -> tuple[NDArray[Any], bytes]:
         form = ARRAY
         array = np.asarray(x)
     else:
-        hint = "; all_gather_object and broadcast_object move other objects" if what != "a message" else ""
+        hint = "; all_gather_object and broadcast_object accept other objects" if what != "a message" else ""
         raise TypeError(f"{what} takes an array or a scalar, got {type(x).__name__}{hint}")
     if array.dtype.kind not in NUMERIC_KINDS:
         raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}")
@@ -55,24 +55,24 @@ def pack(tree: Any) -> tuple[NDArray[np.uint8], bytes]:
 
 
 def from_form(form: bytes, array: NDArray[Any]) -> Any:
-    """What an array was before it travelled."""
+    """Rebuild the value from its form and the array."""
     if form == ARRAY:
         return array
     if form == SCALAR:
         return array[()]
-    structure, looks = pickle.loads(form)
+    structure, signatures = pickle.loads(form)
     content = array.tobytes()
-    found = []
-    place = 0
-    for dtype, shape, leaf_form in looks:
-        leaf = np.ndarray(shape, dtype, content, place).copy()
-        place += leaf.nbytes
-        found.append(from_form(leaf_form, leaf))
-    return rebuild(structure, found)
+    values = []
+    offset = 0
+    for dtype, shape, leaf_form in signatures:
+        leaf = np.ndarray(shape, dtype, content, offset).copy()
+        offset += leaf.nbytes
+        values.append(from_form(leaf_form, leaf))
+    return rebuild(structure, values)
 
 
 def zeros_like(x: Any) -> Any:
-    """Zeros in the shape of a value, tree or not."""
+    """Zeros in the shape of a value, which may be a tree."""
     if is_tree(x):
         return rebuild(x, [zeros_like(leaf) for leaf in leaves(x)])
     array, form = as_array("a rank that receives nothing", x)
@@ -80,7 +80,7 @@ def zeros_like(x: Any) -> Any:
 
 
 def rebuild(value: Any, new_leaves: list[Any]) -> Any:
-    """A tree like ``value`` with other leaves, taken from the front of ``new_leaves``."""
+    """A tree like ``value`` with other leaves, which are taken from the front of ``new_leaves``."""
     if isinstance(value, dict):
         return {key: rebuild(child, new_leaves) for key, child in value.items()}
     if isinstance(value, tuple | list):
@@ -94,7 +94,7 @@ def is_tree(value: Any) -> bool:
 
 
 def check_out(call: Call, out: Any, x: NDArray[Any] | None) -> None:
-    """``out`` must be able to take the result, as far as that is known before the others are asked."""
+    """Check that ``out`` can take the result, as far as the result is known before the collective runs."""
     check_array(call.kind, out)
     kind = call.of_kind
     if kind.lists:
@@ -110,11 +110,11 @@ def check_out(call: Call, out: Any, x: NDArray[Any] | None) -> None:
     elif kind.function is None and out.dtype != x.dtype:
         raise ValueError(f"out= of {call.kind} must have dtype {x.dtype}, got {out.dtype}")
     if np.may_share_memory(out, x) and not _same(out, x) and np.shares_memory(out, x):
-        raise ValueError(f"out= of {call.kind} overlaps its input; it may be the input itself, or lie apart")
+        raise ValueError(f"out= of {call.kind} overlaps its input; it must be the input itself or separate memory")
 
 
 def check_array(kind: str, out: Any) -> None:
-    """``out`` must be an array that can be written."""
+    """Check that ``out`` is a writable array."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out= must be an array, got {type(out).__name__}")
     if not out.flags.writeable:
@@ -122,7 +122,7 @@ def check_array(kind: str, out: Any) -> None:
 
 
 def check_shape(kind: str, out: NDArray[Any], shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """``ValueError`` unless ``out`` has the shape and dtype of the result."""
+    """Raise ``ValueError`` unless ``out`` has the shape and dtype of the result."""
     if out.shape != tuple(shape) or out.dtype != dtype:
         raise ValueError(f"out= of {kind} must be {dtype}{list(shape)}, got {out.dtype}{list(out.shape)}")
 
