@@ -10,10 +10,11 @@ one after the other (``memory_overlap`` below 1), that part of the shorter which
 **A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
 MPP*, 1994); in a memory those of messages of its size.
 
-**A collective** takes what the phases of its algorithm take: `parallelism.collectives.phases` has the formulas and their sources,
-`parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is `parallelism.cost.hierarchical`.
-Where the hardware tells how fast it adds up and lays out, that comes on top by any algorithm: the term in gamma of
-Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
+**A collective** takes what the phases of its algorithm take: `parallelism.collectives.phases` has the formulas and
+their sources, `parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is
+`parallelism.cost.hierarchical`.  Where the hardware tells how fast it adds up and lays out, that comes on top by any
+algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in
+MPICH*, 2005.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The program of one device, made ready: what each op declares, what it holds in memory, how it is run.
 
-It is run on a `Device` (`DeviceProgram.run`) and simulated (`parallelism.simulation.event_classes`) from one list of steps, so
-that what is declared and held is the same.  A step holds what it makes, computes or communicates, and then gives back
-what nobody reads any more:
+It is run on a `Device` (`DeviceProgram.run`) and simulated (`parallelism.simulation.event_classes`) from one list of
+steps, so that what is declared and held is the same.  A step holds what it makes, computes or communicates, and then
+gives back what nobody reads any more:
 
     memory +     one event for each category of what it makes; a view makes nothing
     compute      named as the op, with its flops, bytes and dtype; none for what costs nothing

@@ -1,8 +1,8 @@
 """The fewest communications that lead from one layout to another, if no rank may hold more than a bound.
 
 The search is breadth-first from both ends, with one level for each communication.  Local moves cost nothing: slices,
-masks, and other layouts of the same blocks.  *Permute* connects all layouts of a class (`parallelism.resharding.permutations`), so
-each class is expanded only once.
+masks, and other layouts of the same blocks.  *Permute* connects all layouts of a class
+(`parallelism.resharding.permutations`), so each class is expanded only once.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ tensor is replicated over it.  Axes of extent 1 are left out.
     all_reduce       make partial axes free
     mask             make free axes partial: all ranks but the first drop the value      local
 
-`parallelism.resharding.search` adds memory, extents and the order of ranks: which layouts fit, and what a permutation of whole
-blocks can do.
+`parallelism.resharding.search` adds memory, extents and the order of ranks: which layouts fit, and what a permutation
+of whole blocks can do.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     [x, None] -> [None, x] of float64 8x6 on Mesh(x=2): 192 bytes in 1 communication
       all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes
 
-`parallelism.resharding.moves` defines the possible moves, `parallelism.resharding.search` searches for the cheapest sequence, and
-`parallelism.resharding.execute` runs a plan on devices.
+`parallelism.resharding.moves` defines the possible moves, `parallelism.resharding.search` searches for the cheapest
+sequence, and `parallelism.resharding.execute` runs a plan on devices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The cheapest route between two layouts on which no rank holds more than under the larger of the two.
 
-The search has two passes.  `parallelism.resharding.distance` finds the fewest communications.  Among the routes with this number, A*
-finds the one with the fewest elements received by all ranks together.  The lower bound of A* is the number of elements
-that ranks lack of their final blocks: every route must bring these.  It obeys the triangle inequality, so no layout is
-expanded twice.
+The search has two passes.  `parallelism.resharding.distance` finds the fewest communications.  Among the routes with
+this number, A* finds the one with the fewest elements received by all ranks together.  The lower bound of A* is the
+number of elements that ranks lack of their final blocks: every route must bring these.  It obeys the triangle
+inequality, so no layout is expanded twice.
 
 An *exchange*, in which each rank gets its missing elements from all others, is used only if no other moves lead to the
 goal.

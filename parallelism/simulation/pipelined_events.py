@@ -1,7 +1,7 @@
 """What a device records in a step of a pipelined program, action by action.
 
-As `parallelism.pipelining.execution.run_actions` with the stages of `parallelism.execution.stage_runner`, and what adds up the
-gradients in the end.  Where a price is given, what a stage does for a microbatch is one piece of compute.
+As `parallelism.pipelining.execution.run_actions` with the stages of `parallelism.execution.stage_runner`, and what adds
+up the gradients in the end.  Where a price is given, what a stage does for a microbatch is one piece of compute.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ def simulate(
 ) -> Trace:
     """The trace that ``executable`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
-    ``fold``: of devices that do the same at the same times (`parallelism.simulation.folding`) only the first is simulated, with
-    its real groups and their prices; the trace tells about these ranks and no others, and cannot be priced again.
-    Its times are those of all, but where all are a crowd on their links (`parallelism.timeline.fair_sharing`): these have
-    approximate times, and the few that are left may have exact ones.
+    ``fold``: of devices that do the same at the same times (`parallelism.simulation.folding`) only the first is
+    simulated, with its real groups and their prices; the trace tells about these ranks and no others, and cannot be
+    priced again.  Its times are those of all, but where all are a crowd on their links
+    (`parallelism.timeline.fair_sharing`): these have approximate times, and the few that are left may have exact ones.
     What is done again and again, as by a stage for each microbatch, may be one piece of compute then, in which
     collectives are counted as compute; with ``op_by_op`` all ops and collectives are events, as without ``fold``.
     ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.  ``ValueError`` for a hardware with too few devices, and

@@ -5,8 +5,9 @@
                             same to the last bit whatever the load of the machine; the undeclared costs nothing
 
 Either is longer on a straggler.  Messages and collectives cost what `parallelism.cost` says, by the algorithm that was
-named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is free.  On
-the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is declared.
+named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is
+free.  On the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is
+declared.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ did, and this module goes through the records afterwards, with a clock for each 
 An asynchronous recv or collective lasts just as long but does not hold the clock of its rank: a rank has a stream for
 compute and one for communication.  The collectives of a rank follow each other on the latter, in the order in which
 their last members come.  Messages and collectives under way at the same time share their links
-(`parallelism.timeline.fair_sharing`), or, where that is switched off, have each the whole of them.  What things cost is said by
-`parallelism.timeline.pricing`; without it compute takes the CPU seconds of the device's thread and all else is free: what
-remains is who waits for whom.
+(`parallelism.timeline.fair_sharing`), or, where that is switched off, have each the whole of them.  What things cost is
+said by `parallelism.timeline.pricing`; without it compute takes the CPU seconds of the device's thread and all else is
+free: what remains is who waits for whom.
 """
 
 from __future__ import annotations

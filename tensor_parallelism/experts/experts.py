@@ -71,8 +71,8 @@ class MixtureOfExperts(Layer):
     of these, with the ``split_sizes`` that the router makes, and one back.  Backward one to the experts and one back,
     and all_reduces of the gradients of the router over the axes that split the tokens, of the experts over those of
     them that do not split the experts.  ``plan(...)`` has everything but the all_to_alls, whose bytes the data decide:
-    `tensor_parallelism.experts.dispatch.rows_received` counts them.  For g devices and an even router each is (g-1)/g of
-    ``top_k`` times the bytes of a device's tokens.  Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section 3.2.
+    `tensor_parallelism.experts.dispatch.rows_received` counts them.  For g devices and an even router each is (g-1)/g
+    of ``top_k`` times the bytes of a device's tokens.  Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section 3.2.
 
     **Memory**: ``activations`` hold the rows of the experts here, what their activation functions are given, what came
     back, and x, until the backward.

@@ -1,7 +1,8 @@
 """The collectives, message by message: the steps of a named algorithm, run over channels.
 
-The steps are those of `parallelism.collectives.algorithms`, what a member holds between them is `parallelism.collectives.buffers`; here the
-messages really go from process to process, each recorded under the collective it belongs to.
+The steps are those of `parallelism.collectives.algorithms`, what a member holds between them is
+`parallelism.collectives.buffers`; here the messages really go from process to process, each recorded under the
+collective it belongs to.
 """
 
 from __future__ import annotations

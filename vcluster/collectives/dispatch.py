@@ -1,7 +1,7 @@
 """The collectives of one device: from the arguments of a call to its result and its event.
 
-A call is checked, made into a `vcluster.collectives.call.Call`, run directly in shared memory (`vcluster.collectives.general`) or step by step
-over channels (`vcluster.collectives.by_messages`), and recorded.
+A call is checked, made into a `vcluster.collectives.call.Call`, run directly in shared memory
+(`vcluster.collectives.general`) or step by step over channels (`vcluster.collectives.by_messages`), and recorded.
 """
 
 from __future__ import annotations

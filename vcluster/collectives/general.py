@@ -1,7 +1,7 @@
 """The direct collectives: every member reads what it needs from the others' memory.
 
-Nothing is sent.  A small payload lies in the slots of the group (`vcluster.collectives.group`), and each member reads them all;
-a large one is read where it lies (`vcluster.collectives.zero_copy`).
+Nothing is sent.  A small payload lies in the slots of the group (`vcluster.collectives.group`), and each member reads
+them all; a large one is read where it lies (`vcluster.collectives.zero_copy`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted,
 a token for each of the last two, a word that counts those it has finished with the others, and two buffers used in
 turn, each with a description of the call, a place for a small payload and the address of a large one.  In the slot of
-the first member there is also room for what the last to come tells and makes for all (`vcluster.collectives.last_arriver`).
+the first member there is also room for what the last to come tells and makes for all
+(`vcluster.collectives.last_arriver`).
 
 Posting and waiting until the others have posted is the only synchronisation a small collective needs: who posts the
 next operation has read all it wanted of the one before, so when everybody has posted number n, nobody reads the buffers

@@ -1,9 +1,9 @@
 """A collective that a group has run before, run again by the short way.
 
-The first time, a call is checked, described and compared (`vcluster.collectives.general`).  After that everything about it is
-known: what token each member will show, where a small payload will lie, what the result looks like, what it moves.
-What is left is to write one's payload (or where it is) and token, to wait for the others' tokens and to combine what
-they gave.
+The first time, a call is checked, described and compared (`vcluster.collectives.general`).  After that everything about
+it is known: what token each member will show, where a small payload will lie, what the result looks like, what it
+moves.  What is left is to write one's payload (or where it is) and token, to wait for the others' tokens and to combine
+what they gave.
 
 If a member shows another token than the last time, it has called something else, or something of another shape: then
 the operation goes on by the long way, from where it is.

@@ -1,9 +1,9 @@
 """A large collective: what a member shows of its memory, and what it makes of the others'.
 
 Nothing is copied to be read: a payload stays where it is, in shared memory or in private memory that the others can
-reach (`vcluster.memory.process_memory`), until everybody has done with it.  In an all_reduce each member also shows where its result
-shall lie: the owner of a slice reduces it, and stores it straight into everybody's result, so that all memory is read
-once and written once.
+reach (`vcluster.memory.process_memory`), until everybody has done with it.  In an all_reduce each member also shows
+where its result shall lie: the owner of a slice reduces it, and stores it straight into everybody's result, so that all
+memory is read once and written once.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Tasks:
         return site.location if site.is_users else self._issued_at
 
     def blocked_on(self) -> list[Operation]:
-        """The pending operations, for `vcluster.memory.status`. The first is the one that the kernel itself waits for."""
+        """The pending operations, for `vcluster.memory.status`. The first is the one that the kernel waits for."""
         assert self._blocked_in is not None
         lane, what, wait = self._blocked_in
         if not call_site().is_users:

@@ -1,9 +1,9 @@
 """The process of a device starts by one of three methods and cannot outlive its host.
 
-``forkserver`` forks it from a process that has NumPy loaded (`vcluster.processes.forkserver`), in about a millisecond. ``spawn``
-starts a new interpreter, in about a tenth of a second. ``fork`` copies the host as it is, including the locks of its
-threads: it is fast, and the caller is responsible for its safety. None of them runs the caller's ``__main__`` again, so
-no ``if __name__ == "__main__"`` guard is needed.
+``forkserver`` forks it from a process that has NumPy loaded (`vcluster.processes.forkserver`), in about a millisecond.
+``spawn`` starts a new interpreter, in about a tenth of a second. ``fork`` copies the host as it is, including the locks
+of its threads: it is fast, and the caller is responsible for its safety. None of them runs the caller's ``__main__``
+again, so no ``if __name__ == "__main__"`` guard is needed.
 """
 
 from __future__ import annotations

@@ -160,8 +160,9 @@ class VirtualCluster:
         Returns a `Run`: the outputs by rank, the operation's result, and the trace.
 
         Raises `DeviceFailedError` if a kernel raises or a process dies; the pending calls of the other devices then
-        raise `OperationCancelled`. Raises the other errors of `vcluster.code.errors` for deadlocks, mismatched collectives
-        and undelivered messages. The cluster can be used again afterwards, unless the error says that it is closed.
+        raise `OperationCancelled`. Raises the other errors of `vcluster.code.errors` for deadlocks, mismatched
+        collectives and undelivered messages. The cluster can be used again afterwards, unless the error says that it is
+        closed.
         """
         body = self._open()
         if not self._running.acquire(blocking=False):

@@ -2,8 +2,8 @@
 
 An event has five entries: its description, its line in the user's code, its start and end in wall time (nanoseconds; 0
 if not given), and its CPU seconds. The description is a `Template`, the same object for all events with one signature,
-or, if more fields can differ, a `Row` with all fields of an event except the rank. `vcluster.tracing.columns` builds a trace
-from the records of all devices.
+or, if more fields can differ, a `Row` with all fields of an event except the rank. `vcluster.tracing.columns` builds a
+trace from the records of all devices.
 
 The compute between two calls is measured by the CPU time of the device's thread, which does not depend on how crowded
 the machine is.

@@ -14,10 +14,11 @@ stays.  The search order is:
 
 If values disagree about a letter, the axes of most of them win, then the longest, then those of the first value.
 
-Then every op is placed (`parallelism.layouts.propagation.placement`).  A value without a given layout keeps the layout in which it
-is computed.  A partial value is reduced at once into its propagated layout, by all_reduce or reduce_scatter, unless the
-only op that uses it can carry the pending reduction (`parallelism.layouts.propagation.linearity`).  If an op needs a value in another
-layout, the value is resharded; that is a `Conflict`.
+Then every op is placed (`parallelism.layouts.propagation.placement`).  A value without a given layout keeps the layout
+in which it is computed.  A partial value is reduced at once into its propagated layout, by all_reduce or
+reduce_scatter, unless the only op that uses it can carry the pending reduction
+(`parallelism.layouts.propagation.linearity`).  If an op needs a value in another layout, the value is resharded; that
+is a `Conflict`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ LOCAL = frozenset({"local"})
 """Schedules in which every stage has its own loss, and no gradient passes between stages."""
 
 WEIGHTS: dict[str, str] = {"pipedream": "stashed", "pipedream_2bw": "double_buffered"}
-"""The versions of weights that a schedule uses, if there are several; see `parallelism.pipelining.schedule.Schedule`."""
+"""The versions of weights that a schedule uses, if several; see `parallelism.pipelining.schedule.Schedule`."""
 
 
 def spelt(name: str) -> str:
