@@ -158,7 +158,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("reshard [x [y]", "source: '[x' is not a layout: expected ']'"),
         ("reshard [x,y] [x]", "source [x, y] is of 2 dims, target [x] of 1"),
         ("reshard [x] [y] --shape 8,3", "the source of a resharding: TensorSharding('x') has 1 dim, the tensor has"),
-        ("reshard [S(0),R] [R,S(0)]", "what each axis of a mesh does, so it needs --mesh, as in --mesh x=2"),
+        ("reshard [S(0),R] [R,S(0)]", "one placement for each axis of a mesh, so it needs --mesh, as in --mesh x=2"),
         ("reshard [x] [y] --shape 99999999", "--shape: a demo takes up to 4,194,304 elements, got 99,999,999"),
         ("matmul --shape 3,4", "--shape needs three extents M,K,N; got 2"),
         ("matmul --shape 3,4,100000", "--shape: a demo takes extents up to 4096, got 100000"),

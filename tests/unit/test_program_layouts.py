@@ -393,7 +393,7 @@ def test_an_operator_registered_from_outside_carries_a_pending_sum_if_it_says_th
     if linear:
         assert microbatched(function).ops[-1].kind == "roll"
     else:
-        with pytest.raises(ValueError, match="of a sum over all rows it makes something that is none"):
+        with pytest.raises(ValueError, match="it is not linear in a sum over all rows"):
             microbatched(function)
 
 

@@ -27,8 +27,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
         try:
             layouts.append(TensorSharding.parse(text, requested))
         except ValueError as error:
-            needs_mesh = "takes the mesh to read it: parse(text, mesh)"
-            reason = str(error).replace(needs_mesh, "needs --mesh, as in --mesh x=2")
+            needs_mesh = "the mesh is needed to read it: parse(text, mesh)"
+            reason = str(error).replace(needs_mesh, "it needs --mesh, as in --mesh x=2")
             raise WrongWords(f"{name}: {reason}") from None
     source, target = layouts
     given = [len(layout.dims) for layout in layouts if layout.ellipsis is None]
