@@ -1,10 +1,10 @@
-"""A training run planned without a GPU: what a step takes on 64 H100s, and whether it fits, laid out in several ways.
+"""Plan a training run without a GPU: predict the time and the memory of a step on 64 H100s, for several meshes.
 
-A GPT in NumPy is recorded without numbers, annotated once, cut into stages, and simulated for each mesh.  `zero` is
-ZeRO-3: rows and weights split over one axis, weights gathered for each microbatch.  Replicas (`dp`) are ZeRO-1: their
-all_reduce of the gradients moves what the reduce_scatter and all_gather of ZeRO-1 do, and each keeps a part of the
-state of Adam, 12 bytes for a parameter (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 7.2).  The update is not
-in the step.
+A GPT in NumPy is recorded without numbers, annotated once, cut into stages, and simulated for each mesh. `zero` is
+ZeRO-3: rows and weights are split over one axis, and weights are gathered for each microbatch. Replicas (`dp`) use
+ZeRO-1: their all_reduce of the gradients moves as many bytes as the reduce_scatter and all_gather of ZeRO-1, and each
+stores a part of the state of Adam, 12 bytes per parameter (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 7.2).
+The step does not include the update.
 """
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
 from parallelism.layouts import annotate
 from parallelism.layouts.stages import partition
+from parallelism.trace import Split
 from parallelism.trace.breakdown import split
 
 VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, ROWS = 51_200, 4096, 32, 16, 1024, 256
@@ -34,7 +35,7 @@ def gpt(p, tokens, targets, causal):
 
 
 def f16(*shape):
-    return ir.TensorType("f16", shape)      # NumPy has no bfloat16; priced as that below
+    return ir.TensorType("f16", shape)      # NumPy has no bfloat16; priced as bfloat16 below
 
 
 block = {"qkv": f16(WIDTH, 3 * WIDTH), "out": f16(WIDTH, WIDTH), "up": f16(WIDTH, 4 * WIDTH),
@@ -61,11 +62,11 @@ for pp, dp, zero, tp, microbatches in [
     pipelined = PipelinedProgram(stages, Pipeline(pp, microbatches, "1f1b"), inside=Mesh(zero=zero, tp=tp))
     step = PipelinedStep(pipelined, Mesh(pp=pp, dp=dp, zero=zero, tp=tp), ROWS)
     trace = simulate(step, "dgx-h100:8", fold=True, op_by_op=True, priced_dtype="bfloat16")
-    time = 100 * np.array([*split(trace).values()]).mean(axis=0) / trace.makespan_seconds
+    shares = Split(*np.mean([*split(trace).values()], axis=0) / trace.makespan_seconds)
     weights, peaks = trace.peaks("weights"), trace.peaks()
     fullest = max(peaks, key=lambda rank: peaks[rank] + 6 * weights[rank] / dp)
-    state = 6 * weights[fullest] / dp       # 12 bytes for the 2 of a weight
+    state = 6 * weights[fullest] / dp       # 12 bytes of state for the 2 bytes of a weight
     whole = peaks[fullest] + state
-    print(f"{pp:2}  {dp:2}  {zero:4}  {tp:2}  {microbatches:7}  {trace.makespan_seconds * 1e3:7.0f}  {time[4]:6.1f}%"
-          f"  {time[5] + time[6]:5.1f}%   {weights[fullest] / 1e9:7.1f}  {state / 1e9:5.1f}  {whole / 1e9:5.1f}"
-          f"  {'yes' if whole < 80e9 else 'no':>4}")
+    print(f"{pp:2}  {dp:2}  {zero:4}  {tp:2}  {microbatches:7}  {trace.makespan_seconds * 1e3:7.0f}"
+          f"  {shares.communication:7.1%}  {shares.bubble + shares.idle:6.1%}   {weights[fullest] / 1e9:7.1f}"
+          f"  {state / 1e9:5.1f}  {whole / 1e9:5.1f}  {'yes' if whole < 80e9 else 'no':>4}")

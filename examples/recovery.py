@@ -1,7 +1,7 @@
-"""A device is killed in the middle of a training, and the training ends with the same numbers all the same.
+"""Recover from the death of a device: a training resumes from its checkpoint and ends with the same numbers.
 
-Three stages of a perceptron lie on three devices.  Every third step the training is saved to a file; when a device
-dies, its stage is lost with it, and all stages go on from the last file.
+Three stages of a perceptron lie on three devices. The training is saved to a file at every third step. When a device
+dies, its stage is lost, and all stages resume from the last file.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ def train(cluster, steps, path):
         except DeviceFailedError as error:
             checkpoint = Checkpoint.load(path)
             print(f"rank {error.ranks[0]} was ended by {error.signal} in step {done + 1};", end=" ")
-            print(f"all go on from step {checkpoint.step}")
+            print(f"all stages resume from step {checkpoint.step}")
             cluster.run(mlp.restore_step(), checkpoint)
             done = checkpoint.step
         else:
@@ -40,12 +40,12 @@ def train(cluster, steps, path):
 with tempfile.TemporaryDirectory() as directory, VirtualCluster(Mesh(pp=3)) as cluster:
     path = Path(directory) / "training.checkpoint"
     expected = train(cluster, 10, path)
-    print("undisturbed, the loss of step 10 is", round(expected.loss, 6))
+    print("loss of step 10 without a failure:", round(expected.loss, 6))
 
     cluster.run(mlp.reset_step())
     with faults.plant(cluster, faults.Kill(rank=1, operation=6, run=11)):  # in the middle of step 8
         result = train(cluster, 10, path)
-    print("disturbed, the loss of step 10 is", round(result.loss, 6))
+    print("loss of step 10 with the failure:", round(result.loss, 6))
     layers = zip(result.parameters, expected.parameters, strict=True)
     same = all(np.array_equal(a, b) for ours, theirs in layers for a, b in zip(ours, theirs, strict=True))
-    print("the parameters are the same to the bit:", same)
+    print("the parameters are bitwise equal:", same)

@@ -1,8 +1,9 @@
-"""A ring all_reduce by hand: nothing but messages to the next device.
+"""A ring all_reduce written by hand, with messages to the next device only.
 
-The array is cut into as many chunks as there are devices.  In the first half each chunk travels once round the
-ring and collects a term at every stop; in the second half the sums travel round and are taken over.  Every
-device sends 2 (g - 1) chunks, whatever their number: that is why the ring is used for large arrays.
+The array is cut into one chunk per device. In the first half, each chunk travels once round the ring and collects a
+term at every device. In the second half, the sums travel round and replace the terms. Each of g devices sends
+2 (g - 1) chunks of 1/g of the array: less than twice the array, however many devices there are. Hence the ring is used
+for large arrays.
 """
 
 import numpy as np
@@ -35,7 +36,7 @@ with VirtualCluster(4) as cluster:
 by_hand, built_in = run[0]
 print("by hand: ", by_hand)
 print("built in:", built_in)
-print("the same bits on every device:", all(np.array_equal(out, by_hand) for outs in run for out in outs))
+print("bitwise equal on every device:", all(np.array_equal(out, by_hand) for outs in run for out in outs))
 messages = run.trace.filter(kind="send")
 print("by hand, bytes sent by device: ", [messages.bytes_sent(rank) for rank in range(4)])
 collectives = run.trace.filter(kind="collective")

@@ -1,7 +1,7 @@
-"""A parallel kernel in ten lines: every device softmaxes its columns of a matrix, as if it held whole rows.
+"""A parallel kernel in ten lines: a softmax over rows whose columns are split over the devices.
 
-A row of logits is cut over the devices, as the vocabulary is in a tensor-parallel language model.  Two small
-all_reduces make the softmax exact: the largest logit of a row, then the sum of the exponentials.
+Each device holds some columns of the logits, as with the split vocabulary of a tensor-parallel language model. Two
+small all_reduces make the softmax exact: the largest logit of each row, then the sum of the exponentials.
 """
 
 import numpy as np
@@ -25,4 +25,4 @@ whole /= whole.sum(axis=1, keepdims=True)
 print("columns by device:", *(part.shape[1] for part in run))
 print("equal to one process:", np.allclose(np.concatenate(run.outputs, axis=1), whole, rtol=1e-14, atol=0))
 print("all_reduces:", run.trace.count("all_reduce"))
-print("bytes received:", run.trace.bytes_received(), "in all, for logits of", logits.nbytes)
+print("bytes received:", run.trace.bytes_received(), "in total, for logits of", logits.nbytes, "bytes")

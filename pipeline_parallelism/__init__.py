@@ -1,4 +1,4 @@
-"""Worked strategies between operators: a model cut into stages that lie on different devices."""
+"""Worked strategies between operators: models cut into stages on different devices."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Checkpoints: a training as it stands after a step, as a value and as one file.
+"""Checkpoints: the state of a training after a step, as a value and as one file.
 
-It speaks of layers, not of stages or devices, so a training goes on from it on a pipeline of any length, or in one
-process.  The file is written whole or not at all, and believed only if its checksum is right:
+A checkpoint holds layers, not stages or devices.  So a training can continue from it on a pipeline of any length, or
+in one process.  A file is written completely or not at all, and it is read only if its checksum is right:
 
     vcluster checkpoint, version 1
     sha256 of what follows, in hexadecimal
     {"step": 12, "dtype": "<f8", "layer_sizes": [64, 128, 10], "optimizer": {"name": "SGD", ...}, ...}
     weights and bias of each layer; then, in the same order, each of the optimizer's moments: bytes of C order
 
-A checksum is no signature: a file may come from anywhere, so its words are checked one by one, and nothing in it is
-ever executed or unpickled.
+A checksum is not a signature, and a file may come from anywhere.  So every field is checked, and nothing in it is ever
+executed or unpickled.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.kernels import SGD, Adam, AdamState, Optimizer
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 
 FORMAT = b"vcluster checkpoint, version "
 VERSION = b"1"
@@ -43,15 +44,15 @@ _KEYS = {"step", "dtype", "layer_sizes", "optimizer", "moments", "updates"}
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint, or no longer one; the text is one line that begins with the file's name."""
+    """A file is not a checkpoint, or it is damaged.  The message is one line that begins with the file's name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A training after ``step`` steps: what ``mlp.checkpoint_step()`` gives and ``mlp.restore_step()`` takes.
+    """A training after ``step`` steps.  ``mlp.checkpoint_step()`` returns it, ``mlp.restore_step()`` takes it.
 
-    ``parameters`` has a ``(weights, bias)`` for each layer.  ``optimizer`` is the one of the last step, None before the
-    first; ``optimizer_state`` what it goes on with, for all arrays of the model in the order of the layers.
+    ``parameters`` has a pair ``(weights, bias)`` for each layer.  ``optimizer`` is that of the last step, None before
+    the first.  ``optimizer_state`` is its state for all arrays of the model in the order of the layers.
     """
 
     step: int
@@ -61,13 +62,13 @@ class Checkpoint:
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:
-        """The extents at the layers' ends; ``ValueError`` if the layers do not fit each other."""
+        """The inputs of the first layer and the outputs of each layer.  ``ValueError`` if layers do not fit."""
         return _sizes(self.parameters)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the file: afterwards ``path`` holds all of it, or, if that fails, what it held before.
+        """Write the checkpoint to a file.  If writing fails, ``path`` is unchanged.
 
-        ``ValueError`` for what a file cannot hold: an optimizer other than SGD and Adam, arrays of several dtypes.
+        ``ValueError`` for an optimizer other than SGD and Adam, and for arrays of several dtypes.
         """
         content = _encode(self)
         target = Path(path)
@@ -87,7 +88,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Checkpoint:
-        """The checkpoint in a file.  `CheckpointError` if it is damaged or something else; ``OSError`` as usual."""
+        """Read a checkpoint.  `CheckpointError` if the file is damaged or not a checkpoint; ``OSError`` as usual."""
         return _decode(path, Path(path).read_bytes())
 
 
@@ -95,19 +96,20 @@ class Checkpoint:
 
 
 def join_states(states: Sequence[Any]) -> Any:
-    """The state for all arrays from the states for some of them each: lists are joined, what else there is agrees."""
+    """Join the states of parts of the arrays to the state of all.  Lists are joined; other values must be equal."""
     first = states[0]
     if isinstance(first, list):
         return [array for state in states for array in state]
     if isinstance(first, tuple):
         return _like(first, [join_states(part) for part in zip(*states, strict=True)])
     if any(state != first for state in states):
-        raise ValueError(f"the parts of an optimizer's state should agree in what is no array, got {list(states)!r}")
+        raise ValueError("the parts of an optimizer's state must have equal values, except for arrays, got "
+                         f"{list(states)!r}")
     return first
 
 
 def split_state(state: Any, counts: Sequence[int]) -> list[Any]:
-    """The states for the first ``counts[0]`` arrays, the next ``counts[1]``, and so on: undoes `join_states`."""
+    """The inverse of `join_states`: the state of the first ``counts[0]`` arrays, of the next ``counts[1]``, ..."""
     if isinstance(state, list):
         ends = np.cumsum(counts)
         return [state[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -138,7 +140,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype}")
     for moment in moments:
         if [array.shape for array in moment] != [array.shape for array in arrays]:
-            raise ValueError("a moment of the optimizer's state should have the shapes of the parameters, and has not")
+            raise ValueError("each moment of the optimizer's state must have the shapes of the parameters")
     everything = [*arrays, *(array for moment in moments for array in moment)]
     if other := next((array.dtype for array in everything if array.dtype.newbyteorder("<") != dtype), None):
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype} and {other}")
@@ -157,8 +159,8 @@ def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
     if first != FORMAT + VERSION:
         _refuse(path, f"expected version {VERSION.decode()}", first.removeprefix(FORMAT)[:40])
     checksum, _, content = rest.partition(b"\n")
-    if checksum != (found := hashlib.sha256(content).hexdigest().encode()):
-        _refuse(path, f"it is damaged: its checksum should be {checksum[:64]!r}", found)
+    if checksum != (actual := hashlib.sha256(content).hexdigest().encode()):
+        _refuse(path, f"it is damaged: its checksum should be {checksum[:64]!r}", actual)
     text, _, body = content.partition(b"\n")
     try:
         header = json.loads(text)
@@ -196,16 +198,17 @@ def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
     return Checkpoint(header["step"], list(zip(parameters[::2], parameters[1::2], strict=True)), optimizer, state)
 
 
-def _optimizer(path: str | PathLike[str], told: Any) -> Optimizer | None:
-    if told is None:
+def _optimizer(path: str | PathLike[str], description: Any) -> Optimizer | None:
+    if description is None:
         return None
-    if type(told) is not dict or type(told.get("name")) is not str or told["name"] not in _OPTIMIZERS:
-        _refuse(path, f"expected optimizer to name one of {', '.join(_OPTIMIZERS)}", told)
-    kind = _OPTIMIZERS[told["name"]]
+    if type(description) is not dict or type(description.get("name")) is not str \
+            or description["name"] not in _OPTIMIZERS:
+        _refuse(path, f"expected optimizer to name one of {', '.join(_OPTIMIZERS)}", description)
+    kind = _OPTIMIZERS[description["name"]]
     names = {field.name for field in fields(kind)}
-    numbers = {key: value for key, value in told.items() if key != "name"}
+    numbers = {key: value for key, value in description.items() if key != "name"}
     if numbers.keys() != names:
-        _refuse(path, f"expected the optimizer {told['name']} with {', '.join(sorted(names))}", told)
+        _refuse(path, f"expected the optimizer {description['name']} with {', '.join(sorted(names))}", description)
     for name, value in numbers.items():
         if type(value) not in (int, float) or not -LARGEST_INTEGER <= value <= LARGEST_INTEGER:
             _refuse(path, f"expected the optimizer's {name} to be a number", value)
@@ -224,7 +227,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _moments(state: Any) -> tuple[list[list[Array]], int]:
-    """The lists of arrays in an optimizer's state, and its count of updates."""
+    """The lists of arrays in an optimizer's state, and its number of updates."""
     if state is None:
         return [], 0
     if isinstance(state, AdamState):
@@ -249,8 +252,8 @@ def _sizes(parameters: Sequence[Layer]) -> tuple[int, ...]:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the new name last, too."""
-    with suppress(OSError):  # where a directory cannot be opened there is no need
+    """Make the new directory entry durable, too."""
+    with suppress(OSError):  # A platform that cannot open a directory does not need this.
         fd = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(fd)

@@ -1,4 +1,4 @@
-"""What becomes of the gradients: summed over the replicas, and applied at the flush or after every microbatch."""
+"""Gradients are summed over the replicas and applied at the flush, or after every microbatch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.operation import Device, Work
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage, add_layers
+from pipeline_parallelism.trained_stage import Layer, TrainedStage, add_layers
 
 BUCKET_BYTES = 25 * 2**20
-"""How much of a stage's gradients is summed over the replicas in one operation."""
+"""The largest number of bytes of gradients in one all_reduce, unless a single array is larger."""
 
 
 class Flushed:
-    """Gradients that wait for the flush; over the replicas they are summed as soon as a stage has done its last.
+    """Gradients that are applied at the flush.
 
-    **Communication**: over ``axis``, an asynchronous all_reduce for each stage, of its gradients in buckets of at most
-    `BUCKET_BYTES` (or one array), while the backwards of the other stages go on.
+    They are summed over the replicas as soon as a stage has finished its last microbatch.  **Communication**: over
+    ``axis``, asynchronous all_reduces of each stage's gradients, in buckets of at most `BUCKET_BYTES` (or one array),
+    while the backwards of other stages continue.
     """
 
     def __init__(self, device: Device, axis: str | None, stages: Mapping[int, TrainedStage], microbatches: int) -> None:
@@ -38,7 +40,7 @@ class Flushed:
             ]
 
     def gradients(self) -> dict[int, list[Layer]]:
-        """Of each stage, over all microbatches and replicas."""
+        """The gradients of each stage, summed over all microbatches and replicas."""
         if self.axis is None:
             return {number: stage.gradients for number, stage in self.stages.items()}
         return {
@@ -50,9 +52,9 @@ class Flushed:
 class Stashed:
     """Gradients that are applied at once: the weights change after every microbatch.
 
-    A stage goes on with the new ones; microbatches under way keep those that their forward had.  A microbatch that has
-    no rows (``rows`` of it, over all replicas) changes nothing.  **Communication**: over ``axis``, an all_reduce for
-    each microbatch and stage.
+    New forwards use the new weights; microbatches in flight keep the weights of their forward.  ``rows`` has the rows
+    of each microbatch over all replicas; one without rows changes nothing.  **Communication**: over ``axis``, an
+    all_reduce for each microbatch and stage.
     """
 
     def __init__(
@@ -85,22 +87,22 @@ class Stashed:
 def update_layers(
     optimizer: Optimizer, layers: Sequence[Layer], gradients: Sequence[Layer], state: Any
 ) -> tuple[list[Layer], Any]:
-    """One update of these layers, and the optimizer's next state for them."""
+    """The layers after one update, and the optimizer's next state."""
     arrays, state = optimizer.update(flat(layers), flat(gradients), state)
     return grouped(arrays, layers), state
 
 
 def buckets(arrays: Sequence[Array]) -> list[list[Array]]:
-    """The arrays in their order, as many together as `BUCKET_BYTES` hold."""
-    found: list[list[Array]] = []
+    """The arrays in their order, grouped in buckets of at most `BUCKET_BYTES`."""
+    groups: list[list[Array]] = []
     room = 0
     for array in arrays:
         if array.nbytes > room:
-            found.append([])
+            groups.append([])
             room = BUCKET_BYTES
-        found[-1].append(array)
+        groups[-1].append(array)
         room -= array.nbytes
-    return found
+    return groups
 
 
 def flat(layers: Sequence[Layer]) -> list[Array]:
@@ -108,13 +110,13 @@ def flat(layers: Sequence[Layer]) -> list[Array]:
 
 
 def grouped(arrays: Iterable[Array], like: Sequence[Layer]) -> list[Layer]:
-    """Undoes `flat`: to each layer as many arrays as there are in that of ``like``."""
+    """The inverse of `flat`: each layer gets as many arrays as that of ``like`` has."""
     left = iter(arrays)
     return [tuple(islice(left, len(layer))) for layer in like]
 
 
 def count_bytes(value: Any) -> int:
-    """Bytes of the arrays in dicts, lists and tuples."""
+    """The bytes of all arrays in nested dicts, lists and tuples."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the stages of a device work on in one step, by microbatch, and what they have found at the end of it."""
+"""The data of one step on a device, by microbatch, and the losses and outputs that its stages compute."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline_parallelism.trained_stage import Array
+from parallelism.arrays import Array
 
 
 @dataclass
 class Microbatches:
-    """A replica's share of a batch.
+    """A replica's share of a batch, cut into microbatches.
 
-    ``rows`` has those of each microbatch.  ``inputs`` are there where the first stage lies, ``targets`` where a loss
-    does.  ``divisors`` has, by microbatch, the rows that its loss is the mean of, ``batch_rows`` those of all replicas.
-    Without ``training`` there are forwards only, and the last stage puts its outputs into ``outputs``.
+    ``rows`` has the number of rows of each microbatch.  ``inputs`` exist on the device with the first stage,
+    ``targets`` on devices with a loss.  ``divisors`` has, for each microbatch, the number of rows over which its loss
+    is a mean; ``batch_rows`` is the number of rows of all replicas.  Without ``training`` there are only forwards, and
+    the last stage writes ``outputs``.
     """
 
     rows: Sequence[int]
@@ -26,27 +27,27 @@ class Microbatches:
     batch_rows: int = 0
     training: bool = True
     recompute: Collection[int] = ()
-    """Layers of the model whose activations are computed again."""
+    """The layers of the model whose activations are recomputed."""
     accumulate: bool = True
     losses: dict[int, float] = field(default_factory=dict)
-    """This replica's part of the loss of the batch, by microbatch; filled by the last stage."""
+    """This replica's part of the loss of the batch, by microbatch.  The last stage fills it."""
     outputs: dict[int, Array] = field(default_factory=dict)
 
     def divisor(self, microbatch: int) -> int:
-        """The rows that the loss of a microbatch is the mean of, at least 1."""
+        """The number of rows over which the loss of a microbatch is a mean, at least 1."""
         return max(self.divisors[microbatch], 1)
 
-    def found(self, microbatch: int, loss: float) -> None:
-        """Takes the last stage's loss of a microbatch, the sum over its rows by `divisor`."""
+    def add_loss(self, microbatch: int, loss: float) -> None:
+        """Note the last stage's loss of a microbatch: the sum over its rows, divided by `divisor`."""
         divisor = self.divisor(microbatch)
         self.losses[microbatch] = loss if divisor == self.batch_rows else loss * divisor / self.batch_rows
 
     @property
     def loss(self) -> float | None:
-        """Of all microbatches, added up in their order; None where the last stage is not."""
+        """The loss of all microbatches, summed in their order; None on devices without the last stage."""
         return sum(self.losses[k] for k in sorted(self.losses)) if self.losses else None
 
 
 def split_rows(x: Array, parts: int) -> list[Array]:
-    """The rows in ``parts`` parts as even as can be, the longer ones first; views, some of them perhaps empty."""
+    """The rows split as by ``numpy.array_split``, larger parts first.  The parts are views and may be empty."""
     return np.array_split(x, parts)

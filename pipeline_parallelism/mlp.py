@@ -1,8 +1,8 @@
-"""The pipelined perceptron: `MLP` describes it, its steps run it on a cluster, and one process checks it.
+"""`MLP` describes a pipelined perceptron.  Its steps run on a cluster; `MLP.reference_step` runs in one process.
 
-A step equals the full-batch step: the gradients of the microbatches, weighted by their rows, are added up in
-the order of the microbatches, over the replicas too, and applied once, at the flush.  Where the sums have one
-order, as in ``reference_step`` with the same ``microbatches`` and ``replicas``, the results have the same bits.
+A step equals the full-batch step: the gradients of the microbatches, weighted by their rows, are summed in the
+order of the microbatches and over the replicas, and applied once, at the flush.  With the same order of sums, as in
+``reference_step`` with the same ``microbatches`` and ``replicas``, the results have the same bits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -26,7 +27,7 @@ from pipeline_parallelism.model import dealt
 from pipeline_parallelism.reference import reference_step
 from pipeline_parallelism.stage import DenseStage, layers_forward
 from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)
@@ -34,16 +35,16 @@ _PLAIN_SGD = SGD(0.1)
 
 @dataclass(frozen=True)
 class MLP:
-    """Dense layers between ``layer_sizes``, with an activation after each but the last, dealt to the stages.
+    """Dense layers between ``layer_sizes``, with an activation after each but the last, split over the stages.
 
     >>> mlp = MLP(layer_sizes=(64, 128, 128, 128, 10), pipeline=Pipeline(stages=3, microbatches=8))
     >>> [list(mlp.layers_of(stage)) for stage in range(3)]
     [[0, 1], [2], [3]]
 
-    Layer ``i`` draws its weights from ``numpy.random.default_rng((seed, i))``, however the layers are dealt;
-    biases start at zero.  ``loss`` is ``"mean_squared_error"`` or ``"softmax_cross_entropy"``, whose targets are
-    classes or probabilities and for which the outputs are logits.  The parameters live in ``device.state`` from
-    the first step on, under this description: an equal `MLP` goes on with them, a different one has its own.
+    Layer ``i`` draws its weights from ``numpy.random.default_rng((seed, i))``, whatever its stage; biases start at
+    zero.  ``loss`` is ``"mean_squared_error"`` or ``"softmax_cross_entropy"``; for the latter the outputs are logits
+    and the targets are classes or probabilities.  From the first step on, the parameters are kept in
+    ``device.state`` under this description: an equal `MLP` continues with them, a different one has its own.
     ``ValueError`` for sizes, names or a pipeline that do not fit.
     """
 
@@ -71,20 +72,20 @@ class MLP:
         object.__setattr__(self, "layer_sizes", tuple(map(int, sizes)))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
-    # ------------------------------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------------------------------ layers
 
     @property
     def layer_count(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.layer_sizes) - 1
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The mesh axes over which a stage is spread: none."""
+        """The mesh axes inside a stage: none."""
         return ()
 
     def layers_of(self, stage: int) -> range:
-        """The layers of a stage: as even as can be, the longer stages first."""
+        """The layers of a stage, split as evenly as possible; the first stages have more."""
         return dealt(self.layer_count, self.pipeline.stages, stage)
 
     def activations_of(self, layers: Iterable[int]) -> list[Activation]:
@@ -109,10 +110,10 @@ class MLP:
         return self.initial_layers(range(len(self.layer_sizes) - 1))
 
     def local_head(self, stage: int) -> Array:
-        """What stands between a stage and its own loss where a schedule's losses are local: fixed random weights.
+        """The fixed random weights between a stage and its own loss, for schedules with local losses.
 
-        Of variance 1 / outputs of the stage; never trained.  Mostafa et al., *Deep Supervised Learning Using Local
-        Errors*, 2018, arXiv:1711.06756.
+        Their shape is (outputs of the stage, outputs of the model), their variance 1 / outputs of the stage; they are
+        never trained.  Mostafa et al., *Deep Supervised Learning Using Local Errors*, 2018, arXiv:1711.06756.
         """
         width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
         drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal((width, classes))
@@ -130,51 +131,51 @@ class MLP:
         self, optimizer: Optimizer = _PLAIN_SGD, returns: str | Iterable[str] = ("loss", "parameters", "gradients"),
         recompute: Recompute = "none",
     ) -> TrainStep:
-        """One step of training, to be run as ``cluster.run(step, x, targets)``; its result is a `Training`.
+        """One step of training.  ``cluster.run(step, x, targets).result`` is a `Training`.
 
-        ``x`` has shape ``(rows, layer_sizes[0])``; ``targets`` ``(rows, layer_sizes[-1])``, or ``(rows,)``
-        classes.  The loss always comes back to the host; ``returns`` says what else does.
-        ``recompute="full"`` keeps of a forward the input of its stage alone and computes the rest again before the
-        backward, with the same bits; a list of layers does so for these.
+        ``x`` has shape ``(rows, layer_sizes[0])``; ``targets`` has ``(rows, layer_sizes[-1])``, or ``(rows,)`` for
+        classes.  The host always gets the loss; ``returns`` names what else it gets.  ``recompute="full"`` keeps only
+        the input of a stage and recomputes the rest before the backward, with the same bits; a list of layers does
+        so for these layers.
         """
         return TrainStep(self, optimizer, returns, recompute)
 
     def predict_step(self) -> PredictStep:
-        """The outputs of the last layer with the parameters that are in the devices: ``cluster.run(step, x)``."""
+        """A step that computes the outputs ``(rows, layer_sizes[-1])`` with the devices' parameters."""
         return PredictStep(self)
 
     def checkpoint_step(self) -> CheckpointStep:
-        """The training as it stands in the devices, as a `Checkpoint`: ``cluster.run(step).result.save(path)``."""
+        """A step that returns the devices' state as a `Checkpoint`: ``cluster.run(step).result.save(path)``."""
         return CheckpointStep(self)
 
     def restore_step(self) -> RestoreStep:
-        """Puts a `Checkpoint` into the devices: ``cluster.run(step, Checkpoint.load(path))``.
+        """A step that puts a `Checkpoint` into the devices: ``cluster.run(step, Checkpoint.load(path))``.
 
-        The next step goes on from it with the same bits, if its optimizer is the same; on a pipeline of any length.
-        ``ValueError`` for a checkpoint of other layer sizes or another dtype.
+        The next step continues from it, on a pipeline of any length, with the same bits if its optimizer is the same.
+        ``ValueError`` for a checkpoint with other layer sizes or another dtype.
         """
         return RestoreStep(self)
 
     def reset_step(self) -> ResetStep:
-        """Frees what the model has in the devices, so that the next step begins anew: ``cluster.run(step)``."""
+        """A step that frees the model's state in the devices, so that training starts again: ``cluster.run(step)``."""
         return ResetStep(self)
 
-    # ------------------------------------------------------------------------------ what the steps ask for
+    # ------------------------------------------------------------------------------ the Model protocol
 
     def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
-        """`initial_layers`: a stage is on one rank."""
+        """`initial_layers`, because a stage is on one rank."""
         return self.initial_layers(layers)
 
     def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
-        """Those of the one rank."""
+        """The layers of the one rank."""
         return shards[0]
 
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
-        """Those of the one rank."""
+        """The outputs of the one rank."""
         return shards[0]
 
     def check_mesh(self, mesh: Mesh, x: Array) -> None:
-        """There are no axes inside a stage."""
+        """Nothing to check: there are no axes inside a stage."""
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> DenseStage:
         """A stage for one step."""
@@ -194,20 +195,20 @@ class MLP:
         )
 
     def _finished(self, work: Microbatches, last: bool, microbatch: int, y: Array) -> Array | None:
-        """The gradient of an output by the loss of it, where there is one."""
+        """The gradient of an output with respect to its loss; None without training."""
         if not work.training:
             work.outputs[microbatch] = y
             return None
         assert work.targets is not None
         loss, grad = self.loss_function(y, work.targets[microbatch], work.divisor(microbatch))
         if last:
-            work.found(microbatch, loss)
+            work.add_loss(microbatch, loss)
         return grad
 
     # ------------------------------------------------------------------------------------ in one process
 
     def forward(self, parameters: Sequence[Layer], x: npt.ArrayLike) -> Array:
-        """The outputs of the last layer, computed here."""
+        """The outputs of the last layer, computed in this process."""
         return layers_forward(parameters, self.activations_of(range(len(parameters))), self.check_inputs(x))[0]
 
     def reference_step(
@@ -220,10 +221,10 @@ class MLP:
         microbatches: int = 1,
         replicas: int = 1,
     ) -> Training:
-        """The same step in this process, without a pipeline; ``previous`` is the step, or checkpoint, to go on from.
+        """The same step in this process, without a pipeline.  It continues from ``previous``.
 
-        ``microbatches`` and ``replicas`` only set the order of the sums; but where the pipeline's schedule stashes
-        weights there is an update for each of its own microbatches, as there.
+        ``microbatches`` and ``replicas`` only determine the order of sums.  If the pipeline's schedule stashes weights,
+        there is an update for each of the pipeline's microbatches, as on the cluster.
         """
         return reference_step(self, *self.check_batch(x, targets), optimizer, previous, microbatches, replicas)
 

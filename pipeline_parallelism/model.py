@@ -1,4 +1,4 @@
-"""What the steps of a pipeline need to know of the model that they train: a `Model` is dealt to stages by layers."""
+"""The `Model` protocol: what the steps of a pipeline need from the model that they train."""
 
 from __future__ import annotations
 
@@ -7,58 +7,59 @@ from typing import Protocol
 
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
 
 class Model(Protocol):
-    """A description: hashable, so that devices can keep its parameters under it."""
+    """A hashable description of a model whose layers are split over stages.  Devices keep its parameters under it."""
 
     @property
     def pipeline(self) -> Pipeline: ...
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """The mesh axes over which a stage is spread."""
+        """The mesh axes inside a stage."""
 
     @property
     def layer_count(self) -> int: ...
 
     def layers_of(self, stage: int) -> range:
-        """The layers of a stage, see `dealt`."""
+        """The layers of a stage; see `dealt`."""
 
     def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
-        """What a rank holds of the parameters of these layers before the first step."""
+        """The rank's shards of the parameters of these layers before the first step."""
 
     def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
-        """These layers whole, from what each place inside a stage holds of them, in the order of the ranks."""
+        """The whole layers, from the shards of the ranks inside a stage, in the order of the ranks."""
 
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
-        """The outputs of the last stage whole, from what each place inside it holds of them."""
+        """The whole outputs of the last stage, from the shards of the ranks inside it."""
 
     def check_inputs(self, x: npt.ArrayLike) -> Array:
         """``x`` as an array; ``ValueError``, ``TypeError`` if it does not fit the model."""
 
     def check_batch(self, x: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, Array]:
-        """Both as arrays; ``ValueError``, ``TypeError`` if they do not fit the model or each other."""
+        """``x`` and ``targets`` as arrays; ``ValueError``, ``TypeError`` if they do not fit the model or each other."""
 
     def check_mesh(self, mesh: Mesh, x: Array) -> None:
-        """``ValueError`` if the model cannot be spread over the axes inside a stage for these inputs."""
+        """``ValueError`` if the model cannot be split over the axes inside a stage for these inputs."""
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TrainedStage:
-        """A stage on a device, for one step."""
+        """A stage on a device for one step."""
 
 
 def dealt(layers: int, stages: int, stage: int) -> range:
-    """The layers of a stage: as even as can be, the longer stages first."""
+    """The layers of a stage, split as evenly as possible; the first stages have more."""
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (stage < more))
 
 
 def inner_mesh(mesh: Mesh, inside: Sequence[str]) -> Mesh:
-    """The mesh of the axes inside a stage alone, in their order there; of one device where there are none."""
+    """The mesh with only the axes inside a stage, in the order of ``mesh``; one device if there are none."""
     return Mesh(**({axis: mesh.shape[axis] for axis in mesh.axes if axis in inside} or {"inside": 1}))

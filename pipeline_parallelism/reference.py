@@ -1,4 +1,4 @@
-"""The same step of training in one process, without a pipeline: what the steps on a cluster are held against."""
+"""The reference: a step of training in one process, without a pipeline, to test the cluster's steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.pipelining import weight_versions
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.gradients import update_layers
 from pipeline_parallelism.microbatches import split_rows
 from pipeline_parallelism.stage import layers_backward, layers_forward
-from pipeline_parallelism.trained_stage import Array, Layer, add_layers
+from pipeline_parallelism.trained_stage import Layer, add_layers
 from pipeline_parallelism.training import Training
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Previous = Training | Checkpoint | None
 def reference_step(
     mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Previous, microbatches: int, replicas: int
 ) -> Training:
-    """See `MLP.reference_step`; the data are checked."""
+    """See `MLP.reference_step`.  The data are checked already."""
     parameters = mlp.initial_parameters() if previous is None else previous.parameters
     if parameters is None:
         raise ValueError("previous must have the parameters to go on from; that step did not return them")
@@ -48,7 +49,7 @@ def _stashed(
     mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, parameters: list[Layer], state: object, step: int,
     replicas: int,
 ) -> Training:
-    """An update after every microbatch, of which each stage has the version that the schedule gives it."""
+    """A step with an update after every microbatch; each stage uses the version that the schedule gives it."""
     pipeline = mlp.pipeline
     versions = weight_versions(pipeline.schedule)
     if any(version > k for (_, k), version in versions.items()):
@@ -80,7 +81,7 @@ def _backpropagated(
 
 
 def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, list[Layer]]:
-    """Every stage's gradients from a loss of its own; the loss is the last stage's."""
+    """The gradients of every stage from its own loss.  The returned loss is the last stage's."""
     gradients: list[Layer] = []
     loss = 0.0
     for stage in range(mlp.pipeline.stages):
@@ -102,6 +103,6 @@ def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, A
 
 
 def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:
-    """Losses and gradients added up, in this order."""
+    """The sums of losses and gradients, in this order."""
     losses, gradients = zip(*parts, strict=True)
     return sum(losses), reduce(add_layers, gradients)

@@ -1,4 +1,4 @@
-"""What a model has in the devices from step to step, and what every step of it needs: places, parameters, a run."""
+"""The state of a model that devices keep between steps, and the base class of the steps."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import PipelinedOperation
 from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.model import Model
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
 
 class MixedStepsError(RuntimeError):
-    """The stages of a model are at different steps, so that together they are no model any more.
+    """The stages of a model are at different steps, so that together they are not a model.
 
-    So it is after a step that failed when some of the devices had done their update, and when a device was replaced:
-    its stage begins anew.  ``steps`` has the count of each rank.
+    This happens when a step fails after some devices have done their update, and when a device is replaced, because
+    its stage starts again.  ``steps`` has the number of steps of each rank.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
         ranks: dict[int, list[str]] = {}
         for rank, step in enumerate(steps):
             ranks.setdefault(step, []).append(str(rank))
-        told = "; ".join(f"after {step} on rank {', '.join(ranks[step])}" for step in sorted(ranks))
+        counts = "; ".join(f"after {step} on rank {', '.join(ranks[step])}" for step in sorted(ranks))
         super().__init__(
-            f"the devices hold the model at different steps: {told}. A step was broken off, or a device replaced; "
+            f"the devices hold the model at different steps: {counts}. A step was broken off, or a device replaced; "
             f"go on from a checkpoint (run restore_step()) or begin anew (run reset_step())"
         )
         self.steps = tuple(steps)
@@ -41,18 +42,18 @@ class MixedStepsError(RuntimeError):
 
 @dataclass
 class Resident:
-    """What stays in a device from step to step, by stage."""
+    """The state that a device keeps between steps, by stage."""
 
     layers: dict[int, list[Layer]]
     step: int = 0
     optimizer: Optimizer | None = None
     optimizer_states: dict[int, Any] = field(default_factory=dict)
     delayed: dict[int, list[Layer]] = field(default_factory=dict)
-    """The layers before the last update, where a schedule's weights are double-buffered."""
+    """The layers before the last update, if the schedule's weights are double-buffered."""
 
 
-class Step(PipelinedOperation):
-    """What the steps have in common: where stages lie, and the parameters in the devices."""
+class ModelStep(PipelinedOperation):
+    """The base class of all steps: it finds the stages and the state of the model on a device."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model.pipeline, model.inside)
@@ -76,15 +77,15 @@ class Step(PipelinedOperation):
         return split_rows(x, self.pipeline.microbatches)
 
     def _rows(self, rows: int) -> list[int]:
-        """How many each microbatch has of so many rows."""
+        """The number of rows of each microbatch, for a replica with ``rows`` rows."""
         return [len(part) for part in self._split(np.arange(rows))]
 
     def _by_inner_place(self, mesh: Mesh, outputs: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
-        """The outputs by position in the pipeline and replica, each a list in the order of the ranks."""
-        found: dict[tuple[int, int], list[Any]] = {}
+        """The outputs by (position in the pipeline, replica), each a list in the order of the ranks."""
+        by_place: dict[tuple[int, int], list[Any]] = {}
         for place, output in zip(self.places(mesh), outputs, strict=True):
-            found.setdefault(place, []).append(output)
-        return found
+            by_place.setdefault(place, []).append(output)
+        return by_place
 
 
 def common_step(steps: Sequence[int]) -> int:

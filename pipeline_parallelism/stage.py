@@ -1,21 +1,22 @@
-"""One stage of a perceptron: its layers, what it keeps for each microbatch, and the gradients it has summed."""
+"""One stage of a perceptron: its layers, the values it keeps for each microbatch, and its gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from parallelism.arrays import Array
 from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
 Saved = tuple[Array | None, Array | None]
-"""What the backward of a layer needs: its input, and its sum before the activation; None where it was dropped."""
+"""The input of a layer, and its sum before the activation, which the backward needs; None if it was dropped."""
 Finish = Callable[[int, Array], Array | None]
-"""What the last stage does with a microbatch and its output: it gives the gradient of the output, or None."""
+"""``finish(microbatch, output)`` of the last stage returns the gradient of the output, or None."""
 
 
 def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x: Array) -> tuple[Array, list[Layer]]:
-    """The output, and for each layer what its backward needs: its input, and its sum before the activation."""
+    """The output, and for each layer its input and its sum before the activation, which the backward needs."""
     saved: list[Layer] = []
     for (weights, bias), activation in zip(layers, activations, strict=True):
         z = dense(x, weights, bias)
@@ -27,7 +28,7 @@ def layers_forward(layers: Sequence[Layer], activations: Sequence[Activation], x
 def layers_backward_input(
     layers: Sequence[Layer], activations: Sequence[Activation], sums: Sequence[Array], grad: Array, *, first: bool
 ) -> tuple[Array | None, list[Array]]:
-    """The gradient of the input (None if the layers come ``first``: nobody wants it), and of each layer's sum."""
+    """The gradients of the input and of each layer's sum.  That of the input is None if the layers come ``first``."""
     gradients: list[Array] = []
     for i in reversed(range(len(layers))):
         grad = activations[i].backward(sums[i], grad)
@@ -40,7 +41,7 @@ def layers_backward_input(
 def layers_backward(
     layers: Sequence[Layer], activations: Sequence[Activation], saved: Sequence[Layer], grad: Array, *, first: bool
 ) -> tuple[Array | None, list[Layer]]:
-    """The gradient of the input (None if the layers come ``first``), and those of the layers."""
+    """The gradients of the input and of the layers.  That of the input is None if the layers come ``first``."""
     inputs, sums = zip(*saved, strict=True)
     grad_input, gradients = layers_backward_input(layers, activations, sums, grad, first=first)
     return grad_input, [dense_backward_weights(x, g) for x, g in zip(inputs, gradients, strict=True)]
@@ -48,25 +49,25 @@ def layers_backward(
 
 @dataclass
 class _Kept:
-    """What a microbatch has on a stage between its forward and its last backward."""
+    """The values that a stage keeps for a microbatch between its forward and its last backward."""
 
     layers: list[Layer]
-    """The weights of its forward, which its backward uses too."""
+    """The weights of the forward, which the backward uses, too."""
     saved: list[Saved]
     output_gradient: Array | None = None
     gradients: list[Array] = field(default_factory=list)
-    """Of each layer's sum, from the backward for the input to that for the weights."""
+    """The gradients of each layer's sum, kept between the backward for the input and that for the weights."""
 
 
 class DenseStage(TrainedStage):
     """The layers of one stage on one device, during one step; each has weights ``(inputs, outputs)`` and a bias.
 
-    ``rows`` has the rows of each microbatch.  The first stage has its data in ``inputs``, by microbatch; the
-    last one calls ``finish(microbatch, output)``, which gives the gradient of the output to start back from.
-    ``head``, fixed weights ``(outputs, classes)``, stands between the output and ``finish`` of a stage that learns from
-    a loss of its own.  If the stage learns ``alone``, nobody wants the gradient of its input.  Without ``training``
-    nothing is kept for a backward.  What the layers in ``recompute`` (numbered within the stage) make is dropped after
-    the forward, and computed again before the backward.
+    ``rows`` has the number of rows of each microbatch.  The first stage has its data in ``inputs``, by microbatch.  The
+    last one calls ``finish(microbatch, output)``, which returns the gradient of the output.  ``head``, fixed weights
+    ``(outputs, classes)``, stands between the output and ``finish`` of a stage with its own loss.  A stage that learns
+    ``alone`` does not compute the gradient of its input.  Without ``training`` nothing is kept for a backward.  The
+    activations of the layers in ``recompute`` (numbered within the stage) are dropped after the forward and recomputed
+    before the backward.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class DenseStage(TrainedStage):
 
     @property
     def dropped(self) -> Collection[int]:
-        """The layers that are computed again, numbered within the stage."""
+        """The layers that are recomputed, numbered within the stage."""
         return self._dropped
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
-        """The stage's output for its input, of the first stage for its data."""
+        """The stage's output, from its input ``x``; the first stage reads its data."""
         if x is None:
             x = self._data[microbatch]
         y, saved = layers_forward(self.layers, self.activations, x)
@@ -110,7 +111,7 @@ class DenseStage(TrainedStage):
         return y
 
     def recompute(self, microbatch: int) -> None:
-        """Computes again what was dropped, with the weights of the forward."""
+        """Recompute the dropped activations with the weights of the forward."""
         kept = self._kept[microbatch]
         for i in sorted(self._dropped):
             x, _ = kept.saved[i]
@@ -132,7 +133,7 @@ class DenseStage(TrainedStage):
         return None if grad is None else grad @ self.head.T
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The gradient of the input; what `backward_weights` needs is kept."""
+        """The gradient of the input.  The values that `backward_weights` needs are kept."""
         kept = self._kept[microbatch]
         grad = _there(kept.output_gradient) if grad is None else grad
         sums = [_there(z) for _, z in kept.saved]
@@ -141,7 +142,7 @@ class DenseStage(TrainedStage):
         return grad
 
     def backward_weights(self, microbatch: int) -> None:
-        """The gradients of the layers, added to ``gradients``; nothing is kept of the microbatch."""
+        """Add the gradients of the layers to ``gradients``, and free the values kept for the microbatch."""
         kept = self._kept.pop(microbatch)
         gradients: list[Layer] = [
             dense_backward_weights(_there(x), grad) for (x, _), grad in zip(kept.saved, kept.gradients, strict=True)
@@ -149,9 +150,9 @@ class DenseStage(TrainedStage):
         self.add(microbatch, gradients)
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
-        """Flops of the products of an action of this kind (``R``: of recomputing), and bytes that they read and write.
+        """The flops of the products of an action of this kind (``R``: recomputation), and their bytes read and written.
 
-        Each product of three extents reads two of the three arrays and writes the third.
+        Each product reads two of its three arrays and writes the third.
         """
         rows = self.rows[microbatch]
         flops = elements = 0
@@ -167,7 +168,7 @@ class DenseStage(TrainedStage):
         return flops, elements * self.layers[0][0].itemsize
 
     def held(self, microbatch: int) -> int:
-        """Bytes kept for the backward of this microbatch, the stage's input among them."""
+        """The bytes that are kept for the backward of this microbatch, including the stage's input."""
         if (kept := self._kept.get(microbatch)) is None:
             return 0
         arrays = [*(array for pair in kept.saved for array in pair), kept.output_gradient, *kept.gradients]

@@ -1,7 +1,7 @@
-"""What else is done with a pipelined model in the devices: it predicts, is fetched, put back and freed.
+"""The other steps of a pipelined model: predict, checkpoint, restore and reset.
 
-A step that is broken off, or a device that is replaced, can leave the stages at different steps of the training: each
-counts its own, and the host compares what they tell before it believes a result.
+A step that fails, or a device that is replaced, can leave the stages at different steps of the training.  Each device
+counts its steps, and the host compares the counts before it uses a result.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from pipeline_parallelism.checkpoint import Checkpoint, join_states, split_state
 from pipeline_parallelism.microbatches import Microbatches, split_rows
-from pipeline_parallelism.resident import Resident, Step, common_step
-from pipeline_parallelism.trained_stage import Array
+from pipeline_parallelism.resident import ModelStep, Resident, common_step
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
 
 
-class PredictStep(Step):
-    """The forwards of the schedule alone; see `MLP.predict_step` and `Transformer.predict_step`.
+class PredictStep(ModelStep):
+    """Run only the forwards of the schedule; see `MLP.predict_step` and `Transformer.predict_step`.
 
-    The result is the last layer's outputs.
+    The result is the array of the last layer's outputs.
 
     **Communication**: ``stages - 1`` messages for each microbatch, as in `TrainStep`.
     """
 
     def inputs(self, mesh: Mesh, *args: npt.ArrayLike) -> list[tuple[Any, ...]]:
-        """The replica's inputs to the first stage, their number to all."""
+        """For each rank: the inputs of its replica, if it has the first stage, and their number of rows."""
         places = self.places(mesh)
         if len(args) != 1:
             raise TypeError(f"a prediction takes x alone, got {len(args)} arguments")
@@ -49,8 +49,8 @@ class PredictStep(Step):
         resident = self._resident(device, position)
         work = Microbatches(self._rows(rows), None if x is None else self._split(x), training=False)
         self.run_stages(device, self._stages(device, resident.layers, work), forward_only=True)
-        found = [work.outputs[k] for k in sorted(work.outputs)]
-        return resident.step, np.concatenate(found) if found else None
+        parts = [work.outputs[k] for k in sorted(work.outputs)]
+        return resident.step, np.concatenate(parts) if parts else None
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The outputs of the whole batch, joined over the replicas; `MixedStepsError` as in `TrainStep`."""
@@ -60,8 +60,8 @@ class PredictStep(Step):
         return np.concatenate([by_replica[d] for d in sorted(by_replica)])
 
 
-class CheckpointStep(Step):
-    """Gets the training as it stands in the devices; see `MLP.checkpoint_step`.  No communication between devices."""
+class CheckpointStep(ModelStep):
+    """Return the devices' state of the training; see `MLP.checkpoint_step`.  No communication between devices."""
 
     def __call__(self, device: Device, *inputs: Any) -> dict[str, Any]:
         position, replica = self.places(device.mesh)[device.rank]
@@ -76,25 +76,25 @@ class CheckpointStep(Step):
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Checkpoint:
         """The `Checkpoint` of the whole model; `MixedStepsError` as in `TrainStep`."""
         step = common_step([output["step"] for output in outputs])
-        told = [output for output in outputs if "layers" in output]
-        layers = {stage: part for output in told for stage, part in output["layers"].items()}
-        states = {stage: part for output in told for stage, part in output["states"].items()}
+        holders = [output for output in outputs if "layers" in output]
+        layers = {stage: part for output in holders for stage, part in output["layers"].items()}
+        states = {stage: part for output in holders for stage, part in output["states"].items()}
         stages = range(self.pipeline.stages)
         return Checkpoint(
-            step, [layer for stage in stages for layer in layers[stage]], told[0]["optimizer"],
+            step, [layer for stage in stages for layer in layers[stage]], holders[0]["optimizer"],
             join_states([states.get(stage) for stage in stages]),
         )
 
 
-class RestoreStep(Step):
-    """Puts a `Checkpoint` into the devices, in the place of what they have; see `MLP.restore_step`."""
+class RestoreStep(ModelStep):
+    """Replace the devices' state by a `Checkpoint`; see `MLP.restore_step`."""
 
     def __init__(self, mlp: MLP) -> None:
         super().__init__(mlp)
         self.mlp = mlp
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """To each rank the layers and the optimizer's state of its stages.  ``ValueError`` if the model is another."""
+        """For each rank: the layers and the optimizer's state of its stages.  ``ValueError`` for another model."""
         places = self.places(mesh)
         if len(args) != 1 or not isinstance(args[0], Checkpoint):
             got = ", ".join(type(arg).__name__ for arg in args)
@@ -116,15 +116,15 @@ class RestoreStep(Step):
         return [(checkpoint.step, checkpoint.optimizer, by_position[position]) for position, _ in places]
 
     def __call__(self, device: Device, *inputs: Any) -> None:
-        step, optimizer, parts = copy.deepcopy(inputs)  # they lie in memory of the host's
+        step, optimizer, parts = copy.deepcopy(inputs)  # They share the host's memory.
         device.state[self._key] = Resident(
             {stage: layers for stage, (layers, _) in parts.items()}, step, optimizer,
             {stage: state for stage, (_, state) in parts.items()},
         )
 
 
-class ResetStep(Step):
-    """Frees the parameters and the optimizer's state in the devices; see `MLP.reset_step`."""
+class ResetStep(ModelStep):
+    """Free the parameters and the optimizer's state in the devices; see `MLP.reset_step`."""
 
     def __call__(self, device: Device, *inputs: Any) -> None:
         device.state.pop(self._key, None)

@@ -1,26 +1,26 @@
-"""What a stage that learns has beside its arithmetic: layers, the sums of their gradients, versions of its weights."""
+"""The base class of trained stages: layers, sums of their gradients, and versions of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.pipelining import Stage
 
-Array = npt.NDArray[Any]
 Layer = tuple[Array, ...]
-"""Parameters, or their gradients: of a dense layer weights ``(inputs, outputs)`` and bias ``(outputs,)``."""
+"""The parameters of a layer, or their gradients; a dense layer has weights ``(inputs, outputs)`` and bias
+``(outputs,)``."""
 
 
 class TrainedStage(Stage):
-    """A stage during one step of training; subclasses have its arithmetic, and `add` what a backward gives."""
+    """A stage during one step of training.  Subclasses compute, and call `add` with the gradients of a backward."""
 
     def __init__(self, layers: list[Layer], *, accumulate: bool = True) -> None:
         self.layers, self.accumulate = layers, accumulate
         self.gradients: list[Layer] = []
-        """The sums over the microbatches whose backward is done, or, not to ``accumulate``, those of the last one."""
+        """The sums over the microbatches whose backward is done; without ``accumulate``, those of the last one."""
         self._early: dict[int, list[Layer]] = {}
         self._summed = 0
 
@@ -29,27 +29,27 @@ class TrainedStage(Stage):
         return next((array.dtype for layer in self.layers for array in layer), None)
 
     def add(self, microbatch: int, gradients: list[Layer]) -> None:
-        """The gradients of a microbatch, added to ``gradients``."""
+        """Add the gradients of a microbatch to ``gradients``."""
         if not self.accumulate:
             self.gradients = gradients
             return
-        # In the order of the microbatches, whatever the schedule's: every schedule gives the same bits.
+        # Sum in the order of the microbatches, so that every schedule gives the same bits.
         self._early[microbatch] = gradients
         while (ready := self._early.pop(self._summed, None)) is not None:
             self.gradients = add_layers(self.gradients, ready) if self._summed else ready
             self._summed += 1
 
     def versions(self) -> Iterable[list[Layer]]:
-        """The weights that microbatches under way have had their forward with."""
+        """The weights that the forwards of the microbatches in flight used."""
         return ()
 
     @property
     def stashed(self) -> int:
-        """Bytes of the weights that are kept for microbatches under way beside the stage's own."""
+        """The bytes of weights that are kept for microbatches in flight, without the stage's current weights."""
         versions = {id(layers): layers for layers in self.versions() if layers is not self.layers}
         return sum(array.nbytes for layers in versions.values() for layer in layers for array in layer)
 
 
 def add_layers(a: Sequence[Layer], b: Sequence[Layer]) -> list[Layer]:
-    """The sums, layer by layer."""
+    """The sum of two lists of layers, array by array."""
     return [tuple(x + y for x, y in zip(one, other, strict=True)) for one, other in zip(a, b, strict=True)]

@@ -1,4 +1,4 @@
-"""A step of training of a pipelined model: the schedule's actions, the sums over the replicas, the update."""
+"""The training step of a pipelined model: it runs the schedule, sums gradients over the replicas, and updates."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from parallelism.pipelining import pipeline_axes
 from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
 from pipeline_parallelism.microbatches import Microbatches, split_rows
 from pipeline_parallelism.model import Model
-from pipeline_parallelism.resident import Resident, Step, common_step
+from pipeline_parallelism.resident import ModelStep, Resident, common_step
 from pipeline_parallelism.trained_stage import Layer
 
 _RETURNS = ("loss", "parameters", "gradients")
 
 Recompute = str | Iterable[int]
-"""``"none"``, ``"full"``, or the numbers of the layers whose activations are dropped and computed again."""
+"""``"none"``, ``"full"``, or the numbers of the layers whose activations are dropped and recomputed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What a step of training gives: the loss before it, the parameters after it, and the gradients between.
+    """The result of a training step: the loss before the update, the gradients, and the parameters after it.
 
-    ``parameters`` and ``gradients`` have the arrays of each layer, ``(weights, bias)`` of a dense one; they are None if
-    the step was told not to return them.  ``optimizer_state`` is there after a step in one process: devices keep
-    theirs.  ``step`` says how many steps there were, this one included.
+    ``parameters`` and ``gradients`` have the arrays of each layer, ``(weights, bias)`` for a dense one; they are None
+    if the step does not return them.  ``optimizer_state`` exists only after a step in one process, because devices keep
+    theirs.  ``step`` is the number of steps so far, including this one.
     """
 
     loss: float
@@ -39,22 +39,22 @@ class Training:
     optimizer_state: Any = None
     step: int = 0
     delayed: list[Layer] | None = None
-    """After a step in one process whose schedule double-buffers: the parameters before it, to work with in the next."""
+    """The parameters before a step in one process whose schedule double-buffers; the next step uses them."""
 
 
-class TrainStep(Step):
-    """One step of training: the schedule's actions, the sum over the replicas, one update; see `MLP.train_step` and
-    `Transformer.train_step`.
+class TrainStep(ModelStep):
+    """One step of training; see `MLP.train_step` and `Transformer.train_step`.
 
-    Where the schedule's weights are stashed there is an update after every microbatch, each with the mean of its own
-    rows; ``gradients`` of the result are then the sum of those.  Where they are double-buffered, the step works with
-    the weights before the last update (in the first step, and after a restore, with those that are there).  Where its
-    losses are local, the loss is the last stage's, and there is a message for each forward only.
+    It runs the schedule, sums the gradients over the replicas and updates the weights once.  If the schedule stashes
+    weights, there is an update after every microbatch with the mean over its rows; ``gradients`` of the result is the
+    sum of these means.  If weights are double-buffered, the step uses the weights before the last update (the current
+    ones in the first step and after a restore).  If losses are local, the loss is the last stage's, and only forwards
+    send messages.
 
-    **Communication**: ``2 * (stages - 1)`` messages for each microbatch, if stages that follow each other lie on
-    different ranks, each of its rows x the layer size at the cut (of a Transformer: see there); over ``dp`` one
-    all_reduce of the gradients for each stage (of stashed weights, and microbatch), and one of the loss on the last
-    stage's rank.
+    **Communication**: ``2 * (stages - 1)`` messages for each microbatch, if neighbouring stages are on different ranks.
+    A message has the microbatch's rows x the layer size at the cut (see `Transformer` for its size there).  Over
+    ``dp``: one all_reduce of the gradients of each stage (with stashed weights, for each microbatch), and one of the
+    loss on the last stage's rank.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TrainStep(Step):
         self.recompute = _recomputed(recompute, model.layer_count)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The replica's inputs to the first stage, its targets to those with a loss, numbers of rows to all."""
+        """For each rank: its replica's inputs if it has the first stage, targets if it has a loss, numbers of rows."""
         places = self.places(mesh)
         if len(args) != 2:
             raise TypeError(f"a step of training takes x and targets, got {len(args)} arguments")
@@ -93,7 +93,7 @@ class TrainStep(Step):
         _, replicas_axis = pipeline_axes(self.pipeline, device.mesh, self.inside)
         position, replica = self.places(device.mesh)[device.rank]
         resident, weights = self._resident(device, position), self.pipeline.schedule.weights
-        # Another rule cannot go on with the state of this one.
+        # Another kind of optimizer cannot use this state.
         states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
         replicas = 1 if replicas_axis is None else device.mesh.shape[replicas_axis]
         work = Microbatches(
@@ -117,7 +117,7 @@ class TrainStep(Step):
             flushed = Flushed(device, replicas_axis, stages, self.pipeline.microbatches)
             self.run_stages(device, stages, flushed.done)
             gradients = flushed.gradients()
-            # reads parameters and gradients, writes parameters
+            # An update reads parameters and gradients and writes parameters.
             with device.compute("update", nbytes=3 * nbytes, dtype=stages[min(stages)].dtype):
                 updates = {
                     stage: update_layers(self.optimizer, of_stage, gradients[stage], states.get(stage))
@@ -125,7 +125,7 @@ class TrainStep(Step):
                 }
             updated = {stage: of_stage for stage, (of_stage, _) in updates.items()}
             states = {stage: state for stage, (_, state) in updates.items()}
-        grown = count_bytes(states) - held["optimizer"]     # in the first step, when the state comes to be
+        grown = count_bytes(states) - held["optimizer"]     # The first step creates the state.
         device.hold("optimizer", grown)
         held["optimizer"] += grown
         loss = work.loss
@@ -135,7 +135,7 @@ class TrainStep(Step):
         for category, size in held.items():
             device.hold(category, -size)
         if replica:
-            return {"step": resident.step}  # the others have the same bits
+            return {"step": resident.step}  # Replica 0 returns the same bits.
         return {
             "step": resident.step,
             "loss": loss,
@@ -144,40 +144,40 @@ class TrainStep(Step):
         }
 
     def _divisors(self, rows: int, replicas: int) -> list[int]:
-        """By microbatch, the rows that its loss is the mean of: all, or its own where each has an update."""
+        """For each microbatch, the rows over which its loss is a mean: all, or its own if it has its own update."""
         if self.pipeline.schedule.weights != "stashed":
             return [rows] * self.pipeline.microbatches
         parts = [self._split(part) for part in split_rows(np.arange(rows), replicas)]
         return [sum(map(len, of_microbatch)) for of_microbatch in zip(*parts, strict=True)]
 
     def _keep(self, resident: Resident, layers: dict[int, list[Layer]], states: dict[int, Any]) -> None:
-        """What the next step goes on with."""
+        """Keep the state for the next step."""
         resident.delayed = resident.layers if self.pipeline.schedule.weights == "double_buffered" else {}
         resident.layers, resident.optimizer_states = layers, states
         resident.optimizer, resident.step = self.optimizer, resident.step + 1
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Training:
-        """Loss, parameters and gradients of the whole model, in the order of its layers.
+        """The loss, parameters and gradients of the whole model, in the order of its layers.
 
-        `MixedStepsError` if the stages were not at the same step.
+        `MixedStepsError` if the stages are not at the same step.
         """
         step = common_step([output["step"] for output in outputs])
-        told = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
-        loss = next(parts[0]["loss"] for parts in told if parts[0]["loss"] is not None)
+        by_position = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
+        loss = next(parts[0]["loss"] for parts in by_position if parts[0]["loss"] is not None)
         joined: dict[str, list[Layer] | None] = dict.fromkeys(("parameters", "gradients"))
         for name in joined:
             if name in self.returns:
                 by_stage = {
                     stage: self.model.join_layers(
                         mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
-                    for parts in told for stage in parts[0][name]
+                    for parts in by_position for stage in parts[0][name]
                 }
                 joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]]
         return Training(loss, joined["parameters"], joined["gradients"], step=step)
 
 
 def _recomputed(recompute: Recompute, layers: int) -> frozenset[int]:
-    """The layers whose activations are computed again."""
+    """The numbers of the layers whose activations are recomputed."""
     if isinstance(recompute, str):
         if recompute not in ("none", "full"):
             raise ValueError(f"recompute is 'none', 'full' or a list of layers; got {recompute!r}")

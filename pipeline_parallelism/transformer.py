@@ -1,4 +1,4 @@
-"""A small GPT as a pipeline of tensor-parallel stages: `Transformer` describes it, its steps run it on a cluster."""
+"""`Transformer` describes a small GPT as a pipeline of tensor-parallel stages; its steps run on a cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, Adam, Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -17,7 +18,7 @@ from parallelism.sharding import TensorSharding
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import dealt, inner_mesh
 from pipeline_parallelism.steps import PredictStep, ResetStep
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 from pipeline_parallelism.training import TrainStep
 from pipeline_parallelism.transformer_layers import Axes, BlockLayer, EmbeddingLayer, HeadLayer
 from pipeline_parallelism.transformer_stage import AnyLayer, TransformerStage
@@ -28,24 +29,24 @@ _ADAM = Adam()
 
 @dataclass(frozen=True)
 class Transformer:
-    """A language model: an embedding, ``blocks`` causal blocks and a head, dealt to the stages as so many layers.
+    """A language model: an embedding, ``blocks`` causal blocks and a head, split over the stages layer by layer.
 
     >>> gpt = Transformer(vocabulary=256, width=64, heads=4, blocks=4, pipeline=Pipeline(stages=2, microbatches=4))
     >>> [list(gpt.layers_of(stage)) for stage in range(2)]
     [[0, 1, 2], [3, 4, 5]]
 
-    Layer 0 is the `Embedding`, layers 1 to ``blocks`` are each a `TransformerBlock` with rotary positions, the last is
-    a `LayerNorm` and the `VocabularyLoss`, whose table is its own.  Stages lie on the pipeline's axis, replicas on
-    ``dp``; a mesh axis ``tp`` splits vocabulary, heads and hidden dim inside a stage, and by ``policy="sequence"`` also
+    Layer 0 is the `Embedding`; layers 1 to ``blocks`` are each a `TransformerBlock` with rotary positions; the last is
+    a `LayerNorm` and the `VocabularyLoss` with its own table.  The pipeline's axis has the stages, ``dp`` the replicas.
+    A mesh axis ``tp`` splits vocabulary, heads and hidden dim inside a stage; with ``policy="sequence"`` it also splits
     the rows between them: see `TransformerBlockPolicy`.  So ``Mesh(dp=2, pp=2, tp=2)`` trains a pipeline of 2 stages,
-    and `VirtualCluster(1)` the same model with ``Pipeline(1, 1)`` in one process.
+    and `VirtualCluster(1)` trains the same model with ``Pipeline(1, 1)`` on one device.
 
-    Layer ``i`` draws its parameters from ``numpy.random.default_rng((seed, i))``, whatever the mesh.  They live in
-    ``device.state`` from the first step on, each rank's shards of them, under this description.
+    Layer ``i`` draws its parameters from ``numpy.random.default_rng((seed, i))``, whatever the mesh.  From the first
+    step on, each rank keeps its shards in ``device.state`` under this description.
 
-    By default there are as many ``kv_heads`` as heads, all heads together are as wide as x, and ``hidden`` is four
-    times that.  ``ValueError`` for numbers, names or a pipeline that do not fit; and, on the host, before anything is
-    sent, for a mesh over which they cannot be shared, and for tokens outside the vocabulary.
+    The defaults are: as many ``kv_heads`` as heads; heads that are together as wide as x; ``hidden`` four times that.
+    ``ValueError`` for numbers, names or a pipeline that do not fit.  The host raises it before anything is sent for a
+    mesh that cannot split the model, and for tokens outside the vocabulary.
     """
 
     vocabulary: int
@@ -87,11 +88,11 @@ class Transformer:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         self._check_shapes(Mesh(inside=1), (1, 1))
 
-    # ------------------------------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------------------------------ layers
 
     @property
     def layer_count(self) -> int:
-        """How many layers there are: embedding, blocks and head."""
+        """The number of layers: embedding, blocks and head."""
         return self.blocks + 2
 
     @property
@@ -104,23 +105,23 @@ class Transformer:
         return dealt(self.layer_count, self.pipeline.stages, stage)
 
     def parameter_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        """The parameters of a layer, by name, in the order in which they are returned."""
+        """The shapes of the parameters of a layer, by name, in the order in which they are returned."""
         return dict(self._part(layer, ()).shapes)
 
     def layouts(self, layer: int, mesh: Mesh) -> dict[str, TensorSharding]:
-        """How the parameters of a layer lie inside a stage."""
+        """The layouts of the parameters of a layer inside a stage, by name."""
         return dict(self._part(layer, self._axes(mesh)).layouts)
 
     def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
-        """The parameters of these layers before the first step, whole."""
-        found: list[Layer] = []
+        """The whole parameters of these layers before the first step."""
+        initial: list[Layer] = []
         for number in layers:
             drawn = self._part(number, ()).drawn(np.random.default_rng((self.seed, number)))
-            found.append(tuple(array.astype(self.dtype) for array in drawn.values()))
-        return found
+            initial.append(tuple(array.astype(self.dtype) for array in drawn.values()))
+        return initial
 
     def initial_parameters(self) -> list[Layer]:
-        """Those of every layer before the first step."""
+        """The whole parameters of every layer before the first step."""
         return self.initial_layers(range(self.layer_count))
 
     # ------------------------------------------------------------------------------------- on a cluster
@@ -128,28 +129,28 @@ class Transformer:
     def train_step(
         self, optimizer: Optimizer = _ADAM, returns: str | Iterable[str] = ("loss", "parameters", "gradients")
     ) -> TrainStep:
-        """One step of training, ``cluster.run(step, tokens, targets)``; its result is a `Training`.
+        """One step of training.  ``cluster.run(step, tokens, targets).result`` is a `Training`.
 
-        ``tokens`` and ``targets`` are integers (rows, sequence): text, and the same text one token on.  The loss is the
-        mean over all of them.  **Communication**: at each cut, forward and backward, a message for each microbatch of
-        its rows x sequence x width on every rank of ``tp`` (of that, its share of the sequence, by
-        ``policy="sequence"``); over ``tp`` what the `TransformerBlock`, the `Embedding` and the `VocabularyLoss` say;
-        over ``dp`` an all_reduce of the gradients of each stage, and one of the loss.
+        ``tokens`` and ``targets`` are integers of shape ``(rows, sequence)``: a text, and the same text shifted by one
+        token.  The loss is the mean over all targets.  **Communication**: at each cut, forward and backward, one
+        message for each microbatch and rank of ``tp``, of rows x sequence x width elements (with ``policy="sequence"``,
+        the rank's share of the sequence).  Over ``tp``: see `TransformerBlock`, `Embedding` and `VocabularyLoss`.
+        Over ``dp``: an all_reduce of the gradients of each stage, and one of the loss.
         """
         return TrainStep(self, optimizer, returns)
 
     def predict_step(self) -> PredictStep:
-        """The logits (rows, sequence, vocabulary) of what comes after each token: ``cluster.run(step, tokens)``."""
+        """A step that computes the logits ``(rows, sequence, vocabulary)`` of the next tokens."""
         return PredictStep(self)
 
     def reset_step(self) -> ResetStep:
-        """Frees what the model has in the devices, so that the next step begins anew: ``cluster.run(step)``."""
+        """A step that frees the model's state in the devices: ``cluster.run(step)``.  Training then starts again."""
         return ResetStep(self)
 
-    # ------------------------------------------------------------------------------ what the steps ask for
+    # ------------------------------------------------------------------------------ the Model protocol
 
     def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
-        """What a rank holds of `initial_layers`; they are drawn whole and cut, so that every mesh has the same."""
+        """The rank's shards of `initial_layers`.  Layers are drawn whole and then split, so every mesh has the same."""
         return [
             tuple(
                 array[layout.slices(array.shape, mesh, rank)].copy()
@@ -160,7 +161,7 @@ class Transformer:
         ]
 
     def join_layers(self, mesh: Mesh, layers: Sequence[int], shards: Sequence[list[Layer]]) -> list[Layer]:
-        """These layers whole, from the shards of the ranks of a stage."""
+        """The whole layers, from the shards of the ranks of a stage."""
         inner = inner_mesh(mesh, self.inside)
         return [
             tuple(
@@ -171,24 +172,25 @@ class Transformer:
         ]
 
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
-        """The logits whole."""
+        """The whole logits, from the shards of the ranks of the last stage."""
         inner = inner_mesh(mesh, self.inside)
         return TensorSharding(None, None, self._axes(inner)).unshard(list(shards), inner)
 
     def check_mesh(self, mesh: Mesh, x: Array) -> None:
-        """``ValueError`` if the heads cannot be shared by the ranks of ``tp``."""
+        """``ValueError`` if the heads cannot be split over the ranks of ``tp``."""
         self._check_shapes(mesh, x.shape)
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TransformerStage:
-        """A stage for one step; its operations, and what they have planned, stay in the device."""
-        made: dict[int, AnyLayer] = device.state.setdefault(("pipeline_parallelism.Transformer operations", self), {})
+        """A stage for one step.  Its operations and their plans are kept in the device."""
+        key = "pipeline_parallelism.Transformer operations", self
+        operations: dict[int, AnyLayer] = device.state.setdefault(key, {})
         for layer in self.layers_of(number):
-            if layer not in made:
-                made[layer] = self._part(layer, self._axes(device.mesh))
-        return TransformerStage(device, [made[layer] for layer in self.layers_of(number)], layers, work)
+            if layer not in operations:
+                operations[layer] = self._part(layer, self._axes(device.mesh))
+        return TransformerStage(device, [operations[layer] for layer in self.layers_of(number)], layers, work)
 
     def rows_over(self, axes: Axes) -> Axes:
-        """Over what the rows lie between products, if these are over ``axes``."""
+        """The axes that split the rows between products that are split over ``axes``."""
         return axes if self.policy == "sequence" else ()
 
     def _axes(self, mesh: Mesh) -> Axes:
@@ -206,14 +208,14 @@ class Transformer:
     # ------------------------------------------------------------------------------------------- the data
 
     def check_inputs(self, x: npt.ArrayLike) -> Array:
-        """Tokens as an array; ``TypeError`` if they are no integers, ``ValueError`` for others than there can be."""
+        """Tokens as an array; ``TypeError`` unless integers, ``ValueError`` for a token outside the vocabulary."""
         return self._tokens("tokens", x)
 
     def check_batch(self, x: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, Array]:
         """Tokens and targets as arrays, of the same shape."""
         tokens, wanted = self._tokens("tokens", x), self._tokens("targets", targets)
         if tokens.shape != wanted.shape:
-            raise ValueError(f"targets are of the shape of the tokens, {tokens.shape}, got {wanted.shape}")
+            raise ValueError(f"targets must have the shape of the tokens, {tokens.shape}, got {wanted.shape}")
         return tokens, wanted
 
     def _tokens(self, name: str, given: npt.ArrayLike) -> Array:

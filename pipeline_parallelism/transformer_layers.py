@@ -1,7 +1,7 @@
-"""The layers of a small GPT, each one operation of `tensor_parallelism`: embedding, block, head.
+"""The layers of a small GPT: embedding, block and head, from the operations of `tensor_parallelism`.
 
-A layer knows the shapes, the layouts and the first values of its parameters, by name.  `forward` gives its output and
-what `backward` needs; `backward` gives the gradients of its input and of the parameters.
+A layer has the shapes, the layouts and the initial values of its parameters, by name.  `forward` returns the output and
+the values that `backward` needs; `backward` returns the gradients of the input and of the parameters.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
-from pipeline_parallelism.trained_stage import Array, Layer
+from pipeline_parallelism.trained_stage import Layer
 from tensor_parallelism.layers import Embedding, EmbeddingSharding, LayerNorm, VocabularyLoss, VocabularyLossSharding
 from tensor_parallelism.transformer_block import TransformerBlock, TransformerBlockSharding
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 Axes = str | tuple[str, ...]
 TABLE_SPREAD = 0.02
-"""Of the head at first, so that the first loss is that of a guess: log(vocabulary)."""
+"""The initial standard deviation of the head's table; it makes the first loss about log(vocabulary)."""
 
 
 class EmbeddingLayer:
-    """tokens (rows, sequence) to x (rows, sequence, width)."""
+    """The embedding: tokens ``(rows, sequence)`` to x ``(rows, sequence, width)``."""
 
     def __init__(self, model: Transformer, axes: Axes) -> None:
         sharding = EmbeddingSharding.vocabulary(axes, sequence=model.rows_over(axes))
@@ -36,7 +37,7 @@ class EmbeddingLayer:
         self.layouts: Mapping[str, TensorSharding] = {"table": sharding.table}
 
     def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Normal, of variance 1 / width."""
+        """The initial table: normal, with variance 1 / width."""
         vocabulary, width = self.shapes["table"]
         return {"table": rng.standard_normal((vocabulary, width)) / math.sqrt(width)}
 
@@ -49,7 +50,7 @@ class EmbeddingLayer:
 
 
 class BlockLayer:
-    """A causal block with rotary positions, x to x."""
+    """A causal block with rotary positions: x ``(rows, sequence, width)`` to an output of the same shape."""
 
     def __init__(self, model: Transformer, axes: Axes) -> None:
         make = TransformerBlockSharding.sequence if model.rows_over(axes) else TransformerBlockSharding.megatron
@@ -63,19 +64,20 @@ class BlockLayer:
         self.depth = model.blocks
 
     def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Normal, of variance 1 / inputs, and of what is added to x 1 / (2 blocks) of that; biases 0, norms 1.
+        """The initial parameters: weights are normal with variance 1 / inputs, biases 0, norms 1.
 
-        Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019, section 2.3.
+        The weights of the two products that are added to x have 1 / (2 blocks) of this variance: Radford et al.,
+        *Language Models are Unsupervised Multitask Learners*, 2019, section 2.3.
         """
-        found = {}
+        initial = {}
         for name, shape in self.shapes.items():
             if len(shape) == 1:
-                found[name] = np.full(shape, float(name in ("norm1", "norm2")))
+                initial[name] = np.full(shape, float(name in ("norm1", "norm2")))
                 continue
             inputs = math.prod(shape[:2]) if name == "wo" else shape[0]
             added = 2 * self.depth if name in ("wo", "w2") else 1
-            found[name] = rng.standard_normal(shape) / math.sqrt(inputs * added)
-        return found
+            initial[name] = rng.standard_normal(shape) / math.sqrt(inputs * added)
+        return initial
 
     def forward(self, device: Device, x: Array, parameters: Layer) -> tuple[Array, Any]:
         return self.operation.forward(device, x, *parameters)
@@ -91,7 +93,7 @@ class _OfHead(NamedTuple):
 
 
 class HeadLayer:
-    """A norm, and the loss of the logits ``x @ table.T``."""
+    """The head: a norm, and the loss of the logits ``x @ table.T``."""
 
     def __init__(self, model: Transformer, axes: Axes) -> None:
         sharding = VocabularyLossSharding.vocabulary(axes, sequence=model.rows_over(axes))
@@ -103,7 +105,7 @@ class HeadLayer:
         self.rows = model.rows_over(axes)
 
     def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
-        """The table normal, of spread `TABLE_SPREAD`; the norm 1, its bias 0."""
+        """The initial parameters: the table is normal with deviation `TABLE_SPREAD`, the norm 1, its bias 0."""
         norm, bias, table = self.shapes.values()
         return {"norm": np.ones(norm), "norm_bias": np.zeros(bias),
                 "table": TABLE_SPREAD * rng.standard_normal(table)}
@@ -116,16 +118,16 @@ class HeadLayer:
         return float(loss), _OfHead(of_norm, of_loss)
 
     def backward(self, device: Device, saved: _OfHead, scale: float) -> tuple[Array, Layer]:
-        """The gradients of ``scale`` times the loss."""
+        """The gradients of ``scale`` times the loss, with respect to x and the parameters."""
         y_grad, table_grad, _ = self.loss.backward(device, saved.loss, scale)
         x_grad, *norm_grads = self.norm.backward(device, saved.norm, y_grad)
         return x_grad, (*norm_grads, table_grad)
 
     def logits(self, device: Device, x: Array, parameters: Layer) -> Array:
-        """This device's part of the logits, by vocabulary.  **Communication**: an all_gather of rows that are split."""
+        """This device's slice of the logits, by vocabulary.  **Communication**: an all_gather of split rows."""
         *norm, table = parameters
         y, _ = self.norm.forward(device, x, *norm)
         if self.rows:
             y = device.all_gather(y, self.rows, dim=1)
-        found: Array = device.matmul(y, table.T)
-        return found
+        logits: Array = device.matmul(y, table.T)
+        return logits

@@ -1,4 +1,4 @@
-"""One stage of a small GPT: its layers, run one after the other on the axes inside the stage."""
+"""One stage of a small GPT: it runs its layers one after the other on the axes inside the stage."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.operation import Device
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Array, Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Layer, TrainedStage
 from pipeline_parallelism.transformer_layers import BlockLayer, EmbeddingLayer, HeadLayer
 
 AnyLayer = EmbeddingLayer | BlockLayer | HeadLayer
@@ -18,10 +19,10 @@ AnyLayer = EmbeddingLayer | BlockLayer | HeadLayer
 
 @dataclass
 class _Kept:
-    """What a microbatch has on a stage between its forward and its last backward."""
+    """The values that a stage keeps for a microbatch between its forward and its last backward."""
 
     layers: list[Layer]
-    """The parameters of its forward."""
+    """The parameters of the forward."""
     saved: list[Any]
     gradients: list[Layer] = field(default_factory=list)
 
@@ -29,9 +30,9 @@ class _Kept:
 class TransformerStage(TrainedStage):
     """The layers of one stage on one device, during one step; ``work`` has the tokens and the targets.
 
-    The operations that it runs record their own products and what they keep.  Their backward is one: that for the input
-    finds the gradients of the parameters too, and that for the weights adds them up.  A microbatch without rows goes
-    through as it is, and nothing is communicated inside the stage.
+    The operations record their own products and the memory that they hold.  Their backward is not split: the backward
+    for the input also computes the gradients of the parameters, and that for the weights only sums them.  A microbatch
+    without rows passes unchanged, without communication inside the stage.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class TransformerStage(TrainedStage):
         self._kept: dict[int, _Kept] = {}
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
-        """The stage's output for its input, of the first stage for its tokens; the last gives its input or logits."""
+        """The stage's output, from its input or, on the first stage, its tokens.  The last returns x or the logits."""
         if x is None:
             assert self.work.inputs is not None
             x = self.work.inputs[microbatch]
@@ -51,7 +52,7 @@ class TransformerStage(TrainedStage):
             self._kept[microbatch] = kept
         if not self.work.rows[microbatch]:
             if self.work.training and isinstance(self.parts[-1], HeadLayer):
-                self.work.found(microbatch, 0.0)
+                self.work.add_loss(microbatch, 0.0)
             return x
         for part, parameters in zip(self.parts, self.layers, strict=True):
             if not isinstance(part, HeadLayer):
@@ -64,7 +65,7 @@ class TransformerStage(TrainedStage):
         return x
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The gradient of the input; those of the parameters are kept for `backward_weights`."""
+        """The gradient of the input.  The gradients of the parameters are kept for `backward_weights`."""
         kept = self._kept[microbatch]
         if not self.work.rows[microbatch]:
             kept.gradients = [tuple(map(np.zeros_like, layer)) for layer in reversed(kept.layers)]
@@ -81,16 +82,16 @@ class TransformerStage(TrainedStage):
         return grad
 
     def backward_weights(self, microbatch: int) -> None:
-        """The gradients of the parameters, added to ``gradients``; nothing is kept of the microbatch."""
+        """Add the gradients of the parameters to ``gradients``, and free the values kept for the microbatch."""
         self.add(microbatch, self._kept.pop(microbatch).gradients[::-1])
 
     def versions(self) -> Iterable[list[Layer]]:
         return [kept.layers for kept in self._kept.values()]
 
     def _loss(self, head: HeadLayer, microbatch: int, x: Array, parameters: Layer) -> Any:
-        """Tells the loss; gives what the backward of the head needs."""
+        """Note the loss of a microbatch, and return the values that the backward of the head needs."""
         assert self.work.targets is not None
         mean, saved = head.forward(self.device, x, self.work.targets[microbatch], parameters)
         rows, divisor = self.work.rows[microbatch], self.work.divisor(microbatch)
-        self.work.found(microbatch, mean * rows / divisor)
+        self.work.add_loss(microbatch, mean * rows / divisor)
         return saved

@@ -1,6 +1,6 @@
-"""Worked strategies inside an operator: products, and the layers of a Transformer, spread over the devices of a mesh.
+"""Worked strategies inside an operator: products and the layers of a Transformer, split over the devices of a mesh.
 
-Names are loaded when they are first used; the stub `__init__.pyi` lists them.
+Names are imported when they are first used; the stub `__init__.pyi` lists them.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""``python -m vcluster``: what there is, and recorded traces looked at."""
+"""``python -m vcluster``: a list of the commands, and the commands on traces, hardware and this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PROGRAM = "python -m vcluster"
 LIST = f"""vcluster: a cluster of real processes on this machine
 
   {PROGRAM}.demo              the demos, one line each
-  {PROGRAM}.demo mlp --pp 4   a perceptron trained as a pipeline
-  {PROGRAM} show M.mlir       a program; with --mesh, that of a device
-  {PROGRAM} simulate M.mlir   what it takes on described hardware
-  {PROGRAM} run M.mlir        the same on devices here, and compared
+  {PROGRAM}.demo mlp --pp 4   train a perceptron as a pipeline
+  {PROGRAM} show M.mlir       print a program, or that of one device
+  {PROGRAM} simulate M.mlir   predict its time on described hardware
+  {PROGRAM} run M.mlir        run it on devices here, and compare
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
-  {PROGRAM} compare A B       of two traces: what got slower, and why
+  {PROGRAM} compare A B       two traces: what got slower, and why
   {PROGRAM} doctor            what this machine lacks, and what to do
-  {PROGRAM} hardware [NAME]   described clusters; one of them or a file
-  {PROGRAM} calibrate         this machine, measured: what "host" means
-  {PROGRAM} --version         which one this is
+  {PROGRAM} hardware [NAME]   list described clusters, or print one
+  {PROGRAM} calibrate         measure this machine, for hardware "host"
+  {PROGRAM} --version         print the version
 
 In Python:
 
@@ -41,13 +41,14 @@ In Python:
 SHORT = {
     "doctor": f"""usage: {PROGRAM} doctor
 
-What this machine offers, and what would get in the way; exit status 1 if
-something does.
+Reports what this machine offers and what would cause problems. The exit status
+is 1 if there is a problem.
 """,
     "hardware": f"""usage: {PROGRAM} hardware [NAME | FILE.toml | FILE.json | host]
 
-All clusters that are described, a line each; or one, with where its numbers
-are from: a preset, a file, or host, this machine, if it is calibrated.
+Lists all described clusters, one line each; or prints one of them with the
+sources of its numbers: a preset, a file, or host, which is this machine if it
+is calibrated.
 
   {PROGRAM} hardware dgx-h100
   {PROGRAM} hardware dgx-h100:8       eight nodes of it
@@ -58,7 +59,7 @@ are from: a preset, a file, or host, this machine, if it is calibrated.
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints what there is, or what was asked for; the exit status."""
+    """Execute the command in ``words``, or print the list of commands. Returns the exit status."""
     if not words or words[0] in ("-h", "--help"):
         print(LIST, end="")
         return 0
@@ -78,35 +79,35 @@ def main(words: Sequence[str]) -> int:
             error.command = words[0]
             raise
     if words[0] == "demo":
-        raise WrongWords(f"the demos are {PROGRAM}.demo, with a dot")
-    right = ("--version", "--help", "demo", *COMMANDS)
-    raise WrongWords(f"there is no {words[0]!r}{nearest(words[0], right)}")
+        raise WrongWords(f"the demos are run by {PROGRAM}.demo, with a dot")
+    commands = ("--version", "--help", "demo", *COMMANDS)
+    raise WrongWords(f"there is no command {words[0]!r}{nearest(words[0], commands)}")
 
 
 def doctor(words: Sequence[str]) -> int:
-    """What would get in the way on this machine; 1 if something does."""
+    """Report what would cause problems on this machine. Returns 1 if there is a problem."""
     if words:
-        raise WrongWords(f"takes no more words, got {words[0]!r}")
+        raise WrongWords(f"takes no arguments, got {words[0]!r}")
     from vcluster.cli import doctor
 
-    return doctor.show()
+    return doctor.run_checks()
 
 
 def hardware(words: Sequence[str]) -> int:
-    """The hardware that is described: all, or one."""
+    """Print the list of described hardware, or one of it."""
     if len(words) > 1:
-        raise WrongWords(f"takes the name of a preset or of a file, got {words[1]!r} too")
+        raise WrongWords(f"takes one name of a preset or of a file, got {words[1]!r} too")
     from vcluster.cli import hardware as hardware_shown
 
     try:
-        print(hardware_shown.one(words[0]) if words else hardware_shown.every())
+        print(hardware_shown.description(words[0]) if words else hardware_shown.preset_list())
     except ValueError as error:
         raise WrongWords(str(error)) from None
     return 0
 
 
 def _of_traces(command: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-    """A command for which times in a forged file may add up to more than a float holds."""
+    """Silence overflow warnings in a command, because times in a forged file may add up to more than a float holds."""
 
     def quietly(words: Sequence[str]) -> int:
         import numpy as np
@@ -118,18 +119,18 @@ def _of_traces(command: Callable[[Sequence[str]], int]) -> Callable[[Sequence[st
 
 
 def report(words: Sequence[str]) -> int:
-    """A recorded trace as a summary and a timeline, and as a page where that is asked for."""
+    """Print the summary and the timeline of a recorded trace, and write its page if requested."""
     parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
-    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="what Trace.save or a demo has written")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write it as one page that needs nothing else")
+    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="a file that Trace.save or a demo has written")
+    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page that needs no other file")
     parser.add_argument("--hardware", metavar="NAME",
-                        help="whose roof the page draws: a preset, a file, or host (what the trace names)")
+                        help="hardware of the page's roofline: a preset, a file, or host (default: the trace's own)")
     arguments = parsed(parser, words)
     if arguments is None:
         return 0
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
-        raise WrongWords("--hardware is for the page, --html")
+        raise WrongWords("--hardware is an option of the page and needs --html")
     from vcluster.demo.elsewhere import hardware_of
 
     roof = hardware_of(arguments.hardware)
@@ -148,7 +149,7 @@ def report(words: Sequence[str]) -> int:
 
 
 def compare(words: Sequence[str]) -> int:
-    """Two recorded traces: what got slower from the first to the second, and why."""
+    """Print what got slower from the first to the second of two recorded traces, and why."""
     parser = Parser(prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.")
     parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
     parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
@@ -169,31 +170,31 @@ def _loaded(path: Path) -> Trace:
         with accessing(path, "read"):
             return Trace.load(path)
     except (ValueError, MemoryError) as error:
-        raise WrongWords(str(error) or f"{path} needs more memory than there is") from None
+        raise WrongWords(str(error) or f"{path} needs more memory than this machine has") from None
 
 
 def _spared(page: Path, trace: Path) -> None:
-    """Refuses a page that cannot be written, or would be written over its own trace."""
+    """Refuse a page that cannot be written, or that would overwrite its own trace."""
     if writable(page, "html").exists() and page.samefile(trace):
         raise WrongWords(f"--html: {page} is the trace itself")
 
 
 def calibrate(words: Sequence[str]) -> int:
-    """This machine, measured, as a hardware file."""
+    """Measure this machine and write a hardware file."""
     from parallelism.hardware import VARIABLE, host_file
 
     parser = Parser(
         prog=f"{PROGRAM} calibrate", description="""\
-Measures this machine, describes it in a hardware file, and says how far virtual
-time is from wall time in what it was not fitted to.  Takes about a minute; let
-nothing else run meanwhile.""",
-        epilog=f"""without a FILE it is written to where hardware="host" looks for it:
-  $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json;
-  {VARIABLE}=PATH names another file, and empty it names none""")
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="where to")
+Measures this machine, describes it in a hardware file, and reports the error of
+virtual time against wall time on cases that were not used for the fit. This
+takes about a minute; run nothing else meanwhile.""",
+        epilog=f"""Without a FILE, the hardware is written to the file that hardware="host" reads:
+  $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json.
+  {VARIABLE}=PATH names another file; if it is empty, there is none.""")
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="the file to write")
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
-                        help="devices that compute at the same time (as many as cores)")
+                        help="number of devices that compute at the same time (default: the number of cores)")
     arguments = parsed(parser, words)
     if arguments is None:
         return 0
@@ -201,7 +202,7 @@ nothing else run meanwhile.""",
         raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
     path = None if arguments.check else arguments.file or host_file()
     if path is None and not arguments.check:
-        raise WrongWords(f"{VARIABLE} is empty, so there is no file for hardware='host'; name one, or --check")
+        raise WrongWords(f"{VARIABLE} is empty, so hardware='host' has no file; name a file, or use --check")
     if path is not None:
         with accessing(path):
             if arguments.file is None:
@@ -211,13 +212,13 @@ nothing else run meanwhile.""",
 
     print(measured(arguments.devices, path))
     if path is not None:
-        meant = "host" if arguments.file is None else str(path)
-        print(f"\nwritten to {path}, for VirtualCluster(hardware={meant!r})")
+        name = "host" if arguments.file is None else str(path)
+        print(f"\nwritten to {path}, for VirtualCluster(hardware={name!r})")
     return 0
 
 
 def _of_models(name: str) -> Callable[[Sequence[str]], int]:
-    """A command on a program in a file; what it takes is loaded when it is asked for."""
+    """A command on a program in a file. Its module is loaded when the command is executed."""
 
     def command(words: Sequence[str]) -> int:
         from vcluster.cli import programs as models
@@ -232,7 +233,7 @@ COMMANDS = {
     "report": _of_traces(report), "compare": _of_traces(compare), "doctor": doctor, "hardware": hardware,
     "calibrate": calibrate,
 }
-"""By the word that names them."""
+"""The commands, by name."""
 
 
 if __name__ == "__main__":

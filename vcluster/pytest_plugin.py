@@ -1,13 +1,13 @@
 """The pytest plugin: tests on virtual devices.
 
     @pytest.mark.mesh(tp=4)
-    def test_on_the_cluster(virtual_cluster): ...       # the test is the host's; the devices are warm
+    def test_on_the_cluster(virtual_cluster): ...       # the test runs on the host; the devices are warm
 
     @pytest.mark.spmd(dp=2, tp=2)
     def test_in_every_device(device): ...               # the body runs on each device
 
-It is registered with the package, so it is loaded in every session of who has vcluster installed: NumPy and the runtime
-are loaded when the first test asks for a cluster.  `vcluster.testing` is what stands behind it.
+The package registers the plugin, so every pytest session loads it. NumPy and the runtime are loaded only when the first
+test asks for a cluster. `vcluster.testing` contains the implementation.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from vcluster.testing.warm import WarmClusters
 
 PRELOAD = ("pytest", "_pytest.assertion", "vcluster.testing.body")
-"""What devices find loaded, besides what the runtime needs."""
+"""Modules that devices have loaded, in addition to those of the runtime."""
 FIXTURES = ("virtual_cluster", "device", "virtual_device")
 MARKS = ("mesh", "spmd")
 
 
 class Session:
-    """What the plugin keeps for a session."""
+    """The plugin's state during a session."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -49,12 +49,12 @@ class Session:
         self._server_asked = False
 
     def start_server(self) -> None:
-        """Tests are coming: let the process that devices are forked from start meanwhile, with pytest loaded."""
+        """Start the fork server with pytest loaded, while tests are still being collected."""
         if not self._server_asked and not self._config.option.collectonly and self.backend == "process":
             self._server_asked = True
             from vcluster.processes import start_fork_server
 
-            with suppress(OSError, RuntimeError):  # the first test will tell
+            with suppress(OSError, RuntimeError):  # the first test will report it
                 start_fork_server(preload=(*PRELOAD, *(["coverage"] if line_coverage.is_loaded() else [])))
 
     @property
@@ -91,9 +91,9 @@ _ENDING = pytest.StashKey["Ending"]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.getgroup("vcluster").addoption(
         "--vcluster-backend", choices=("process", "thread"), default="process",
-        help="what the devices of tests are: processes (default), or threads, for a debugger",
+        help="run the devices of tests as processes (default), or as threads, for a debugger",
     )
-    # pytest rewrites the asserts of every package that brings a plugin: here that is the whole runtime, and no gain
+    # pytest rewrites the asserts of every package with a plugin. Here that is the whole runtime, without any benefit.
     marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)
     if isinstance(marked, set):
         marked.difference_update(PACKAGES)
@@ -125,7 +125,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each mesh."""
+    """Create one test for each mesh."""
     spmd = metafunc.definition.get_closest_marker("spmd") is not None
     if not spmd and not set(FIXTURES).intersection(metafunc.fixturenames):
         return
@@ -136,13 +136,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.fixturenames.insert(0, "virtual_cluster")
     if _parametrizes(metafunc.definition, "virtual_cluster", "mesh"):
         return
-    found = _wanted_by_marks(metafunc.definition)
-    if found:
-        metafunc.parametrize("virtual_cluster", found, indirect=True, ids=map(str, found), scope="function")
+    clusters = _wanted_by_marks(metafunc.definition)
+    if clusters:
+        metafunc.parametrize("virtual_cluster", clusters, indirect=True, ids=map(str, clusters), scope="function")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The body of an `spmd` test needs the cluster, whether or not it asks for anything."""
+    """Request the cluster for an `spmd` test, whose body needs it even without a fixture."""
     if isinstance(item, pytest.Function) and item.get_closest_marker("spmd"):
         if "virtual_cluster" not in item.fixturenames:
             item.fixturenames.insert(0, "virtual_cluster")
@@ -153,7 +153,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """A mesh as a parameter reads like that of a mark."""
+    """Give a mesh as a parameter the same id as a mesh in a mark."""
     from parallelism.mesh import Mesh
     from vcluster.testing.meshes import Wanted
 
@@ -161,10 +161,10 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 
 def _make_ours(metafunc: pytest.Metafunc, names: tuple[str, ...]) -> None:
-    """Let fixtures of these names be the plugin's, whatever a conftest has under them (a torch device, say)."""
-    defined = getattr(metafunc, "_arg2fixturedefs", {})  # in a pytest that has it elsewhere, the body gets ours anyway
+    """Use the plugin's fixtures of these names, even if a conftest defines others (for example a torch device)."""
+    defined = getattr(metafunc, "_arg2fixturedefs", {})  # if pytest stores them elsewhere, the body still gets ours
     for name in names:
-        ours = [found for found in defined.get(name, ()) if found.func.__module__ == __name__]
+        ours = [fixture for fixture in defined.get(name, ()) if fixture.func.__module__ == __name__]
         if ours:
             defined[name] = ours
 
@@ -178,7 +178,7 @@ def _parametrizes(node: pytest.Item, *names: str) -> bool:
 
 
 def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
-    """The clusters that the marks nearest to the test name: its own, or else its class's, or else its module's."""
+    """The clusters of the marks nearest to the test: its own marks, or else its class's, or else its module's."""
     from vcluster.testing.meshes import wanted
 
     by_node: dict[Any, list[pytest.Mark]] = {}
@@ -186,13 +186,13 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
         if mark.name in MARKS and (mark.args or mark.kwargs):
             by_node.setdefault(at, []).append(mark)
     nearest = next(iter(by_node.values()), [])
-    found = []
-    for mark in reversed(nearest):  # as they read, top to bottom
+    clusters = []
+    for mark in reversed(nearest):  # in the order of the source, top to bottom
         try:
-            found.append(wanted(mark.args, mark.kwargs))
+            clusters.append(wanted(mark.args, mark.kwargs))
         except (TypeError, ValueError) as error:
             pytest.fail(f"@pytest.mark.{mark.name} of {node.nodeid}: {error}", pytrace=False)
-    return found
+    return clusters
 
 
 # -- fixtures ----------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]
     item: pytest.Item = request.node
     cluster = session.warm.get(_wanted(request, item))
     session.output.begin()
-    cluster.show_output = session.output.show
+    cluster.show_output = session.output.receive
     item.stash[_CLUSTER] = cluster
     yield cluster
     del item.stash[_CLUSTER]
@@ -228,8 +228,9 @@ def _device(request: pytest.FixtureRequest) -> DeviceToCome:
 
     if request.node.get_closest_marker("spmd") is None:
         pytest.fail(
-            f"the fixture {request.fixturename!r} is a device in a test whose body runs on each of them: "
-            f"@pytest.mark.spmd(tp=2).  A test of the host's takes virtual_cluster, and calls run()", pytrace=False,
+            f"the fixture {request.fixturename!r} is for tests whose body runs on each device: add "
+            f"@pytest.mark.spmd(tp=2).  A test that runs on the host uses virtual_cluster and calls run()",
+            pytrace=False,
         )
     cluster: VirtualCluster = request.getfixturevalue("virtual_cluster")
     return DeviceToCome(cluster.mesh)
@@ -248,13 +249,13 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
             return Wanted(as_mesh(asked))
     except (TypeError, ValueError) as error:
         pytest.fail(f"the mesh of {item.nodeid}: {error}", pytrace=False)
-    found = _wanted_by_marks(item)
-    if not found:
+    clusters = _wanted_by_marks(item)
+    if not clusters:
         name = "spmd" if item.get_closest_marker("spmd") else "mesh"
         pytest.fail(
-            f"which devices?  @pytest.mark.{name}(tp=4) on the test, its class or its module says", pytrace=False
+            f"the test has no mesh: add @pytest.mark.{name}(tp=4) to the test, its class or its module", pytrace=False
         )
-    return found[0]
+    return clusters[0]
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """The devices end with the last test, before plugins report what was covered."""
+    """Close the devices after the last test, before plugins report coverage."""
     with line_coverage.devices_measured():
         try:
             return (yield)
@@ -272,13 +273,13 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """The body of an `spmd` test runs on the devices."""
+    """Run the body of an `spmd` test on the devices."""
     if pyfuncitem.get_closest_marker("spmd") is None:
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     test: Callable[..., Any] = pyfuncitem.obj
     if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
-        pytest.fail("the body of an spmd test is a plain function; this one is async", pytrace=False)
+        pytest.fail("the body of an spmd test must be a plain function; this one is async", pytrace=False)
     if hasattr(test, "hypothesis"):
         from vcluster.testing.spmd import run_examples
 
@@ -302,13 +303,14 @@ def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapp
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Plant the faults that marks name; what a test leaves behind is a failure of that test."""
+    """Plant the faults of the marks. Fail a test that leaves something behind."""
     cluster = item.stash.get(_CLUSTER, None)
     if cluster is None:
         return (yield)
     case = getattr(sys.modules.get("unittest"), "TestCase", ())
     if item.get_closest_marker("spmd") and isinstance(getattr(item, "instance", None), case):
-        pytest.fail("the body of an spmd test is a function or a method of a plain class, no TestCase's", pytrace=False)
+        pytest.fail("the body of an spmd test must be a function or a method of a plain class, not of a TestCase",
+                    pytrace=False)
     from vcluster.faults import FaultNotReachedError, plant_marks
     from vcluster.testing.leaks import Snapshot
 
@@ -321,8 +323,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     session = item.config.stash[_SESSION]
     leftovers = before.leftovers(cluster, session.warm.pids())
     if leftovers:
-        told = "".join(f"\n  {text}" for text in leftovers)
-        pytest.fail(f"the test passed, and left behind:{told}", pytrace=False)
+        listing = "".join(f"\n  {text}" for text in leftovers)
+        pytest.fail(f"the test passed, and left behind:{listing}", pytrace=False)
     return result
 
 
@@ -349,7 +351,7 @@ def pytest_runtest_makereport(
 
 
 def _leave_out_our_lines(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """A traceback is of the user's lines, on the host as in a device."""
+    """Remove the library's frames from a traceback, on the host as in a device."""
     if call.excinfo is None or item.config.getoption("fulltrace"):
         return
     entry = call.excinfo.tb
@@ -364,7 +366,7 @@ def _leave_out_our_lines(item: pytest.Item, call: pytest.CallInfo[None]) -> None
 def pytest_exception_interact(
     node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport | pytest.TestReport
 ) -> None:
-    """``--pdb`` cannot look into another process; say where it can."""
+    """Explain that ``--pdb`` cannot inspect another process, and how to use it."""
     if node.config.getoption("usepdb") and _ENDING in node.stash and node.stash[_ENDING].in_process:
         reporter = node.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:

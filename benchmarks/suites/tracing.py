@@ -136,7 +136,7 @@ def without_tracing(*, when: bool = True) -> Iterator[None]:
         yield
         return
     with mock.patch.multiple(
-        "vcluster.tracing.recorder.Recorder", enter=nothing, leave=nothing, add_repeated=nothing, add_collective=the_row,
-        finish_collective=nothing,
+        "vcluster.tracing.recorder.Recorder", enter=nothing, leave=nothing, add_repeated=nothing,
+        add_collective=the_row, finish_collective=nothing,
     ):
         yield

@@ -5,8 +5,8 @@
     phases        the same messages as arrays, for pricing; from the steps where there is no shorter rule
 
 The records of this package are in ``direct_algorithms``, ``ring_algorithms``, ``doubling_algorithms`` and
-``tree_algorithms``; `register_algorithm` adds one from outside.  `parallelism.collectives.algorithm_checks` refuses a record whose
-three parts disagree, or whose steps do not give what the kind says.
+``tree_algorithms``; `register_algorithm` adds one from outside.  `parallelism.collectives.algorithm_checks` refuses a
+record whose three parts disagree, or whose steps do not give what the kind says.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ class CollectiveAlgorithm:
     ``closed_form``
         Returns a `Cost`, for even splits.
     ``steps``
-        Returns the steps, each a `parallelism.collectives.patterns.Listed` or `Pairwise` of (source, target, chunks); all messages
-        of a step are simultaneous, and all reduce or all replace.  None: the algorithm is priced and never run.
+        Returns the steps, each a `parallelism.collectives.patterns.Listed` or `Pairwise` of (source, target, chunks);
+        all messages of a step are simultaneous, and all reduce or all replace.  None: the algorithm is priced and never
+        run.
     ``chunks``
         By the size, the number of chunks that the buffer is cut into.
     ``phases``

@@ -1,9 +1,10 @@
 """The algorithms of the collectives at one size, as data: who sends which piece to whom, step by step.
 
 `algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step
-by step, the messages that move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks are and what a
-position makes of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation` shows them, and the bytes
-and the messages are counted from the steps.  `parallelism.collectives.closed_forms` has the textbook's formulas beside them.
+by step, the messages that move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks
+are and what a position makes of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation`
+shows them, and the bytes and the messages are counted from the steps.  `parallelism.collectives.closed_forms` has the
+textbook's formulas beside them.
 
     ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j
     0 --[3]--> 1 --[0]--> 2 --[1]--> 3      has the whole sum of chunk j, and 3 more steps pass the

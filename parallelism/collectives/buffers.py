@@ -4,8 +4,8 @@
     held = arrive(held, messages, position, op)                # once for each step
     result = finish(algorithm, position, held, x)              # after the last
 
-It is arithmetic only: vcluster moves the messages over channels, `parallelism.collectives.explanation` within one process.
-Held arrays are never written to, so a chunk may be a view of ``x`` and travel without a copy; a step's
+It is arithmetic only: vcluster moves the messages over channels, `parallelism.collectives.explanation` within one
+process.  Held arrays are never written to, so a chunk may be a view of ``x`` and travel without a copy; a step's
 messages are taken (`outgoing`) before the step's arrivals are applied.  A result may be a view too.
 
 What chunk number c is:

@@ -1,7 +1,7 @@
 """What the members of a group move in a collective of their programs, in closed form, however many they are.
 
-The same that `parallelism.collectives.algorithms`'s steps of the direct algorithms come to, and the processes record, without a
-list of the messages: of those a group of thousands has millions.  Pieces may be uneven.
+The same that `parallelism.collectives.algorithms`'s steps of the direct algorithms come to, and the processes record,
+without a list of the messages: of those a group of thousands has millions.  Pieces may be uneven.
 """
 
 from __future__ import annotations

@@ -137,9 +137,9 @@ def explain(
 ) -> Explanation:
     """Every step of a collective over ``len(inputs)`` ranks, with real values.
 
-    ``collective`` is the name of a kind (`parallelism.collectives.kinds`) or ``"shift"``; ``inputs`` has each rank's array or
-    scalar, None where it does not count (the others of broadcast and scatter; barrier).  The other arguments mean what
-    they mean on a device and are looked at where they apply; ``split_sizes`` is for all ranks, or a list of
+    ``collective`` is the name of a kind (`parallelism.collectives.kinds`) or ``"shift"``; ``inputs`` has each rank's
+    array or scalar, None where it does not count (the others of broadcast and scatter; barrier).  The other arguments
+    mean what they mean on a device and are looked at where they apply; ``split_sizes`` is for all ranks, or a list of
     them by rank.  Raises ``ValueError`` or ``TypeError`` for an unknown name, a root or pairs outside the
     group, and inputs whose dtypes or shapes do not agree.
     """

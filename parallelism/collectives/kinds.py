@@ -1,7 +1,8 @@
 """The kinds of collectives: what each one computes, as one frozen record that every other module asks.
 
 A kind says whose arrays a member's result is made of, which part of them, and how they are put together; whose array
-takes part, and which members get a result.  How data moves is an algorithm (`parallelism.collectives.algorithm_records`).
+takes part, and which members get a result.  How data moves is an algorithm
+(`parallelism.collectives.algorithm_records`).
 
                     from            part     result      at
     all_reduce      all members     whole    reduced     all members

@@ -1,4 +1,4 @@
-"""A picture as text and as HTML, and how long lines and large grids are cut to fit."""
+"""A picture as text and as HTML.  Long lines are folded, and large grids are cut to fit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from parallelism.display.quantities import WIDTH
 
 MOST_ROWS = 16
-"""The most rows of a picture in text."""
+"""The largest number of rows of a picture in text."""
 MOST_HTML = 64
-"""The most rows, and the most columns, of a picture in HTML."""
+"""The largest number of rows and of columns of a picture in HTML."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture: ``print`` it, or show it in a notebook."""
+    """A picture as text and as HTML: ``print`` it, or display it in a notebook."""
 
     text: str
-    """At most 80 columns."""
+    """The picture in at most 80 columns."""
     html: str
+    """The picture as an HTML table."""
 
     def __str__(self) -> str:
         return self.text
@@ -28,14 +29,14 @@ class Drawing:
 
 
 def kept(count: int, most: int) -> list[int | None]:
-    """The numbers below ``count``, or some of them with None where others are left out."""
+    """The numbers below ``count``; if there are more than ``most``, some of them, with None for those left out."""
     if count <= most:
         return list(range(count))
     return [*range(max(1, most - 2)), None, count - 1] if most > 2 else [0, None][:max(most, 1)]
 
 
 def folded(text: str) -> list[str]:
-    """A text as lines of at most `WIDTH`."""
+    """The text as lines of at most `WIDTH` characters."""
     lines = [""]
     for word in text.split(" "):
         while len(word) > WIDTH:

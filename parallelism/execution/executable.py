@@ -51,11 +51,11 @@ class LocalPrograms(Protocol):
 class Executable(Operation):
     """A program for all devices of a mesh.
 
-    ``program`` is the result of `parallelism.layouts.localize`, or a function with layouts that is to be localized on
-    ``mesh`` (values without a layout get one by propagation).  ``categories`` has the categories of memory of values by
-    their names; of the other values the inputs are ``inputs``, the outputs ``outputs``, the rest ``activations``.
-    ``seconds(op)``, such as a `parallelism.execution.op_profile.Profile`, are the seconds of an op, in place of its
-    flops and bytes.
+    ``program`` is what `parallelism.layouts.localize` makes, or a function with layouts that is to be localized on
+    ``mesh`` (what has none is laid out by propagation).  ``categories`` says in which category of memory values are
+    counted, by their names: of the others inputs are ``inputs``, outputs ``outputs``, all between ``activations``.
+    ``seconds(op)``, as a `parallelism.execution.op_profile.Profile`, says what an op takes in place of its flops and
+    bytes.
 
     ``cluster.run(executable, inputs)``: the arrays of the whole, in order or by name; ``run.result``: the outputs, in
     order, whole.  **Communication**: that of the collectives in each device's program.

@@ -1,10 +1,10 @@
-"""Programs: a model in plain NumPy as a value that can be read, checked, differentiated, priced and run.
+"""Programs: a model in plain NumPy becomes a value that can be read, checked, differentiated, priced and run.
 
-`record` makes a `Function` of a NumPy function, `parse` of a text; `gradient` makes the function of its gradients, and
-`interpret` runs any of them in this process.
+`record` turns a NumPy function into a `Function`; `parse` reads one from text.  `gradient` returns the function that
+computes gradients.  `interpret` runs a function in this process.
 """
 
-# what fills the table of operators
+# These imports fill the table of operators.
 from parallelism.ir.core import (
     OPERATORS,
     Builder,

@@ -1,7 +1,7 @@
-"""Models in plain NumPy, to be recorded: a perceptron, a convolutional net, a GPT, a mixture of experts.
+"""Recorded models in plain NumPy: a perceptron, a convolutional net, a GPT, a mixture of experts.
 
-Each is a dict of parameter types, by name, and a function ``(parameters, *batch) -> loss``.  Extents may be symbols.
-The parts of a model are regions.
+Each function returns the program of a loss.  Its inputs are the parameters and the batch.  Extents may be symbols.  The
+parts of a model are regions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ Parameters = dict[str, Any]
 
 
 def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Function:
-    """A perceptron of these layer sizes with relu between, trained for the squared error: inputs x and targets."""
+    """A multilayer perceptron with relu and the mean squared error.
+
+    Inputs: ``w0`` of shape ``(sizes[0], sizes[1])``, ``b0`` ``(sizes[1],)``, ...; ``x`` ``(batch, sizes[0])`` and
+    ``targets`` ``(batch, sizes[-1])``.
+    """
     types = {}
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
         types[f"w{i}"] = TensorType(dtype, (inputs, outputs))
@@ -41,7 +45,10 @@ def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Fu
 
 
 def convolution(x: Any, weight: Any) -> Any:
-    """``(batch, rows, columns, channels)`` by ``(kernel rows, kernel columns, channels, features)``, not padded."""
+    """A convolution without padding.
+
+    ``x`` is ``(batch, rows, columns, channels)``; ``weight`` is ``(kernel rows, kernel columns, channels, features)``.
+    """
     patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[:2], axis=(1, 2))
     return np.einsum("nhwcij,ijco->nhwo", patches, weight)
 
@@ -50,7 +57,11 @@ def convolutional(
     image: tuple[Extent, Extent, Extent], channels: tuple[int, ...], classes: int, batch: Extent,
     dtype: Any = np.float64,
 ) -> Function:
-    """Convolutions of 3x3 with relu, the mean over the image, a classifier: inputs images and their classes."""
+    """3x3 convolutions with relu, the mean over the image, and a linear classifier with cross-entropy.
+
+    Batch inputs: ``x`` of shape ``(batch, *image)``, where ``image`` is (rows, columns, channels), and integer
+    ``targets`` ``(batch,)``.
+    """
     types = {
         f"w{i}": TensorType(dtype, (3, 3, before, after))
         for i, (before, after) in enumerate(zip((image[2], *channels), channels, strict=False))
@@ -73,10 +84,11 @@ def gpt(
     vocabulary: Extent, width: Extent, heads: int, layers: int, sequence: Extent, batch: Extent,
     dtype: Any = np.float64,
 ) -> Function:
-    """A decoder with causal attention and tied embeddings: inputs tokens and the tokens that follow them.
+    """A decoder-only Transformer with causal attention and tied embeddings.
 
-    Radford et al., *Language Models are Unsupervised Multitask Learners*, 2019, section 2.3: norms before each block
-    and at the end; the mask is made of counted places, so the sequence may be a symbol.
+    Batch inputs: ``tokens`` and ``targets``, the following tokens, both integers of shape ``(batch, sequence)``.
+    Norms stand before each block and at the end, as in Radford et al., *Language Models are Unsupervised Multitask
+    Learners*, 2019, section 2.3.  The causal mask compares positions from ``iota``, so ``sequence`` may be a symbol.
     """
     types = {
         "tokens": TensorType(dtype, (vocabulary, width)), "positions": TensorType(dtype, (sequence, width)),
@@ -93,7 +105,7 @@ def gpt(
     def attention(x: Any, qkv: Any, out: Any) -> Any:
         rows, length, features = x.shape
         each = features // heads
-        # the three of a head lie together, so that the columns of the product can be split by heads
+        # Query, key and value of one head are adjacent, so the columns of the product can be split by heads.
         q, k, v = np.split((x @ qkv).reshape(rows, length, heads, 3 * each), 3, axis=-1)
         scores = np.einsum("bqhd,bkhd->bhqk", q, k) / root(each)
         places = [apply("iota", dim=d, shape=(length, length), starts=(0, 0), dtype=np.dtype(np.int64)) for d in (0, 1)]
@@ -127,13 +139,14 @@ def mixture(
     width: Extent, hidden: Extent, experts: Extent, chosen: int, capacity: Extent, groups: Extent, tokens: Extent,
     balance: float = 0.01, dtype: Any = np.float64,
 ) -> Function:
-    """A layer of experts beside a residual, trained for the squared error: inputs x and targets, in groups of tokens.
+    """A layer of experts with a residual connection and the mean squared error.
 
-    Each token goes to the ``chosen`` experts of largest probability, with the gates and the order of
-    `parallelism.kernels.choose_experts`; of a group an expert takes ``capacity`` choices, what finds no room adds
-    nothing.  ``balance`` times the balance loss of Switch Transformer (arXiv:2101.03961, equation 4), the mean over
-    groups, is added.  Dispatch and combination are einsums with masks, as in GShard (arXiv:2006.16668, algorithm 2):
-    with groups and experts split over one axis the rows go from group to expert, and back, by an all_to_all.
+    Batch inputs: ``x`` and ``targets`` of shape ``(groups, tokens, width)``.  Each token goes to the ``chosen`` experts
+    of largest probability, with the gates and the order of `parallelism.kernels.choose_experts`.  An expert accepts
+    ``capacity`` choices of each group; a choice beyond that adds nothing.  The loss includes ``balance`` times the
+    load-balancing loss of Switch Transformer (arXiv:2101.03961, equation 4), averaged over groups.  Dispatch and
+    combination are einsums with masks, as in GShard (arXiv:2006.16668, algorithm 2).  If groups and experts are split
+    over one axis, rows move from groups to experts and back by all_to_all.
     """
     types = {
         "router": TensorType(dtype, (width, experts)), "up": TensorType(dtype, (experts, width, hidden)),
@@ -147,7 +160,10 @@ def mixture(
         return apply("one_hot", places, extent=extent, dtype=np.dtype(dtype))
 
     def route(probabilities: Any) -> tuple[Any, Any, Any]:
-        """Masks of (groups, tokens, experts, capacity): which slot a token gets, and its gate there; first choices."""
+        """Two arrays of shape (groups, tokens, experts, capacity), and the one-hot first choices.
+
+        The first is 1 where a token has a slot of an expert, the second is the token's gate there.
+        """
         choices: list[Any] = []
         slots, gates = [], []
         for rank in range(chosen):
@@ -182,7 +198,7 @@ def mixture(
 
 
 def root(extent: Extent) -> Any:
-    """Its square root; of an extent that is not known yet, a value of the program."""
+    """The square root of an extent: a number, or a value of the program if the extent is symbolic."""
     if isinstance(extent, int):
         return sqrt(extent)
     return np.sqrt(apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64)))

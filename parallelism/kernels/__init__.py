@@ -1,4 +1,4 @@
-"""The arithmetic of a network in NumPy, forward and backward, written once: layers, losses, optimizers.
+"""Kernels: the arithmetic of networks in NumPy, forward and backward.  Layers, losses and optimizers.
 
 Every function is pure: it reads its arguments and returns new arrays of the same dtype.  A batch is an
 array of shape ``(rows, features)``; it may have no rows.

@@ -1,21 +1,19 @@
-"""Elementwise functions between layers, each with its backward."""
+"""Activations: elementwise functions between layers, each with its backward."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function: ``forward(z)``, and ``backward(z, grad)`` for the gradient of ``z``."""
+    """An elementwise function ``forward(z)``; ``backward(z, grad)`` returns the gradient of ``z``."""
 
     name: str
     forward: Callable[[Array], Array]
@@ -43,7 +41,7 @@ def _gelu_tanh(z: Array) -> Array:
     t *= z
     t += _GELU_SLOPE
     t *= z
-    return np.tanh(t, out=t if isinstance(t, np.ndarray) else None)     # of a number NumPy makes one
+    return np.tanh(t, out=t if isinstance(t, np.ndarray) else None)     # for a scalar NumPy returns a number
 
 
 def _gelu(z: Array) -> Array:
@@ -55,7 +53,7 @@ def _gelu(z: Array) -> Array:
 
 
 def _gelu_backward(z: Array, grad: Array) -> Array:
-    """grad times half of  1 + t + z (1 - t^2) (1 + 3 cube z^2) slope,  in as few arrays as will do."""
+    """``grad * (1 + t + z (1 - t^2) (1 + 3 cube z^2) slope) / 2``, computed in two temporary arrays."""
     t = _gelu_tanh(z)
     inner = z * (3 * _GELU_CUBE * _GELU_SLOPE)
     inner *= z
@@ -86,5 +84,5 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": Activation("gelu", _gelu, _gelu_backward),
     "identity": IDENTITY,
 }
-"""By name.  The slope of relu at 0 is 0.  Gelu is the tanh form of Hendrycks and Gimpel, *Gaussian Error Linear
-Units*, 2016, arXiv:1606.08415, section 2; the exact one needs an error function, which NumPy does not have."""
+"""All activations by name.  The slope of relu at 0 is 0.  Gelu is the tanh form of Hendrycks and Gimpel, *Gaussian
+Error Linear Units*, 2016, arXiv:1606.08415, section 2; the exact form needs an error function, which NumPy lacks."""

@@ -1,13 +1,13 @@
-"""Scaled dot-product attention, whole or block by block: softmax(q k^T / sqrt(d)) v, forward and backward.
+"""Scaled dot-product attention, softmax(q k^T / sqrt(d)) v, whole or block by block, forward and backward.
 
-Queries are ``(batch, rows, heads, head_dim)``, keys and values ``(batch, columns, heads, head_dim)``, results like the
-queries, and what belongs to a row of the scores ``(batch, heads, rows)``.  ``mask`` is ``(rows, columns)``, true where
-a row may attend to a column; None is everywhere.
+Queries are ``(batch, rows, heads, head_dim)``; keys and values are ``(batch, columns, heads, head_dim)``; results have
+the shape of the queries.  Quantities per row of the scores are ``(batch, heads, rows)``.  ``mask`` is ``(rows,
+columns)``, true where a row may attend to a column; None allows every column.
 
-A softmax over some of the columns, with the logarithm of its denominator (the log-sum-exp ``lse``), is enough to join
-it to that over others: `merge`.  So keys may come block by block and no row is ever seen whole (Milakov and Gimelshein,
-*Online normalizer calculation for softmax*, 2018, arXiv:1805.02867, section 3).  The backward of a block needs the
-``lse`` of the whole row, and makes the block's weights anew (Dao, *FlashAttention-2*, 2023, arXiv:2307.08691,
+`merge` joins the results over two sets of columns; it needs only the logarithm of each softmax's denominator (the
+log-sum-exp ``lse``).  So keys may arrive block by block, and no row of scores is ever held whole (Milakov and
+Gimelshein, *Online normalizer calculation for softmax*, 2018, arXiv:1805.02867, section 3).  The backward of a block
+needs the ``lse`` of the whole row and recomputes the block's weights (Dao, *FlashAttention-2*, 2023, arXiv:2307.08691,
 algorithm 2).
 """
 
@@ -18,19 +18,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 class Attended(NamedTuple):
-    """The result of attention to some columns, and the log-sum-exp of their scores.
-
-    A row that attends to none of them has zeros, and -inf.
-    """
+    """The result of attention to some columns.  A row that attends to no column has the result 0 and lse -inf."""
 
     out: Array
+    """The weighted values, ``(batch, rows, heads, head_dim)``."""
     lse: Array
+    """The log-sum-exp of each row's scores, ``(batch, heads, rows)``."""
 
 
 def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Attended:
@@ -48,7 +46,7 @@ def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Attended:
 
 
 def merge(a: Attended, b: Attended) -> Attended:
-    """Attention to the columns of both, which have none in common."""
+    """Attention to the columns of both results, which must have no column in common."""
     lse = np.logaddexp(a.lse, b.lse)
     base = _finite(lse)
     of_a, of_b = (np.exp(part.lse - base).swapaxes(1, 2)[..., None] for part in (a, b))
@@ -59,9 +57,10 @@ def attend_backward(
     q: Array, k: Array, v: Array, lse: Array, delta: Array, grad: Array, mask: Array | None = None, *,
     out: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of q, k and v by these columns, from that of the result of the whole rows; in ``out`` if given.
+    """The gradients of q, k and v through these columns, given ``grad``, that of the result.  ``out`` receives them.
 
-    ``lse`` and ``delta`` (`row_products`) are of the whole rows.  The gradient of q is the sum of those by all columns.
+    ``lse`` and ``delta`` (`row_products`) belong to whole rows, over all columns.  The gradient of q is the sum of the
+    returned ones over all blocks of columns.
     """
     q_grad, k_grad, v_grad = out or (np.empty(x.shape, x.dtype) for x in (q, k, v))
     scaled = q * _scale(q)
@@ -79,13 +78,13 @@ def attend_backward(
 
 
 def row_products(out: Array, grad: Array) -> Array:
-    """The ``delta`` of `attend_backward`: the products of each row of the result with its gradient."""
-    # by the dot product that makes the one score of a row that sees itself only: its gradient is zero exactly
+    """The ``delta`` of `attend_backward`: the dot product of each row of the result with its gradient."""
+    # The same dot product computes the scores, so the gradient of a row that attends to one column is exactly zero.
     return np.ascontiguousarray(np.vecdot(out, grad).swapaxes(1, 2))
 
 
 def causal_mask(rows: Sequence[int] | Array, columns: Sequence[int] | Array) -> Array:
-    """True where a column does not come after a row, their places in the sequence given.
+    """True where a column is not after a row, given the positions of rows and columns in the sequence.
 
     >>> causal_mask([2, 3], [1, 2, 3]).astype(int).tolist()
     [[1, 1, 0], [1, 1, 1]]
@@ -95,35 +94,35 @@ def causal_mask(rows: Sequence[int] | Array, columns: Sequence[int] | Array) -> 
 
 
 def spread_heads(x: Array, serves: Sequence[int]) -> Array:
-    """Keys or values for each query head, head h being served by the key-value head ``serves[h]`` (grouped queries).
+    """The keys or values of each query head: query head h uses key-value head ``serves[h]`` (grouped queries).
 
-    Ainslie et al., *GQA*, 2023, arXiv:2305.13245.  ``x`` itself where every query head has its own.
+    It returns ``x`` itself if every query head has its own.  Ainslie et al., *GQA*, 2023, arXiv:2305.13245.
     """
     return x if list(serves) == list(range(x.shape[2])) else x[:, :, list(serves)]
 
 
 def gather_heads(grad: Array, serves: Sequence[int], kv_heads: int) -> Array:
-    """The gradient of ``x`` from that of ``spread_heads(x, serves)``."""
+    """The gradient of ``x``, given the gradient of ``spread_heads(x, serves)``."""
     if list(serves) == list(range(kv_heads)):
         return grad
-    found = np.zeros((*grad.shape[:2], kv_heads, grad.shape[3]), grad.dtype)
+    total = np.zeros((*grad.shape[:2], kv_heads, grad.shape[3]), grad.dtype)
     for head, served_by in enumerate(serves):
-        found[:, :, served_by] += grad[:, :, head]
-    return found
+        total[:, :, served_by] += grad[:, :, head]
+    return total
 
 
 def attend_flops(batch: int, heads: int, rows: int, columns: int, head_dim: int) -> int:
-    """Of the two products of `attend`: two for each multiply-add; masked scores are computed, too."""
+    """Floating-point operations of the two products of `attend`.  Masked scores are computed, too."""
     return 4 * batch * heads * rows * columns * head_dim
 
 
 def attend_backward_flops(batch: int, heads: int, rows: int, columns: int, head_dim: int) -> int:
-    """Of the five products of `attend_backward`, the scores once more among them."""
+    """Floating-point operations of the five products of `attend_backward`; one of them recomputes the scores."""
     return 10 * batch * heads * rows * columns * head_dim
 
 
 def _scores(scaled: Array, k: Array, mask: Array | None) -> Array:
-    """Of queries that are scaled."""
+    """The masked scores of scaled queries, ``(batch, heads, rows, columns)``."""
     scores: Array = _by_head(scaled) @ _by_head(k).swapaxes(2, 3)
     if mask is not None:
         np.copyto(scores, -np.inf, where=~mask)
@@ -139,5 +138,5 @@ def _by_head(x: Array) -> Array:
 
 
 def _finite(lse: Array) -> Array:
-    """Something to subtract, where a row attends to nothing."""
+    """``lse`` with 0 in place of -inf, so that it can be subtracted."""
     return np.where(np.isneginf(lse), 0, lse).astype(lse.dtype, copy=False)

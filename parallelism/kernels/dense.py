@@ -1,14 +1,12 @@
-"""A dense layer: its product forward and backward, and what it costs."""
+"""A dense layer: forward, backward, and their floating-point operations."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 def dense(x: Array, weights: Array, bias: Array) -> Array:
@@ -19,7 +17,7 @@ def dense(x: Array, weights: Array, bias: Array) -> Array:
 
 
 def dense_backward_input(weights: Array, grad: Array) -> Array:
-    """The gradient of a dense layer's input, ``grad @ weights.T``, from that of its output."""
+    """The gradient of a dense layer's input, ``grad @ weights.T``, given the gradient of its output."""
     return grad @ weights.T
 
 
@@ -29,17 +27,17 @@ def dense_backward_weights(x: Array, grad: Array) -> tuple[Array, Array]:
 
 
 def sum_of_rows(x: Array) -> Array:
-    """``x`` summed over all dims but the last; dtype kept."""
+    """``x`` summed over all dims but the last, in the dtype of ``x``."""
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
-    sums: Array = np.ones(len(rows), x.dtype) @ rows        # by the BLAS, which takes half the time of a sum
+    sums: Array = np.ones(len(rows), x.dtype) @ rows        # The BLAS takes half the time of numpy.sum.
     return sums
 
 
 def dense_forward_flops(rows: int, inputs: int, outputs: int) -> int:
-    """Floating point operations of `dense`: two for each multiply-add of the product (the bias is not counted)."""
+    """Floating-point operations of `dense`: two for each multiply-add of the product.  The bias is not counted."""
     return 2 * rows * inputs * outputs
 
 
 def dense_backward_flops(rows: int, inputs: int, outputs: int, *, input_gradient: bool = True) -> int:
-    """Those of the two products of the backward; of one of them without ``input_gradient`` (the first layer)."""
+    """Floating-point operations of the backward: two products, or one without ``input_gradient`` (the first layer)."""
     return (4 if input_gradient else 2) * rows * inputs * outputs

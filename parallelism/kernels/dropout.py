@@ -1,26 +1,25 @@
-"""Dropout whose mask is a pure function of a seed, a step and the place of an element in the whole tensor.
+"""Dropout whose mask is a pure function of a seed, a step and the position of an element in the whole tensor.
 
-So whoever holds a block of a tensor makes the mask of that block, and no two devices that hold the same element
-disagree.  The random bits are those of SplitMix64, whose i-th number is a hash of ``seed + (i + 1) * gamma``, which
-needs no state: Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014, figures 16 and 17
-(with the constants of their mix64variant13).  Dropout: Srivastava et al., JMLR 15, 2014, here scaled when training.
+So each device computes the mask of its own shard, and devices that hold the same element agree.  The random bits come
+from SplitMix64.  Its i-th number is a hash of ``seed + (i + 1) * gamma``, so it needs no state: Steele, Lea and Flood,
+*Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014, figures 16 and 17 (with the constants of mix64variant13).
+Dropout: Srivastava et al., JMLR 15, 2014; here the values are scaled in training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 _GAMMA, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def splitmix64(seed: int, index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """The numbers of SplitMix64 started from ``seed``, at these places of its sequence (from 0): uint64, any shape.
+    """The numbers at positions ``index`` (from 0) of the SplitMix64 sequence of ``seed``: uint64, shape of ``index``.
 
     >>> splitmix64(1234567, [0, 1]).tolist()
     [6457827717110365317, 3203168211198807973]
@@ -31,7 +30,7 @@ def splitmix64(seed: int, index: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 
 def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The numbers of these states, in place."""
+    """The hashes of these states, computed in place."""
     shifted = np.empty_like(z)
     for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
         np.right_shift(z, np.uint64(shift), out=shifted)
@@ -44,16 +43,17 @@ def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def dropout_mask(
     rate: float, seed: int, step: int, shape: Sequence[int], block: Sequence[slice | npt.NDArray[np.intp]] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Which elements of a block of a tensor of ``shape`` stay (None: of all of it); each does with 1 - ``rate``.
+    """A mask that is true for the elements that are kept, each with probability 1 - ``rate``.
 
-    ``block`` has for each dim the slice, or the places, that are in it.
+    ``shape`` is that of the whole tensor.  ``block`` selects a part: a slice or an array of indices for each dim; None
+    selects everything.  The mask has the shape of the block.
 
-    The element at row-major place i of the whole tensor stays if the upper 53 bits of ``splitmix64(key, i)`` are at
-    least ``rate * 2**53``, with ``key`` number ``step`` of the sequence that starts from ``seed``.
+    The element at row-major position i of the whole tensor is kept if the upper 53 bits of ``splitmix64(key, i)`` are
+    at least ``rate * 2**53``, where ``key`` is number ``step`` of the sequence of ``seed``.
     """
     pieces = [slice(0, n) for n in shape] if block is None else block
     places = [np.arange(piece.start, piece.stop) if isinstance(piece, slice) else piece for piece in pieces]
-    # the state of place i, key + (i + 1) gamma, as a sum over dims: products along each dim, additions only inside
+    # The state of position i is key + (i + 1) gamma.  It is a sum over dims: multiply along each dim, then add.
     state, stride = splitmix64(seed, [step]) + _GAMMA, 1
     for dim in reversed(range(len(shape))):
         along = places[dim].astype(np.uint64) * np.uint64(stride) * _GAMMA
@@ -64,7 +64,7 @@ def dropout_mask(
 
 
 def dropout(x: Array, mask: npt.NDArray[np.bool_], rate: float) -> Array:
-    """``x / (1 - rate)`` where the mask is set, 0 elsewhere; its backward is itself, applied to the gradient."""
+    """``x / (1 - rate)`` where the mask is true, 0 elsewhere.  The backward is the same function of the gradient."""
     y = np.zeros_like(x)
     np.multiply(x, x.dtype.type(1 / (1 - rate)), out=y, where=mask)
     return y

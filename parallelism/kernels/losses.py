@@ -1,17 +1,15 @@
-"""What a network is trained for: losses and their gradients.
+"""Losses and their gradients.
 
-They divide by the rows of the *whole* batch, so the losses and the gradients of its parts add up to those of the whole.
+They divide by the rows of the *whole* batch, so losses and gradients of its parts add up to those of the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 Loss = Callable[[Array, Array, int], tuple[float, Array]]
 """``(predictions, targets, rows) -> (loss, gradient of the predictions)``, both divided by ``rows``."""
@@ -20,7 +18,7 @@ Loss = Callable[[Array, Array, int], tuple[float, Array]]
 def mean_squared_error(predictions: Array, targets: Array, rows: int) -> tuple[float, Array]:
     """The mean over all elements of ``(predictions - targets) ** 2``, and its gradient.
 
-    ``predictions`` and ``targets`` have one shape, ``(n, outputs)``; they may be ``n`` of a batch of ``rows``.
+    ``predictions`` and ``targets`` have the same shape, ``(n, outputs)``; they may be ``n`` of the ``rows`` of a batch.
     """
     difference = predictions - targets
     elements = rows * predictions.shape[1]
@@ -31,7 +29,7 @@ def softmax_cross_entropy(predictions: Array, targets: Array, rows: int) -> tupl
     """The mean over the rows of ``-sum(targets * log(softmax(predictions)))``, and its gradient.
 
     ``predictions`` are logits, ``(n, classes)``; ``targets`` are classes, ``(n,)`` integers, or
-    probabilities, ``(n, classes)``.  They may be ``n`` of a batch of ``rows``.
+    probabilities, ``(n, classes)``.  They may be ``n`` rows of a batch of ``rows``.
     """
     if targets.ndim == 1:
         targets = np.eye(predictions.shape[1], dtype=predictions.dtype)[targets]
@@ -45,4 +43,4 @@ LOSSES: dict[str, Loss] = {
     "mean_squared_error": mean_squared_error,
     "softmax_cross_entropy": softmax_cross_entropy,
 }
-"""By name."""
+"""All losses by name."""

@@ -1,4 +1,4 @@
-"""How parameters follow their gradients."""
+"""Optimizers: pure functions from parameters and gradients to new parameters."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 class Optimizer(Protocol):
-    """How parameters follow their gradients: a frozen description with a pure ``update``.
+    """A frozen description of an optimizer with a pure ``update``.
 
-    ``update(parameters, gradients, state) -> (parameters, state)``; the state begins as None, and belongs to
-    whoever keeps it.  Everything is elementwise, so parameters may be dealt out in any way.
+    ``update(parameters, gradients, state) -> (parameters, state)``.  The first state is None; the caller keeps the
+    state between updates.  Updates are elementwise, so parameters may be sharded in any way.
     """
 
     def update(
@@ -27,9 +26,9 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent: ``v = momentum * v + g``, ``p = p - lr * v``, with ``v`` zero at first (heavy ball).
+    """Gradient descent with heavy-ball momentum: ``v = momentum * v + g``, ``p = p - lr * v``; ``v`` starts at zero.
 
-    Its state is the list of the ``v``, or None without momentum.
+    The state is the list of ``v``, or None without momentum.
     """
 
     lr: float
@@ -53,16 +52,19 @@ class SGD:
 
 
 class AdamState(NamedTuple):
-    """How many updates there were, and the running means of the gradients and of their squares."""
+    """The state of `Adam`."""
 
     updates: int
+    """The number of updates so far."""
     means: list[Array]
+    """The running means of the gradients."""
     squares: list[Array]
+    """The running means of the squared gradients."""
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015, arXiv:1412.6980, algorithm 1."""
+    """Adam: Kingma and Ba, *Adam: A Method for Stochastic Optimization*, 2015, arXiv:1412.6980, algorithm 1."""
 
     lr: float = 1e-3
     beta1: float = 0.9

@@ -1,41 +1,41 @@
-"""Rotary positions: pairs of features turned by an angle that grows with the position.
+"""Rotary position embedding: pairs of features are rotated by an angle that is proportional to the position.
 
 Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding*, 2021, arXiv:2104.09864, section 3.2.2 and
-equation 34: features 2i and 2i + 1 are turned by ``position * base ** (-2i / head_dim)``.
+equation 34: features 2i and 2i + 1 are rotated by ``position * base ** (-2i / head_dim)`` radians.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 def rotate(x: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:
-    """``x`` (..., sequence, heads, head_dim), turned; ``positions`` (sequence,) are those in the whole sequence.
+    """Rotate ``x``, of shape ``(..., sequence, heads, head_dim)``.
 
-    ``ValueError`` for an odd head_dim, and for positions that are not one for each place of the sequence.
+    ``positions``, of shape ``(sequence,)``, are positions in the whole sequence.  ``ValueError`` for an odd head_dim,
+    and for ``positions`` of another shape.
     """
-    return _turned(x, positions, base, 1)
+    return _rotated(x, positions, base, 1)
 
 
 def rotate_backward(grad: Array, positions: npt.ArrayLike, base: float = 10000.0) -> Array:
-    """The gradient of x from that of ``rotate(x, positions, base)``: turned back."""
-    return _turned(grad, positions, base, -1)
+    """The gradient of x, given the gradient of ``rotate(x, positions, base)``: the inverse rotation."""
+    return _rotated(grad, positions, base, -1)
 
 
-def _turned(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Array:
+def _rotated(x: Array, positions: npt.ArrayLike, base: float, sign: int) -> Array:
     places = np.asarray(positions)
     if x.ndim < 3 or x.shape[-1] % 2:
-        raise ValueError(f"x to rotate is (..., sequence, heads, head_dim) with an even head_dim, got shape {x.shape}")
+        raise ValueError("x must have shape (..., sequence, heads, head_dim) with an even head_dim, got shape "
+                         f"{x.shape}")
     if places.shape != x.shape[-3:-2]:
-        raise ValueError(f"positions are one for each place of the sequence, {x.shape[-3:-2]}, got {places.shape}")
+        raise ValueError(f"positions must have the shape of the sequence, {x.shape[-3:-2]}, got {places.shape}")
     features = x.shape[-1]
     angles = places[:, None, None] * (sign * base ** (-np.arange(0, features, 2) / features))
     real = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32))
     kind = np.result_type(real.dtype, np.complex64)
-    turned: Array = real.view(kind) * np.exp(1j * angles).astype(kind)      # a pair of features is a complex number
-    return turned.view(real.dtype).astype(x.dtype, copy=False)
+    result: Array = real.view(kind) * np.exp(1j * angles).astype(kind)      # a pair of features is a complex number
+    return result.view(real.dtype).astype(x.dtype, copy=False)

@@ -1,38 +1,40 @@
-"""Which experts a token goes to, and which of them have room for it.
+"""Routing of tokens to experts, and the capacity of experts.
 
-A token goes to the ``k`` experts of largest router probability; equal ones go by their number.  Its gates are these
-probabilities: for k = 1 as they are (Fedus et al., *Switch Transformers*, 2021, arXiv:2101.03961, section 2.1), for
-more divided by their sum (Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, algorithm 1).
+A token is routed to the ``k`` experts of largest router probability; of equal ones the lower number comes first.  Its
+gates are these probabilities: unchanged for k = 1 (Fedus et al., *Switch Transformers*, 2021, arXiv:2101.03961,
+section 2.1), divided by their sum for larger k (Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, algorithm 1).
 
-**When an expert overflows.**  An expert takes at most `expert_capacity` tokens, in this order: all first choices before
-all second ones and so on, and among equals the token that comes first in the whole (row-major) batch.  A choice that
-finds no room is dropped: it adds nothing to the token's output, and gets no gradient; the other gates stay as they
-are.  That order knows no devices, so who is dropped is the same on every mesh.
+**When an expert overflows.**  An expert accepts at most `expert_capacity` choices.  All first choices come before all
+second ones and so on; among choices of one rank, tokens come in the row-major order of the whole batch.  A choice
+beyond the capacity is dropped: it adds nothing to the token's output and gets no gradient; other gates do not change.
+The order does not depend on devices, so the same choices are dropped on every mesh.
 
-To find it, tokens are counted by *run*: a run is any stretch of tokens that follow each other in the whole batch.
+Tokens are counted by *run* to find the order: a run is a stretch of consecutive tokens of the whole batch.
 """
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from parallelism.arrays import Array
 
 
 class Choice(NamedTuple):
-    """Of each token: the probabilities of all experts (tokens, experts); its k experts and their gates (tokens, k)."""
+    """The experts chosen for each token."""
 
     probabilities: Array
+    """The probability of every expert, ``(tokens, experts)``."""
     experts: Array
+    """The k chosen experts, best first, ``(tokens, k)``."""
     gates: Array
+    """The weights of the chosen experts, ``(tokens, k)``."""
 
 
 def choose_experts(logits: Array, k: int) -> Choice:
-    """The ``k`` best experts of each token, best first, from router logits of shape (tokens, experts)."""
+    """Choose the ``k`` best experts of each token from router logits of shape ``(tokens, experts)``."""
     probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
     experts = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
@@ -43,7 +45,10 @@ def choose_experts(logits: Array, k: int) -> Choice:
 
 
 def choose_experts_backward(choice: Choice, gates_grad: Array, probabilities_grad: Array) -> Array:
-    """The gradient of the logits from those of the gates and, besides, of all probabilities ((experts,) will do)."""
+    """The gradient of the logits, given the gradients of the gates and of the probabilities.
+
+    ``probabilities_grad`` is added for uses other than the gates; it broadcasts, so ``(experts,)`` suffices.
+    """
     probabilities, experts, gates = choice
     if gates.shape[1] > 1:
         chosen = np.take_along_axis(probabilities, experts, axis=-1).sum(axis=-1, keepdims=True)
@@ -51,20 +56,24 @@ def choose_experts_backward(choice: Choice, gates_grad: Array, probabilities_gra
     grad = np.broadcast_to(probabilities_grad, probabilities.shape).astype(probabilities.dtype)
     rows = np.arange(len(experts))[:, None]
     grad[rows, experts] += gates_grad
-    found: Array = probabilities * (grad - (grad * probabilities).sum(axis=-1, keepdims=True))
-    return found
+    logits_grad: Array = probabilities * (grad - (grad * probabilities).sum(axis=-1, keepdims=True))
+    return logits_grad
 
 
 def expert_capacity(tokens: int, experts: int, k: int, factor: float | None) -> int:
-    """How many choices an expert takes: ``ceil(factor * k * tokens / experts)``, at most tokens; None: all of them."""
+    """The number of choices that an expert accepts: ``ceil(factor * k * tokens / experts)``, at most ``tokens``.
+
+    ``factor=None`` means no limit: ``tokens``.
+    """
     return tokens if factor is None else min(tokens, ceil(factor * k * tokens / experts))
 
 
 def count_choices(chosen: Array, runs: int, experts: int) -> tuple[Array, Array]:
-    """How many choices each run makes, (runs, k, experts), and for each of ``chosen`` how many of its kind precede it.
+    """Count the choices of each run, and number the choices of one kind.
 
-    ``chosen`` (tokens, k) are experts; its tokens are ``runs`` runs of one length.  Of a kind are choices of one run,
-    one rank (first, second, ...) and one expert.
+    ``chosen``, of shape ``(tokens, k)``, holds experts; its tokens are ``runs`` runs of equal length.  The first
+    result, ``(runs, k, experts)``, counts choices by run, rank (first, second, ...) and expert.  The second,
+    ``(tokens, k)``, is the number of earlier choices with the same run, rank and expert.
     """
     tokens, k = chosen.shape
     run = np.repeat(np.arange(runs), tokens // max(1, runs))
@@ -77,7 +86,10 @@ def count_choices(chosen: Array, runs: int, experts: int) -> tuple[Array, Array]
 
 
 def places_before(counts: Array) -> Array:
-    """How many choices of an expert go before those of each run and rank, of all ``counts`` (runs, k, experts)."""
+    """The number of choices of an expert that come before those of each run and rank.
+
+    ``counts`` is ``(runs, k, experts)`` for all runs of the batch; the result has the same shape.
+    """
     runs, k, experts = counts.shape
     ordered = counts.transpose(1, 0, 2).reshape(k * runs, experts)
     before = np.cumsum(ordered, axis=0) - ordered
@@ -85,10 +97,11 @@ def places_before(counts: Array) -> Array:
 
 
 def balance_loss(first_choices: Array, probability_sums: Array, tokens: int) -> tuple[float, Array]:
-    """How unevenly the experts are used, and its gradient with respect to each token's probabilities, (experts,).
+    """The load-balancing loss, and its gradient with respect to each token's probabilities, ``(experts,)``.
 
-    ``experts * sum(f * p)``, f the fraction of tokens whose first choice an expert is, dropped or not, and p its mean
-    probability: 1 when both are even (Fedus et al., equations 4 to 6, without their factor alpha).  f has no gradient.
+    The loss is ``experts * sum(f * p)``.  f is the fraction of tokens whose first choice is an expert, dropped or not;
+    p is the mean probability of the expert.  It is 1 if both are even (Fedus et al., equations 4 to 6, without their
+    factor alpha).  f has no gradient.
     """
     experts = len(first_choices)
     shares = first_choices / max(1, tokens)

@@ -1,8 +1,8 @@
-"""Layouts on programs: from a program of whole tensors to the program of one device.
+"""Layouts of programs: they turn a program of whole tensors into the program of each device.
 
-`annotate` says how some values lie, `propagate` finds it for all others, `localize` makes the program of each device:
-local shapes, and collectives where values change their layouts.  `partition` cuts a program and its gradient into the
-stages of a pipeline.
+`annotate` gives layouts to some values, and `propagate` derives them for all others.  `localize` returns the program of
+each device, with local shapes and with collectives where values change their layouts.  `partition` cuts a program and
+its gradient into the stages of a pipeline.
 """
 
 from parallelism.layouts.localization import Class, Localized, step_of

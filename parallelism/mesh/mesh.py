@@ -1,7 +1,7 @@
-"""How the devices of a cluster are arranged: a grid with named axes.
+"""A mesh arranges the devices of a cluster in a grid with named axes.
 
-A mesh is a value.  It starts nothing and knows nothing of processes; it answers one kind of question:
-which rank sits where, and which ranks differ only along some axes.
+A mesh is a value.  It starts nothing and knows no processes.  It maps ranks to coordinates, and it lists the
+groups of ranks that differ only along some axes.
 
     Mesh(dp=2, tp=4)        tp=0  tp=1  tp=2  tp=3
                      dp=0     0     1     2     3       ranks are row-major:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from parallelism.display import Drawing
 
 Axes = str | tuple[str, ...] | None
-"""Names of mesh axes: one, several (the first is the slowest), or None for all of them."""
+"""Names of mesh axes: one, several (the first varies slowest), or None for all of them."""
 
 
 class MeshIndex(Mapping[str, int]):
-    """The place of one rank: a coordinate for each axis, in the order of the mesh.
+    """The coordinates of one rank, one for each axis, in the order of the mesh.
 
     >>> index = MeshIndex(dp=1, tp=3)
     >>> index["tp"], dict(index)
@@ -70,8 +70,8 @@ class Mesh:
     >>> mesh.groups("tp")
     ((0, 1, 2, 3), (4, 5, 6, 7))
 
-    Frozen, hashable and picklable; two meshes are equal when they have the same axes in the same order.
-    Raises ``ValueError`` for a size below 1 and ``TypeError`` for a size that is no integer.
+    A mesh is frozen, hashable and picklable.  Two meshes are equal if they have the same axes in the same order.
+    ``ValueError`` for a size below 1, ``TypeError`` for a size that is not an integer.
     """
 
     __slots__ = ("__dict__", "_extents")
@@ -105,7 +105,7 @@ class Mesh:
         return prod(self._extents.values())
 
     def rank(self, index: MeshIndex | None = None, /, **coordinates: int) -> int:
-        """The rank at a place, given as a `MeshIndex` or with one coordinate for every axis."""
+        """The rank at these coordinates, given as a `MeshIndex` or by one keyword for every axis."""
         if index is not None:
             coordinates = {**index, **coordinates}
         for axis in coordinates:
@@ -122,7 +122,7 @@ class Mesh:
         return rank
 
     def index(self, rank: int) -> MeshIndex:
-        """The place of a rank."""
+        """The coordinates of a rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"{self!r} has ranks 0 to {self.size - 1}, got {rank}")
         coordinates = {}
@@ -131,24 +131,24 @@ class Mesh:
         return MeshIndex(**dict(reversed(coordinates.items())))
 
     def group(self, rank: int, axes: Axes = None) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` only along ``axes``; the first listed axis is the slowest."""
+        """The ranks that differ from ``rank`` only along ``axes``, itself included.  The first axis varies slowest."""
         key = (rank, axes)
-        found = self._groups_by_rank.get(key)
-        if found is None:
+        members = self._groups_by_rank.get(key)
+        if members is None:
             here = dict(self.index(rank))
             names = self.axes_of(axes)
-            found = self._groups_by_rank[key] = tuple(
+            members = self._groups_by_rank[key] = tuple(
                 self.rank(**{**here, **dict(zip(names, place, strict=True))})
                 for place in product(*(range(self._extents[axis]) for axis in names))
             )
-        return found
+        return members
 
     def groups(self, axes: Axes = None) -> tuple[tuple[int, ...], ...]:
-        """Every group along ``axes``, ordered by its first rank."""
+        """All groups along ``axes``, ordered by their first ranks."""
         return tuple(dict.fromkeys(self.group(rank, axes) for rank in range(self.size)))
 
     def axes_of(self, axes: Axes) -> tuple[str, ...]:
-        """``axes`` as a checked tuple of names: None means all of them."""
+        """``axes`` as a checked tuple of names; None means all axes."""
         if axes is None:
             return self.axes
         names = (axes,) if isinstance(axes, str) else tuple(axes)
@@ -160,7 +160,7 @@ class Mesh:
 
     def _check_axis(self, axis: object) -> None:
         if not isinstance(axis, str):
-            raise TypeError(f"an axis of {self!r} is one of the names {_names(self._extents)}, got {axis!r}")
+            raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._extents)}, got {axis!r}")
         if axis not in self._extents:
             raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._extents)}")
 
@@ -189,7 +189,7 @@ class Mesh:
         return f"Mesh({', '.join(f'{axis}={extent}' for axis, extent in self._extents.items())})"
 
     def draw(self) -> Drawing:
-        """A picture of which rank is where, within 80 columns; ``print`` it, or show it in a notebook.
+        """A picture of the ranks in their grid, in 80 columns.  ``print`` it, or display it in a notebook.
 
         >>> print(Mesh(dp=2, tp=3).draw())
         Mesh(dp=2, tp=3): 6 devices

@@ -1,4 +1,4 @@
-"""A mesh as a picture: its ranks in a grid, the last axis across, the others down.
+"""A picture of a mesh: its ranks in a grid, the last axis across and the others down.
 
     Mesh(dp=2, tp=4): 8 devices
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from parallelism.mesh.mesh import Mesh
 
 _LABEL = 40
-"""The widest label of a row that has names."""
+"""The largest width of a row's label that names axes; wider labels show only coordinates."""
 _NAME = 12
-"""The longest name that is told in full beside its ranks."""
+"""The longest name of an axis that is written in full."""
 
 
 def picture(mesh: Mesh) -> Drawing:
-    """The picture of a mesh; of a large one the first rows and columns, and the last."""
+    """The picture of a mesh.  A large mesh is drawn by its first rows and columns and the last ones."""
     *outer, across = mesh.axes
     places = list(product(*(range(mesh.shape[axis]) for axis in outer)))
     rows = [" ".join(f"{_short(axis)}={i}" for axis, i in zip(outer, place, strict=True)) for place in places]
@@ -50,12 +50,12 @@ def _html(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     head, *body = _cells(["", *rows], columns, MOST_HTML, MOST_HTML)
     lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
     lines += [f"<th>{escape(row[0])}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) for row in body]
-    told = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><caption>{escape(caption)}</caption>{told}</table>"
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{escape(caption)}</caption>{table}</table>"
 
 
 def _cells(labels: Sequence[str], columns: Sequence[str], most_rows: int, most: int) -> Iterator[list[str]]:
-    """The head, then a row for each label but the first; the first cell is the label."""
+    """The rows of the grid: the head, then one row for each further label.  The first cell is the label."""
     across = kept(len(columns), most)
     yield [labels[0], *("…" if j is None else columns[j] for j in across)]
     for i in kept(len(labels) - 1, most_rows):

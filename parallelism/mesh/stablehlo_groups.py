@@ -1,35 +1,35 @@
-"""Groups of ranks over a grid of replicas and partitions, as StableHLO writes them.
+"""Groups of ranks in the notation of StableHLO, over a grid of replicas and partitions.
 
-A program that runs as R replicas of P partitions has R x P processes, (replica, partition); their ranks are row-major,
-``replica * P + partition``.  A collective names groups of one of four kinds (StableHLO's specification, *Grouping*):
+A program with R replicas of P partitions runs on R x P processes.  Ranks are row-major: ``replica * P + partition``.
+StableHLO's specification (*Grouping*) has four kinds of groups:
 
-    cross_replica                  ids are replicas:    a group for each of them and each partition
-    cross_partition                ids are partitions:  a group for each of them and each replica
-    cross_replica_and_partition    ids are replicas:    a group of all their partitions, partition by partition
+    cross_replica                  ids are replicas:    each group is repeated for every partition
+    cross_partition                ids are partitions:  each group is repeated for every replica
+    cross_replica_and_partition    ids are replicas:    a group has all their partitions, partition by partition
     flattened_ids                  ids are ranks
 
-The order inside a group is kept: results of gathers, scatters and reductions follow it.
+The order inside a group is kept: gathers, scatters and reductions follow it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-Groups = tuple[tuple[int, ...], ...]
+RankGroups = tuple[tuple[int, ...], ...]
 
 STRATEGIES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_ids")
 
 
 def replica_groups(
     strategy: str, groups: Sequence[Sequence[int]], num_replicas: int, num_partitions: int, *, complete: bool = False
-) -> Groups:
-    """The groups of ranks that ``groups`` of ids mean, for the ``groups=`` of a collective.
+) -> RankGroups:
+    """Convert groups of ids to groups of ranks, for the ``groups=`` of a collective.
 
-    Groups may be of different sizes.  Ids may be missing: a rank outside every group gets zeros from ``broadcast`` and
-    ``permute``, and may not call the other collectives.  With ``complete=True`` a missing id is refused here.
+    Groups may have different sizes.  Ids may be missing: a rank outside of every group gets zeros from ``broadcast``
+    and ``permute``, and must not call other collectives.  ``complete=True`` requires every id.
 
     ``ValueError`` for an unknown strategy, a number of replicas or partitions below 1, an empty group, and an id that
-    is out of range, in two groups or twice in one; ``TypeError`` for what is no integer.
+    is out of range, in two groups or twice in one.  ``TypeError`` for an id that is not an integer.
 
     >>> replica_groups("cross_replica", [[0, 1], [2, 3]], 4, 2)
     ((0, 2), (1, 3), (4, 6), (5, 7))
@@ -37,7 +37,7 @@ def replica_groups(
     ((0, 2, 1, 3),)
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"the strategy is one of {', '.join(STRATEGIES)}, got {strategy!r}")
+        raise ValueError(f"the strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
     replicas, partitions = _count("num_replicas", num_replicas), _count("num_partitions", num_partitions)
     kind, ids = {
         "cross_partition": ("partition", partitions), "flattened_ids": ("process", replicas * partitions),
@@ -62,21 +62,21 @@ def replica_groups(
     return checked
 
 
-def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int, complete: bool) -> Groups:
+def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int, complete: bool) -> RankGroups:
     seen: dict[int, tuple[int, ...]] = {}
     checked = []
     for group in groups:
         if not hasattr(group, "__iter__"):
-            raise TypeError(f"a group is a sequence of {kind} ids, got {group!r} in groups={groups!r}")
+            raise TypeError(f"a group must be a sequence of {kind} ids, got {group!r} in groups={groups!r}")
         members = tuple(_integer(f"a {kind} id", i) for i in group)
         if not members:
-            raise ValueError(f"a group has at least one {kind}, got an empty one in groups={_listed(groups)}")
+            raise ValueError(f"a group must have at least one {kind}, got an empty one in groups={_listed(groups)}")
         for i in members:
             if not 0 <= i < ids:
                 raise ValueError(f"groups of {strategy} hold {kind} ids 0 to {ids - 1}, got {i} in {list(members)}")
             if i in seen:
                 where = f"in {list(seen[i])} and in {list(members)}" if seen[i] != members else f"in {list(members)}"
-                raise ValueError(f"{kind} {i} is twice {where}, and belongs to one group, once")
+                raise ValueError(f"{kind} {i} appears twice, {where}; an id belongs to one group, once")
             seen[i] = members
         checked.append(members)
     missing = sorted(set(range(ids)) - set(seen))
@@ -89,13 +89,13 @@ def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int
 def _count(name: str, value: int) -> int:
     number = _integer(name, value)
     if number < 1:
-        raise ValueError(f"{name} is at least 1, got {number}")
+        raise ValueError(f"{name} must be at least 1, got {number}")
     return number
 
 
 def _integer(name: str, value: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {value!r}")
     return value.__index__()
 
 

@@ -1,7 +1,8 @@
-"""How an extent is split over devices, the same everywhere.
+"""The one rule for splitting an extent over devices.
 
-A dim is split axis by axis, outermost first, each part by the rule of `numpy.array_split`: its first ``n % k`` pieces
-get one element more.  So adding an innermost axis is always a local slice, and removing it a gather.
+A dim is split axis by axis, outermost first.  Each part of n elements is split into k pieces as by
+`numpy.array_split`: the first ``n % k`` pieces have one more element.  So adding an innermost axis is always a local
+slice, and removing it is a gather.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def split_sizes(extent: int, factors: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def starts(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Where each piece begins, and at the end where the last one stops: one number more than sizes.
+    """The start of each piece, and the end of the last one: one more number than ``sizes``.
 
     >>> starts((3, 2, 2))
     (0, 3, 5, 7)

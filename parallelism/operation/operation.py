@@ -1,7 +1,7 @@
-"""What a strategy is written against: the `Device` it runs on, and the `Operation` it is.
+"""The interface of strategies: an `Operation` runs on a `Device`.
 
-A strategy never sees a process.  It is handed a `Device` and calls its collectives; so the same
-strategy runs on processes, on threads, under a recorder that only counts, and on whatever comes later.
+A strategy never sees a process.  It gets a `Device` and calls its collectives.  So the same strategy runs on
+processes, on threads, under a recorder that only counts, and on any other implementation of `Device`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ReduceOp = str | Callable[[Any, Any], Any]
 
 
 class Work(Protocol):
-    """An operation under way: `wait` gives its result, `done` tells whether it has one."""
+    """An asynchronous operation: `wait` returns its result, `done` says whether the result is there."""
 
     def wait(self) -> Any: ...
     def done(self) -> bool: ...
@@ -31,10 +31,10 @@ class Work(Protocol):
 
 @runtime_checkable
 class Device(Protocol):
-    """What a strategy may use.  `vcluster.VirtualDevice` documents each method.
+    """The methods that a strategy may call.  `vcluster.VirtualDevice` documents each of them.
 
-    ``axes`` is a mesh axis, a tuple of them (the first is the slowest) or None for the whole mesh.
-    ``options`` are ``groups=None, out=None, algorithm=None, async_op=False``; with ``async_op=True`` the
+    ``axes`` is a mesh axis, a tuple of axes (the first varies slowest) or None for the whole mesh.
+    ``options`` are ``groups=None, out=None, algorithm=None, async_op=False``.  With ``async_op=True`` the
     result is a `Work`.
     """
 
@@ -107,10 +107,10 @@ class Device(Protocol):
 
 
 class Operation:
-    """A program for the whole cluster: what each device gets, what it does, what the host makes of it.
+    """A program for the whole cluster: the inputs of each device, its work, and the result on the host.
 
-    Subclasses override `__call__`, and the two others where the arguments are dealt out or the outputs
-    belong together.
+    Subclasses override `__call__`.  They override `inputs` to split arguments over devices, and `result` to combine
+    the outputs of devices.
     """
 
     declares_all: ClassVar[bool] = False
@@ -118,23 +118,23 @@ class Operation:
     price for it."""
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """What each rank gets from the host, by rank.  Here: everything, everywhere."""
+        """The inputs of each rank, as a list indexed by rank.  By default every rank gets all arguments."""
         return [args] * mesh.size
 
     def __call__(self, device: Device, *inputs: Any) -> Any:
-        """Runs on every device, with its own inputs."""
-        raise NotImplementedError(f"{type(self).__name__} must say what a device does: define __call__(device, ...)")
+        """The work of one device, which runs on every device with its own inputs."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(device, ...), the work of one device")
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
-        """What the host makes of the outputs, given by rank.  Here: the lowest rank's."""
+        """The result on the host, from the outputs indexed by rank.  By default it is the output of rank 0."""
         return outputs[0]
 
 
 class ShardedOperation(Operation):
-    """An operation inside which a tensor is split over devices, and which can be run backward.
+    """An operation on sharded tensors with a forward and a backward.
 
-    ``forward(device, *shards) -> (out, saved)`` and ``backward(device, saved, grad) -> grads``, the
-    gradients in the order and layouts of the inputs.
+    ``forward(device, *shards) -> (out, saved)``; ``backward(device, saved, grad) -> grads``.  The gradients
+    have the order and the layouts of the inputs.
     """
 
     def __init__(self, sharding: Any) -> None:

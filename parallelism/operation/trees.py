@@ -1,4 +1,4 @@
-"""Trees of tuples, lists and dicts whose leaves are arrays and scalars: what travels as one value."""
+"""Trees: nested tuples, lists and dicts of arrays and scalars, which are sent as one value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def leaves(value: Any) -> list[Any]:
-    """The arrays and scalars of a tree, in order."""
+    """The leaves of a tree (arrays and scalars), in order."""
     if isinstance(value, dict):
         return [leaf for child in value.values() for leaf in leaves(child)]
     if isinstance(value, tuple | list):

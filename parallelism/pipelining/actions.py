@@ -1,7 +1,8 @@
-"""What a rank of a pipeline does in a step: an `Action`, or two of them `Overlapped`, and how they are written.
+"""The entries of a schedule: an `Action`, or an `Overlapped` pair of actions, and their notation.
 
-``2F0`` is the forward of microbatch 0 on stage 2, ``1SEND_F3`` sends what that stage made of microbatch 3 on, and
-``(0F7;7B3)OVERLAP_F_B`` is a forward run together with a backward: the notation of ``torch.distributed.pipelining``.
+The notation is that of ``torch.distributed.pipelining``.  ``2F0`` is the forward of microbatch 0 on stage 2,
+``1SEND_F3`` sends the output of stage 1 for microbatch 3, and ``(0F7;7B3)OVERLAP_F_B`` runs a forward and a backward
+together.
 
     F  forward                           SEND_F  the output goes to the next stage
     B  whole backward, I and W in one    RECV_F  the input comes from the stage before
@@ -19,7 +20,7 @@ KINDS = ("F", "B", "I", "W")
 """Forward; whole backward; backward for the input; backward for the weights."""
 
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
-"""What passes between ranks; a schedule without any of them is run all the same, for where they belong is known."""
+"""Messages between ranks.  A schedule may leave them out, because they follow from the other actions."""
 
 OVERLAPPED = "OVERLAP_F_B"
 
@@ -29,7 +30,7 @@ _OF_PARAMETERS = re.compile(r"\s*[0-9]+(?:UNSHARD|RESHARD|REDUCE_GRAD)\s*")
 
 
 class Action(NamedTuple):
-    """One piece of work: ``str(Action(2, "F", 0)) == "2F0"``, and `parse` is the way back."""
+    """One piece of work: ``str(Action(2, "F", 0)) == "2F0"``, and `parse` reads that back."""
 
     stage: int
     kind: str
@@ -37,7 +38,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """The action written as stage, kind and microbatch; ``ValueError`` if it is none."""
+        """The action of a text such as ``2F0``: stage, kind, microbatch.  ``ValueError`` if it is not an action."""
         match = _ACTION.fullmatch(text)
         if not match or match[2] not in KINDS + MESSAGES:
             kinds = ", ".join(KINDS)
@@ -49,7 +50,7 @@ class Action(NamedTuple):
 
     @property
     def needs(self) -> tuple[Action, ...]:
-        """What must be done before, the stage after the last one aside; an ``I`` may be done as part of a ``B``."""
+        """The actions that must come before.  Ignore a stage after the last one; an ``I`` may be part of a ``B``."""
         stage, kind, k = self
         if kind in ("F", "RECV_F"):
             return (Action(stage - 1, _SOURCE[kind], k),) if stage else ()
@@ -61,7 +62,7 @@ class Action(NamedTuple):
 
     @property
     def works(self) -> tuple[Action, ...]:
-        """The action itself; see `Overlapped.works`."""
+        """The action itself, as a tuple; see `Overlapped.works`."""
         return (self,)
 
     def __str__(self) -> str:
@@ -72,9 +73,10 @@ _SOURCE = {"F": "F", "RECV_F": "SEND_F", "SEND_F": "F", "SEND_B": "I", "W": "I"}
 
 
 class Overlapped(NamedTuple):
-    """A forward and a backward of two stages of a rank that run as one step, each as soon as what it needs is there.
+    """A forward and a backward of two stages of a rank that run as one entry of the schedule.
 
-    What one computes hides the messages of the other.  One clock, and one device, runs the forward first.
+    The computation of one hides the messages of the other.  Each starts when its inputs are there.  The replay and a
+    device run the forward first.
     """
 
     forward: Action
@@ -82,7 +84,7 @@ class Overlapped(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Overlapped:
-        """The pair written as ``(0F7;7B3)OVERLAP_F_B``; ``ValueError`` if it is none."""
+        """The pair of a text such as ``(0F7;7B3)OVERLAP_F_B``; ``ValueError`` if it is not a pair."""
         match = _PAIR.fullmatch(text)
         pair = match and cls(Action.parse(match[1]), Action.parse(match[2]))
         if not pair or pair.forward.kind != "F" or pair.backward.kind not in ("B", "I"):
@@ -104,10 +106,10 @@ class Overlapped(NamedTuple):
 
 
 Step = Action | Overlapped
-"""What stands at one place of a rank's order."""
+"""One entry of a rank's order."""
 
 Written = Step | str | Iterable[object]
-"""An action as it may be given: itself, text, ``(stage, kind, microbatch)``, or a pair of those."""
+"""The forms in which an entry may be given: itself, text, ``(stage, kind, microbatch)``, or a pair of those."""
 
 
 def parse_step(text: str) -> Step:
@@ -116,7 +118,7 @@ def parse_step(text: str) -> Step:
 
 
 def as_step(given: Written) -> Step:
-    """The step as one has it or writes it.  ``ValueError``, ``TypeError`` for what is none."""
+    """The entry in any of its forms, as a value.  ``ValueError`` or ``TypeError`` if it is not an entry."""
     if isinstance(given, Action | Overlapped):
         return given
     if isinstance(given, str):
@@ -131,10 +133,10 @@ def as_step(given: Written) -> Step:
 
 
 def is_about_parameters(text: str) -> bool:
-    """Whether the text is one of torch's actions that gather or reduce a stage's parameters; they order nothing."""
+    """Whether the text is one of torch's actions that gather or reduce a stage's parameters.  They are ignored."""
     return bool(_OF_PARAMETERS.fullmatch(text))
 
 
 def parts(kind: str) -> tuple[str, ...]:
-    """A whole backward is a backward for the input and one for the weights; the others are themselves."""
+    """The parts of a kind: a whole backward consists of ``I`` and ``W``; any other kind of itself."""
     return ("I", "W") if kind == "B" else (kind,)

@@ -1,4 +1,4 @@
-"""A schedule as csv, a line for each rank: the format of ``torch.distributed.pipelining``."""
+"""Schedules as csv, one line for each rank: the format of ``torch.distributed.pipelining``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 
 
 def write(schedule: Schedule) -> str:
-    """The actions of each rank with commas between."""
+    """The csv text of a schedule."""
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.actions)
 
 
 def read(text: str, name: str) -> list[list[Step]]:
-    """The steps of each rank; an empty cell is an idle slot and is passed over.
+    """The entries of each rank.  ``name`` is that of the schedule, for errors.
 
-    So is what torch lists of a stage's parameters, as in ``0UNSHARD``.  ``ValueError`` names line and cell.
+    Empty cells are idle slots and are ignored, and so are torch's actions for parameters, such as ``0UNSHARD``.
+    ``ValueError`` names line and cell.
     """
     rows: list[list[Step]] = []
     for line, cells in enumerate(csv.reader(text.rstrip().splitlines()), start=1):

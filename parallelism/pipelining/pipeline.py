@@ -1,6 +1,6 @@
-"""`Pipeline`: a schedule for so many stages and microbatches, by its name or one's own; `PipelineStage`: one of them.
+"""A `Pipeline` is a number of stages, a number of microbatches and a schedule; a `PipelineStage` is one of its stages.
 
-The actions are in `parallelism.pipelining.actions`, what may be asked of their order in `parallelism.pipelining.schedule`.
+`parallelism.pipelining.actions` defines actions, `parallelism.pipelining.schedule` their order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from parallelism.pipelining.timing import SLOTS
 __all__ = ["Action", "Overlapped", "Pipeline", "PipelineStage", "Schedule", "Status"]
 
 Given = str | Schedule | Callable[..., Iterable[Written]] | Iterable[Iterable[Written]]
-"""A schedule as `Pipeline` takes it."""
+"""The forms in which `Pipeline` accepts a schedule."""
 
 
 class Status(Enum):
-    """What a stage does in a cycle; the backwards for input and for weights are both BACKWARD."""
+    """The work of a stage in a cycle.  The backwards for input and for weights are both BACKWARD."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -32,16 +32,16 @@ class Status(Enum):
 
 @dataclass(frozen=True, init=False)
 class Pipeline:
-    """A model in ``stages`` stages, a batch in ``microbatches``, and the order of the work on mesh axis ``axis``.
+    """A model in ``stages``, a batch in ``microbatches``, and the order of actions along mesh axis ``axis``.
 
     >>> pipeline = Pipeline(stages=2, microbatches=3, schedule="gpipe")
     >>> " ".join(map(str, pipeline.actions(1)))
     '1F0 1F1 1F2 1B0 1B1 1B2'
 
-    ``schedule`` is a name (case, ``_`` and ``-`` do not matter; torch's class names are known), or one's own: a
+    ``schedule`` is a name (case, ``_`` and ``-`` do not matter; torch's class names work, too) or a custom schedule: a
     `Schedule`, its csv, a list of actions for each rank, or a function ``(rank, ranks, microbatches)`` (and ``chunks``,
-    if there are several) that yields a rank's actions.  One's own is validated.  ``chunks`` stages lie on each rank;
-    left out, as many as the schedule asks for.  ``ValueError`` where the numbers do not fit.
+    if there are several) that yields a rank's actions.  A custom schedule is validated.  Each rank has ``chunks``
+    stages; the default is the number that the schedule needs.  ``ValueError`` if the numbers do not fit.
     """
 
     stages: int
@@ -57,24 +57,24 @@ class Pipeline:
         if chunks is not None and stages % chunks:
             below, above = stages // chunks * chunks, -(-stages // chunks) * chunks
             would = f"{below} or {above} can" if below else f"{above} can"
-            raise ValueError(f"{stages} stages cannot be dealt to ranks in chunks of {chunks}; {would}")
-        made = _made(schedule, sizes["stages"], sizes["microbatches"], sizes.get("chunks"))
+            raise ValueError(f"{stages} stages cannot be split over ranks in chunks of {chunks}; {would}")
+        built = _built(schedule, sizes["stages"], sizes["microbatches"], sizes.get("chunks"))
         for name, size in sizes.items():
-            if getattr(made, name) != size:
-                own = getattr(made, name)
-                raise ValueError(f"schedule {made.name!r} has {name}={own}, the pipeline {name}={size}")
-        if not (isinstance(schedule, str) and made.name in SCHEDULES):
-            made.validate()
-        for key, value in {**sizes, "schedule": made, "chunks": made.chunks, "axis": axis}.items():
+            if getattr(built, name) != size:
+                own = getattr(built, name)
+                raise ValueError(f"schedule {built.name!r} has {name}={own}, the pipeline {name}={size}")
+        if not (isinstance(schedule, str) and built.name in SCHEDULES):
+            built.validate()
+        for key, value in {**sizes, "schedule": built, "chunks": built.chunks, "axis": axis}.items():
             object.__setattr__(self, key, value)
 
     @property
     def ranks(self) -> int:
-        """How many ranks the pipeline takes on its axis: ``stages / chunks``."""
+        """The number of ranks along the axis of the pipeline: ``stages / chunks``."""
         return self.schedule.ranks
 
     def actions(self, rank: int) -> tuple[Step, ...]:
-        """What the rank at this position of the axis does, in order."""
+        """The actions of the rank at this position of the axis, in order."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"the pipeline has ranks 0 to {self.ranks - 1}, got {rank}")
         return self.schedule.actions[rank]
@@ -94,7 +94,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of a pipeline, and what it does in which cycle."""
+    """One stage of a pipeline, and its work in each cycle."""
 
     pipeline: Pipeline
     stage: int
@@ -105,11 +105,11 @@ class PipelineStage:
 
     @property
     def rank(self) -> int:
-        """The rank on which the stage lies."""
+        """The rank that has the stage."""
         return self.pipeline.schedule.placement[self.stage]
 
     def status(self, cycle: int) -> tuple[Status, int | None]:
-        """What the stage does in a cycle, and for which microbatch; every action takes one cycle, messages none."""
+        """The work of the stage in a cycle, and its microbatch.  Every action takes one cycle, messages none."""
         kind, microbatch = self._work.get(cycle, (None, None))
         if kind is None:
             return Status.IDLE, None
@@ -121,8 +121,8 @@ class PipelineStage:
         return {int(start): (a.kind, a.microbatch) for a, start, _ in spans if a.stage == self.stage}
 
 
-def _made(given: Given, stages: int, microbatches: int, chunks: int | None) -> Schedule:
-    """The schedule that was named, written down, listed or described by a function, of these sizes."""
+def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> Schedule:
+    """The schedule of these sizes, from any of the accepted forms."""
     if isinstance(given, Schedule):
         return given
     if isinstance(given, str) and not {",", "\n"} & set(given):
@@ -137,13 +137,13 @@ def _made(given: Given, stages: int, microbatches: int, chunks: int | None) -> S
         return Schedule(name, rows, stages, microbatches, chunks)
     if not isinstance(given, Iterable):
         raise TypeError(
-            f"a schedule is a name or a Schedule, got {given!r}; csv, lists of actions and a function do too")
+            f"a schedule must be a name, a Schedule, csv, lists of actions or a function, got {given!r}")
     rows = list(given)
     return Schedule("own", rows, stages, microbatches, chunks or max(1, stages // max(1, len(rows))))
 
 
 def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Schedule:
-    """The schedule of this name, however it is spelt."""
+    """The schedule of this name, in any accepted spelling."""
     if spelt(given) not in ALIASES:
         close = [ALIASES[key] for key in difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)]
         hint = f"; did you mean {close[0]!r}?" if close else ""

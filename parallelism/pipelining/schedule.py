@@ -1,11 +1,11 @@
-"""`Schedule`: what every rank of a pipeline does, in which order, as a value to look at, to check, to time and to run.
+"""A `Schedule` is the order of actions on every rank of a pipeline, as a value to print, check, time and run.
 
-A model is cut into stages, a batch into microbatches.  An action may run when what it needs is there:
+A model is cut into stages, a batch into microbatches.  An action may run after the actions that it needs:
 
-    F  the F of the stage before              B, I  its own F, and the B or I of the stage after
-    W  its own I                              B     is I and W in one
+    F  needs the F of the previous stage      B, I  need their own F, and the B or I of the next stage
+    W  needs its own I                        B     is I and W in one
 
-What passes between ranks may be listed too (``SEND_F`` and so on); then it is all there, and the order is kept.
+A schedule may also list messages (``SEND_F`` and so on).  Then it lists all of them, and their order is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHTS = ("one", "stashed", "double_buffered")
 
 @dataclass(frozen=True, init=False)
 class Schedule:
-    """The actions of every rank, in order.  Each rank holds ``chunks`` stages, so ``ranks * chunks == stages``.
+    """The actions of every rank, in order.  Each rank has ``chunks`` stages, so ``ranks * chunks == stages``.
 
     >>> schedule = Schedule("mine", [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], 2, 2)
     >>> schedule.validate()
@@ -38,12 +38,12 @@ class Schedule:
     rank 0  F0 F1 .  B0 .  B1
     rank 1  .  F0 B0 F1 B1 .
 
-    Actions may be given as text.  Without ``training`` there are forwards only.  ``weights`` says which the work is
-    done with: ``"one"`` version, changed at the flush; ``"stashed"`` ones, changed after every microbatch, whose
-    backward has those that its forward had; ``"double_buffered"``, changed at the flush and used a step later.  With
-    ``local`` every stage has a loss of its own, and no backward waits for another stage's.  Frozen and hashable.
-    ``ValueError`` for an action that is none and for sizes that do not fit each other; whether the order can be run
-    is asked of `validate`.
+    Actions may be given as text.  Without ``training`` there are only forwards.  ``weights`` says which version of the
+    weights the actions use: ``"one"`` version, updated at the flush; ``"stashed"`` versions, updated after every
+    microbatch, where a backward uses the version of its forward; ``"double_buffered"``, updated at the flush and used
+    one step later.  With ``local`` every stage has its own loss, and no backward waits for another stage's.  A schedule
+    is frozen and hashable.  ``ValueError`` for an invalid action and for sizes that do not fit each other.  `validate`
+    checks whether the order can run.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Schedule:
     ) -> None:
         rows = tuple(tuple(map(as_step, row)) for row in actions)
         if weights not in WEIGHTS:
-            raise ValueError(f"weights of a schedule are {', '.join(map(repr, WEIGHTS))}; got {weights!r}")
+            raise ValueError(f"weights must be one of {', '.join(map(repr, WEIGHTS))}; got {weights!r}")
         sizes = counts(stages=stages, microbatches=microbatches, chunks=chunks)
         rest = {"training": training, "weights": weights, "local": local}
         for key, value in {"name": name, "actions": rows, **sizes, **rest}.items():
@@ -74,7 +74,10 @@ class Schedule:
         cls, name: str, actions: Iterable[Iterable[Written]], *, training: bool = True, weights: str = "one",
         local: bool = False,
     ) -> Schedule:
-        """With as many stages and microbatches as the actions speak of.  ``ValueError`` if ranks cannot share them."""
+        """The schedule with the stages and microbatches that the actions name.
+
+        ``ValueError`` if the number of stages is not a multiple of the number of ranks.
+        """
         rows = [[as_step(given) for given in row] for row in actions]
         works = [work for row in rows for step in row for work in step.works]
         stages, microbatches = (len({work[i] for work in works}) for i in (0, 2))
@@ -85,45 +88,46 @@ class Schedule:
 
     @property
     def ranks(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks."""
         return len(self.actions)
 
     @cached_property
     def placement(self) -> tuple[int, ...]:
-        """The rank on which each stage lies; -1 for one that a broken schedule has nowhere."""
+        """The rank of each stage; -1 for a stage that no rank has, in an invalid schedule."""
         where = {work.stage: rank for rank, row in enumerate(self.works) for work in row}
         return tuple(where.get(stage, -1) for stage in range(self.stages))
 
     @cached_property
     def works(self) -> tuple[tuple[Action, ...], ...]:
-        """The actions of every rank, those of an overlapped pair one after the other."""
+        """The actions of every rank; the two of an overlapped pair follow each other."""
         return tuple(tuple(chain.from_iterable(step.works for step in row)) for row in self.actions)
 
     @cached_property
     def lists_messages(self) -> bool:
-        """Whether what passes between ranks stands among the actions."""
+        """Whether the schedule lists messages."""
         return any(work.kind in MESSAGES for row in self.works for work in row)
 
     def passes_on(self, kind: str) -> bool:
-        """Whether an action of this kind takes something from one neighbouring stage, and gives to the other."""
+        """Whether an action of this kind receives from one neighbouring stage and sends to the other."""
         return kind == "F" or (kind in ("B", "I") and not self.local)
 
     def needs(self, action: Action) -> list[Action]:
-        """What must be done before; where messages are listed, what comes from another rank comes by one."""
-        found = [need for need in action.needs if need.stage < self.stages]
+        """The actions that must come before.  If messages are listed, the RECV replaces a need on another rank."""
+        needs = [need for need in action.needs if need.stage < self.stages]
         if self.local and action.kind in ("B", "I"):
-            return found[:1]
+            return needs[:1]
         if self.lists_messages and action.kind in KINDS:
             here, received = self.placement[action.stage], "RECV_F" if action.kind == "F" else "RECV_B"
             return [
-                need if self.placement[need.stage] == here else action._replace(kind=received) for need in found
+                need if self.placement[need.stage] == here else action._replace(kind=received) for need in needs
             ]
-        return found
+        return needs
 
     def with_messages(self) -> Schedule:
-        """The same with its messages listed: sent as soon as they are made, received just before they are needed.
+        """The schedule with messages listed.
 
-        What an overlapped pair makes is sent after both.
+        A message is sent directly after the action that computes it, and received directly before the action that
+        needs it.  The results of an overlapped pair are sent after both actions.
         """
         if self.lists_messages:
             return self
@@ -145,27 +149,28 @@ class Schedule:
             local=self.local)
 
     def validate(self) -> None:
-        """Raises ``ValueError`` unless every microbatch goes once forward and once backward through every stage.
+        """Raise ``ValueError`` unless every microbatch runs once forward and once backward through every stage.
 
-        The error names the rank, the step and the action that is missing, doubled or too early, or, where
-        ranks wait for each other in a circle, what each of them waits for.
+        The error names the rank, the step and the action that is missing, doubled or too early.  If ranks wait for each
+        other in a cycle, it names what each of them waits for.
         """
         schedule_validation.validate(self)
 
-    # ---------------------------------------------------------------------------------------------- the clock
+    # ---------------------------------------------------------------------------------------------- times
 
     def timeline(self, costs: Costs = UNIT_COSTS) -> ScheduleTimeline:
-        """When every action starts and ends if each rank keeps its order and starts as soon as it can.
+        """The start and end of every action, if each rank keeps its order and starts each action as early as possible.
 
-        ``costs`` has the seconds (or any unit) of ``F``, ``B``, ``I``, ``W`` and ``message``: a mapping, in which each
-        is a number or a number for each stage, or five numbers.  ``B`` may be left out if it is ``I + W``, ``I`` and
-        ``W`` if there are none, ``message`` if it is 0.  A message takes no time of its ranks'; between stages of one
-        rank there is none.  ``ValueError`` for other costs, and if the schedule cannot go on.
+        ``costs`` gives the seconds (or any unit) of ``F``, ``B``, ``I``, ``W`` and ``message``: five numbers, or a
+        mapping to a number or to one number for each stage.  The defaults are ``I + W`` for ``B`` and 0 for
+        ``message``; ``I`` and ``W`` may be left out if the schedule has none.  A message delays its receiver but does
+        not occupy ranks; stages of one rank need no message.  ``ValueError`` for other costs, and if ranks wait for
+        each other in a cycle.
         """
         return timeline(self, costs)
 
     def starts(self, lengths: Mapping[str, int] = SLOTS) -> tuple[tuple[int, ...], ...]:
-        """When every action starts, by rank and step, if each kind takes its length and a message no time."""
+        """The start of every action, by rank and step, if each kind takes its length and messages take no time."""
         return self.timeline(lengths).starts  # type: ignore[return-value]
 
     def makespan(self, lengths: Mapping[str, int] = SLOTS) -> int:
@@ -173,11 +178,11 @@ class Schedule:
         return self.timeline(lengths).makespan  # type: ignore[return-value]
 
     def idle_fraction(self, lengths: Mapping[str, int] = SLOTS) -> float:
-        """The bubble: the part of ranks x makespan in which nothing runs."""
+        """The bubble: the fraction of ranks x makespan in which nothing runs."""
         return self.timeline(lengths).bubble_fraction
 
     def peak_live(self) -> tuple[int, ...]:
-        """By rank, the most forwards whose activations are kept at once: from their F to their B or W."""
+        """For each rank, the largest number of forwards whose activations are kept at once, from F to B or W."""
         if not self.training:
             return (0,) * self.ranks
         peaks = []
@@ -192,22 +197,22 @@ class Schedule:
     # ---------------------------------------------------------------------------------------------- as text
 
     def to_csv(self) -> str:
-        """A line for each rank, the actions with commas between: the format of ``torch.distributed.pipelining``."""
+        """The schedule as csv, one line of actions for each rank: the format of ``torch.distributed.pipelining``."""
         return schedule_csv.write(self)
 
     @classmethod
     def from_csv(
         cls, text: str, name: str = "csv", *, training: bool = True, weights: str = "one", local: bool = False
     ) -> Schedule:
-        """The schedule written by `to_csv` or by torch; an empty cell is an idle slot and is passed over.
+        """The schedule in a text of `to_csv` or of torch.  An empty cell is an idle slot and is ignored.
 
-        Stages and microbatches are as many as there are different ones.  ``ValueError`` names line and cell.
+        The numbers of stages and microbatches are those that the text names.  ``ValueError`` names line and cell.
         """
         rows = schedule_csv.read(text, name)
         return cls.from_actions(name, rows, training=training, weights=weights, local=local)
 
     def to_svg(self, costs: Costs = UNIT_COSTS) -> str:
-        """A picture for a page, to the scale of ``costs``."""
+        """An SVG picture of the timeline under ``costs``."""
         from parallelism.pipelining import svg as schedule_svg
 
         return schedule_svg.svg(self.timeline(costs))

@@ -1,4 +1,4 @@
-"""How old the weights are that a schedule works with, where they change after every microbatch."""
+"""Staleness: the version of the weights that each microbatch uses if weights are updated after every microbatch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
 
 def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:
-    """By stage and microbatch, how many updates the weights of its forward have seen; its backward has the same.
+    """The version of the weights that the forward of each (stage, microbatch) uses; its backward uses the same.
 
-    Each microbatch makes an update of a stage with the last of its backward there.  Of 1F1B, stage ``s`` of ``S`` gives
-    microbatch ``k`` version ``max(0, k - (S - 1 - s))``, so that the gradient that makes version ``k + 1`` is one of
-    ``S - 1 - s`` versions before: Narayanan et al., *PipeDream*, 2019, section 3.3, arXiv:1806.03377.
+    The version is the number of updates so far.  A microbatch updates a stage when its backward there is complete.
+    Under 1F1B, stage ``s`` of ``S`` uses version ``max(0, k - (S - 1 - s))`` for microbatch ``k``.  So the gradient
+    that produces version ``k + 1`` belongs to a version ``S - 1 - s`` earlier: Narayanan et al., *PipeDream*, 2019,
+    section 3.3, arXiv:1806.03377.
 
     >>> from parallelism import Pipeline
     >>> versions = weight_versions(Pipeline(3, 5, "pipedream").schedule)

@@ -1,7 +1,7 @@
-"""A schedule's timeline as a picture for a page: SVG, a row for each rank, boxes to the scale of the costs.
+"""A timeline of a schedule as an SVG picture: one row for each rank, with boxes to the scale of the costs.
 
-Forwards and the kinds of backward differ in colour, in hatching, and in the letter written in each box that has room
-for one; every box says on its own what it is when it is pointed at.
+Forwards and the kinds of backward differ in colour, in hatching, and in the letter in each box that has room for one.
+Each box has a tooltip with its action.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _INK = "#1f2933"
 
 
 def svg(timeline: ScheduleTimeline) -> str:
-    """The picture as a text that is a file by itself, or part of a page."""
+    """The SVG text, which is a complete file and can also be part of a page."""
     schedule, total = timeline.schedule, timeline.makespan or 1
     left = min((row[0].start for row in timeline.spans if row), default=0)
     scale = _WIDTH / total
     height = _TOP + _ROW * schedule.ranks + 58
-    told = _title(timeline)
+    title = _title(timeline)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_MARGIN + _WIDTH + 12} {height}" '
         f'width="{_MARGIN + _WIDTH + 12}" height="{height}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="{_INK}">',
-        f"<title>{escape(told)}</title>",
+        f"<title>{escape(title)}</title>",
         "<defs>",
         *(
             f'<pattern id="pipeline-{kind}" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -42,7 +42,7 @@ def svg(timeline: ScheduleTimeline) -> str:
         ),
         "</defs>",
         f'<rect width="{_MARGIN + _WIDTH + 12}" height="{height}" fill="#fff"/>',
-        f'<text x="8" y="20" font-weight="600">{escape(told)}</text>',
+        f'<text x="8" y="20" font-weight="600">{escape(title)}</text>',
     ]
     for rank, row in enumerate(timeline.spans):
         y = _TOP + _ROW * rank
@@ -78,7 +78,7 @@ def _box(span: Span, x: float, y: float, width: float, timeline: ScheduleTimelin
 
 
 def _pairs(timeline: ScheduleTimeline, rank: int, left: float, scale: float, y: int) -> Iterator[str]:
-    """A frame round the two of an overlapped pair."""
+    """Frames around the two actions of each overlapped pair."""
     spans = {span.action: span for span in timeline.spans[rank]}
     for step in timeline.schedule.actions[rank]:
         if step.kind == OVERLAPPED:

@@ -1,4 +1,4 @@
-"""A schedule as a picture: a row for each rank, a column for each cycle, forwards going down, backwards up."""
+"""A schedule as a text picture: one row for each rank and one column for each cycle."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLOURS = {"F": "#cfe3f7", "B": "#f7d9c4", "I": "#f7e6c4", "W": "#d8efd3"}
 
 
 def text(schedule: Schedule) -> str:
-    """The staircase in 80 columns, folded where it is longer; ``F0`` is the forward of microbatch 0, ``.`` is idle.
+    """The picture in 80 columns, folded if it is longer.  ``F0`` is the forward of microbatch 0, ``.`` is idle.
 
-    Where a rank holds several stages the stage stands in front, as in ``2F0``.
+    If a rank has several stages, the stage stands in front: ``2F0``.
     """
     lines = [[_label(schedule, action) for action in row] for row in cycles(schedule)]
     numbers = [str(cycle) for cycle in range(len(lines[0]))]
@@ -38,7 +38,7 @@ def text(schedule: Schedule) -> str:
 
 
 def html(schedule: Schedule) -> str:
-    """The same as a table; every cell names its action, so the colours say nothing that the text does not."""
+    """The picture as an HTML table.  Every cell names its action, so colours add no information."""
     rows = []
     for rank, line in enumerate(cycles(schedule)):
         cells = (f'<td style="background:{COLOURS[a.kind]};color:#000">{a}</td>' if a else "<td></td>" for a in line)
@@ -47,7 +47,7 @@ def html(schedule: Schedule) -> str:
 
 
 def cycles(schedule: Schedule) -> list[list[Action | None]]:
-    """By rank, the action of each cycle, or None."""
+    """For each rank, the action in each cycle, or None."""
     timeline = schedule.timeline(SLOTS)
     table: list[list[Action | None]] = [[None] * int(timeline.makespan) for _ in schedule.actions]
     for line, row in zip(table, timeline.spans, strict=True):
@@ -57,12 +57,12 @@ def cycles(schedule: Schedule) -> list[list[Action | None]]:
 
 
 def caption(schedule: Schedule) -> str:
-    """Name, sizes and bubble in a line."""
+    """One line with the name, the sizes and the bubble of a schedule."""
     return f"{sizes(schedule)}; {schedule.makespan()} cycles, {schedule.idle_fraction():.0%} idle"
 
 
 def sizes(schedule: Schedule) -> str:
-    """Name and sizes in words."""
+    """The name and the sizes of a schedule in words."""
     counted = ((schedule.stages, "stage"), (schedule.ranks, "rank"), (schedule.microbatches, "microbatch"))
     stages, ranks, microbatches = (f"{n} {noun if n == 1 else _PLURAL[noun]}" for n, noun in counted)
     return f"{schedule.name}: {stages} on {ranks}, {microbatches}"

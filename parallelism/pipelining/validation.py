@@ -1,4 +1,4 @@
-"""What can be wrong with a schedule, found and told: an action missing, doubled, too early, on a second rank."""
+"""Validation of schedules: an action may be missing, doubled, too early, or on a second rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 _OTHER_END = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}
 Places = dict[tuple[int, str, int], tuple[int, int]]
-"""Rank and step of every action, a B under I and W."""
+"""Rank and step of every action; a B is listed as I and W."""
 
 
 def validate(schedule: Schedule) -> None:
-    """Raises ``ValueError`` for the first thing that is wrong; see `Schedule.validate`."""
+    """Raise ``ValueError`` for the first mistake; see `Schedule.validate`."""
     places = _places(schedule)
     for rank, row in enumerate(schedule.actions):
         for step, entry in enumerate(row):
@@ -56,7 +56,7 @@ def _check_needs(schedule: Schedule, places: Places, rank: int, step: int, actio
 
 
 def _places(schedule: Schedule) -> Places:
-    """Where every action stands; what is wrong with an action by itself is raised here."""
+    """The rank and step of every action.  ``ValueError`` for an action that is wrong by itself."""
     places: Places = {}
     owner: dict[int, int] = {}
     for rank, row in enumerate(schedule.actions):
@@ -95,7 +95,7 @@ def _check_alone(schedule: Schedule, rank: int, step: int, action: Action) -> No
 
 
 def as_in(need: Action, action: Action) -> Action:
-    """The need by the name that its reader expects: a B waits for a B, an I for an I."""
+    """The need, named as a reader expects it: a B needs a B, an I needs an I."""
     return need._replace(kind=action.kind) if need.kind == "I" and action.kind == "B" else need
 
 

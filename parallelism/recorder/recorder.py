@@ -4,11 +4,11 @@
     recording.trace.bytes_received()        # what the processes' trace says, too
     recording.outputs[0].shape              # of zeros
 
-Every rank runs the program in a thread, in step with the others (`parallelism.recorder.rendezvous`), so a result has the right
-shape where extents do not divide, too.  Collectives, messages and `Device.matmul` give zeros; what a program computes
-in NumPy itself, it computes on those.  Bytes and messages are those of the algorithms' step lists, as on processes.
-The trace holds what is communicated, declared (`compute`, `matmul`) and held; no time that was not declared, and no
-traffic with the host; ``trace.on(hardware)`` says what it would take.
+Every rank runs the program in a thread, in step with the others (`parallelism.recorder.rendezvous`), so a result has
+the right shape where extents do not divide, too.  Collectives, messages and `Device.matmul` give zeros; what a program
+computes in NumPy itself, it computes on those.  Bytes and messages are those of the algorithms' step lists, as on
+processes.  The trace holds what is communicated, declared (`compute`, `matmul`) and held; no time that was not
+declared, and no traffic with the host; ``trace.on(hardware)`` says what it would take.
 """
 
 from __future__ import annotations

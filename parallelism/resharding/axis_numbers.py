@@ -1,7 +1,7 @@
-"""Layouts by name and by number: the search for a plan has the axes that count as numbers.
+"""Numbers for mesh axes: the search for a resharding plan works on numbered axes.
 
-Those are the axes of a mesh along which something may move, without those of extent 1.  On a mesh of many axes those
-that stay side by side in both layouts count as one, a *bundle*, and those that neither layout names do not count.
+Numbered are the axes along which data may move, without those of extent 1.  On a mesh with many axes, axes that are
+adjacent in both layouts get one number together (a *bundle*), and axes that neither layout names get none.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from parallelism.resharding.moves import State
 from parallelism.sharding import TensorSharding
 
 Bundles = tuple[tuple[str, ...], ...]
-"""For each number the axes that it stands for, the first the slowest."""
+"""For each number, the axes that it stands for; the first varies slowest."""
 
 MANY_AXES = 5
-"""On a mesh of more, axes are bundled."""
+"""On a mesh with more axes than this, axes are bundled."""
 
 
 @lru_cache(256)
 def singles(mesh: Mesh) -> Bundles:
-    """Every axis by itself."""
+    """One bundle for each axis of extent above 1."""
     return tuple((axis,) for axis, extent in mesh.shape.items() if extent > 1)
 
 
 def bundles(source: TensorSharding, target: TensorSharding, mesh: Mesh, allowed: Sequence[str]) -> Bundles:
-    """The bundles of ``allowed`` axes with which to look for a way between two layouts."""
+    """The bundles of ``allowed`` axes for the search between two layouts."""
     axes = [axis for (axis,) in singles(mesh) if axis in allowed]
     if len(axes) <= MANY_AXES:
         return tuple((axis,) for axis in axes)
     places = [_places(layout) for layout in (source, target)]
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for axis in sorted((axis for axis in axes if any(axis in place for place in places)), key=_order(places)):
-        if found and all(_follows(place.get(axis), place.get(found[-1][-1])) for place in places):
-            found[-1].append(axis)
+        if groups and all(_follows(place.get(axis), place.get(groups[-1][-1])) for place in places):
+            groups[-1].append(axis)
         else:
-            found.append([axis])
-    return tuple(map(tuple, found))
+            groups.append([axis])
+    return tuple(map(tuple, groups))
 
 
 Place = tuple[int, int] | None
-"""The dim that an axis splits and how many do so before it; (-1, -1) if it is partial; None if it is free."""
+"""The dim that an axis splits, and the number of axes before it there; (-1, -1) if partial, None if free."""
 
 
 def _places(layout: TensorSharding) -> dict[str, Place]:
@@ -53,12 +53,12 @@ def _places(layout: TensorSharding) -> dict[str, Place]:
 
 
 def _order(places: Sequence[dict[str, Place]]) -> Callable[[str], list[tuple[int, int]]]:
-    """Side by side what has a place in one of the layouts side by side, the rest by the other."""
+    """A sort key that makes axes adjacent if they are adjacent in the first layout, else in the second."""
     return lambda axis: [place.get(axis) or (-2, -2) for place in places]
 
 
 def _follows(place: Place, other: Place) -> bool:
-    """Whether an axis stands right behind the other, or neither has an order."""
+    """Whether an axis directly follows the other one, or both have no order."""
     if place is None or other is None or place[0] < 0 or other[0] < 0:
         return place == other
     return place == (other[0], other[1] + 1)
@@ -66,30 +66,30 @@ def _follows(place: Place, other: Place) -> bool:
 
 @lru_cache(256)
 def blocks_of(shape: tuple[int, ...], mesh: Mesh, axes: Bundles) -> Blocks:
-    """The blocks of a tensor on one group of a mesh along the axes; its ranks are in the order of these."""
+    """The blocks of a tensor on one group of a mesh along the axes.  The ranks have the order of the axes."""
     return Blocks(shape, [[mesh.shape[axis] for axis in bundle] for bundle in axes])
 
 
 def state_of(layout: TensorSharding, axes: Bundles) -> State:
-    """A layout, spelt out, as a state."""
+    """A layout without ``...`` as a state."""
     number = {bundle[0]: i for i, bundle in enumerate(axes)}
     dims = tuple(tuple(number[axis] for axis in dim.axes if axis in number) for dim in layout.dims)
     return State(dims, tuple(sorted(number[axis] for axis in layout.partial if axis in number)))
 
 
 def layout_of(state: State, op: str, axes: Bundles) -> TensorSharding:
-    """A state as a layout; ``op`` is by what it is partial, if it is."""
+    """A state as a layout; ``op`` is its pending reduction, if there is one."""
     dims = (names_of(numbers, axes) for numbers in state.dims)
     return TensorSharding(*dims, partial=names_of(state.partial, axes), op=op)
 
 
 def names_of(numbers: Axes, axes: Bundles) -> tuple[str, ...]:
-    """The names of axes."""
+    """The names of numbered axes."""
     return tuple(axis for number in numbers for axis in axes[number])
 
 
 def leg_axes(leg: Leg, blocks: Blocks) -> Axes:
-    """The axes along which a leg communicates, or by which it slices, the first the slowest."""
+    """The axes along which a leg communicates, or by which it slices; the first varies slowest."""
     kind, (before, pending), (after, still_pending) = leg
     grown = [axis for old, new in zip(before, after, strict=True) for axis in new[len(old):]]
     match kind:

@@ -1,7 +1,8 @@
-"""Where the blocks of a tensor lie under any layout on a mesh, for all ranks at once.
+"""The blocks of a tensor under any layout on a mesh, computed for all ranks at once.
 
-Axes are numbers here, those of the mesh in its order; a dim's axes are a tuple of them, outermost first.  A layout's
-*pieces* of a dim are its different non-empty intervals: layouts with the same pieces differ only in who holds which.
+Axes are numbered in the order of the mesh.  The axes of a dim are a tuple of numbers, outermost first.  The *pieces* of
+a dim under a layout are its different non-empty intervals; layouts with the same pieces differ only in which rank holds
+which piece.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from parallelism.mesh.uneven import starts
 
 Axes = tuple[int, ...]
 Dims = tuple[Axes, ...]
-Layout = tuple[Dims, Axes]
-"""The dims, and the axes that are partial."""
+NumberedLayout = tuple[Dims, Axes]
+"""The axes of each dim, and the partial axes."""
 ByRank = NDArray[np.int64]
 
 
 class Blocks:
-    """The blocks of a tensor of ``shape``; what was asked once is remembered.
+    """The blocks of a tensor of ``shape``.  Results are memoized.
 
-    An axis may be made of several that stay together: ``factors`` has their extents for each axis.
+    An axis may be a bundle of several: ``factors`` has, for each axis, their extents.
     """
 
     def __init__(self, shape: Sequence[int], factors: Sequence[Sequence[int]]) -> None:
@@ -38,7 +39,7 @@ class Blocks:
         flat = [factor for axis in self.factors for factor in axis]
         places = iter(np.indices(flat, np.int64).reshape(len(flat), self.size))
         self._places = [tuple((factor, next(places)) for factor in axis) for axis in self.factors]
-        """For each axis the extents it is made of, and where each rank is along them."""
+        """For each axis, pairs of an extent and the coordinates of all ranks along it."""
         self._intervals: dict[tuple[int, Axes], tuple[ByRank, ByRank]] = {}
         self._split_by: dict[Axes, tuple[int, ...]] = {}
         self._splits: dict[tuple[int, Axes], int] = {}
@@ -47,24 +48,24 @@ class Blocks:
         self._largest: dict[tuple[int, Axes], int] = {}
 
     def interval(self, extent: int, axes: Axes) -> tuple[ByRank, ByRank]:
-        """Where each rank's part of a dim of ``extent`` starts, and where it stops."""
-        found = self._intervals.get((extent, axes))
-        if found is None:
+        """The start and the end of each rank's part of a dim of ``extent``: two arrays of shape ``(ranks,)``."""
+        interval = self._intervals.get((extent, axes))
+        if interval is None:
             if not axes:
                 start = np.zeros(self.size, np.int64)
-                found = start, start + extent
+                interval = start, start + extent
             else:
-                found = self.interval(extent, axes[:-1])
+                interval = self.interval(extent, axes[:-1])
                 for factor, here in self._places[axes[-1]]:
-                    start, stop = found
+                    start, stop = interval
                     least, more = np.divmod(stop - start, factor)
                     start = start + here * least + np.minimum(here, more)
-                    found = start, start + least + (here < more)
-            self._intervals[extent, axes] = found
-        return found
+                    interval = start, start + least + (here < more)
+            self._intervals[extent, axes] = interval
+        return interval
 
     def sizes(self, dims: Dims) -> ByRank:
-        """How many elements each rank holds."""
+        """The number of elements that each rank holds."""
         held = np.ones(self.size, np.int64)
         for extent, axes in zip(self.shape, dims, strict=True):
             start, stop = self.interval(extent, axes)
@@ -72,7 +73,7 @@ class Blocks:
         return held
 
     def overlap(self, dims: Dims, others: Sequence[Dims]) -> NDArray[np.int64]:
-        """How many elements of its block under ``dims`` each rank holds under each of the others: (others, ranks)."""
+        """The number of elements that each rank holds under ``dims`` and under each of ``others``: (others, ranks)."""
         common = np.ones((len(others), self.size), np.int64)
         for d, extent in enumerate(self.shape):
             start, stop = self.interval(extent, dims[d])
@@ -83,17 +84,17 @@ class Blocks:
         return common
 
     def signature(self, dims: Dims) -> bytes:
-        """The same for layouts that give every rank the same block; all empty ones are alike."""
+        """A key that is equal for layouts that give every rank the same block.  All empty blocks are equal."""
         parts = [self.interval(extent, axes) for extent, axes in zip(self.shape, dims, strict=True)]
         full = np.logical_and.reduce([start < stop for start, stop in parts])
         return b"".join((array * full).tobytes() for part in parts for array in part)
 
-    def moved(self, before: Layout, after: Layout) -> ByRank:
-        """How many elements each rank receives when ``before`` is permuted to ``after``: its block, or nothing."""
+    def moved(self, before: NumberedLayout, after: NumberedLayout) -> ByRank:
+        """The number of elements that each rank receives in a permutation: its whole block, or 0."""
         return np.where(self._keys(*before) == self._keys(*after), 0, self.sizes(after[0]))
 
-    def permuted_along(self, before: Layout, after: Layout) -> Axes:
-        """The axes along which blocks move when ``before`` is permuted to ``after``: those that change their part."""
+    def permuted_along(self, before: NumberedLayout, after: NumberedLayout) -> Axes:
+        """The axes along which blocks move when ``before`` is permuted to ``after``."""
         (dims, partial), (new_dims, new_partial) = before, after
         changed = {axis for old, new in zip(dims, new_dims, strict=True) if old != new for axis in (*old, *new)}
         if partial != new_partial:
@@ -101,10 +102,11 @@ class Blocks:
         axes = tuple(sorted(changed))
         return axes if self.donors(before, after, axes) is not None else tuple(range(len(self.extents)))
 
-    def donors(self, before: Layout, after: Layout, axes: Axes) -> ByRank | None:
-        """From whom in its group along ``axes`` each rank gets its block when ``before`` is permuted to ``after``.
+    def donors(self, before: NumberedLayout, after: NumberedLayout, axes: Axes) -> ByRank | None:
+        """The rank from which each rank gets its block when ``before`` is permuted to ``after``.
 
-        Itself, where it has it or there is nothing to have.  None if the groups do not have what they need.
+        It is a member of the same group along ``axes``; the rank itself if it has the block already or gets none.
+        None if a group lacks a block that its members need.
         """
         has, wants = self._keys(*before), self._keys(*after)
         group = self.index([axis for axis in range(len(self.extents)) if axis not in axes])
@@ -119,7 +121,7 @@ class Blocks:
         return donors
 
     def _keys(self, dims: Dims, partial: Axes) -> ByRank:
-        """A number for the block that each rank has, and the term; -1 for nothing."""
+        """A number for the block and the term that each rank holds; -1 for an empty block."""
         key = self.index(partial)
         full = np.ones(self.size, bool)
         for extent, axes in zip(self.shape, dims, strict=True):
@@ -129,7 +131,7 @@ class Blocks:
         return np.where(full, key, -1)
 
     def index(self, axes: Sequence[int]) -> ByRank:
-        """The number of each rank among those that differ along ``axes``, the first the slowest."""
+        """The row-major index of each rank along ``axes``; the first varies slowest."""
         number = np.zeros(self.size, np.int64)
         for axis in axes:
             for factor, here in self._places[axis]:
@@ -137,35 +139,35 @@ class Blocks:
         return number
 
     def pieces(self, extent: int, axes: Axes) -> int:
-        """A number for the pieces of a dim: the same for the same pieces."""
-        found = self._splits.get((extent, axes))
-        if found is None:
-            found = self._splits[extent, axes] = self._pieces_of(extent, axes)[0]
-        return found
+        """A number that identifies the pieces of a dim: equal for equal pieces."""
+        number = self._splits.get((extent, axes))
+        if number is None:
+            number = self._splits[extent, axes] = self._pieces_of(extent, axes)[0]
+        return number
 
     def has_empty(self, extent: int, axes: Axes) -> bool:
-        """Whether somebody has nothing of a dim."""
+        """Whether some rank has an empty part of a dim."""
         factors = self._factors(axes)
         return self._pieces_of(extent, axes)[1] < prod(factors)
 
     def count(self, axes: Axes) -> int:
-        """How many ranks differ along the axes."""
+        """The number of ranks in a group along the axes."""
         return prod(self.extents[axis] for axis in axes)
 
     def copies(self, dims: Dims) -> int:
-        """On how many ranks each block lies."""
+        """The number of ranks that hold each block."""
         return self.size // prod(map(self.count, dims))
 
     def held(self, dims: Dims) -> int:
-        """The elements that all ranks together hold."""
+        """The number of elements that all ranks hold together."""
         return self.elements * self.copies(dims)
 
     def class_of(self, dims: Dims) -> tuple[int, ...]:
-        """The same for layouts with the same pieces of every dim, on as many ranks."""
+        """A key that is equal for layouts with equal pieces of every dim on equally many ranks."""
         return (*map(self.pieces, self.shape, dims), self.copies(dims))
 
     def largest(self, dims: Dims) -> int:
-        """The size of the largest block, in elements."""
+        """The number of elements of the largest block."""
         size = 1
         known = self._largest
         for part in zip(self.shape, dims, strict=True):
@@ -179,16 +181,16 @@ class Blocks:
         return size
 
     def _factors(self, axes: Axes) -> tuple[int, ...]:
-        found = self._split_by.get(axes)
-        if found is None:
-            found = self._split_by[axes] = tuple(factor for axis in axes for factor in self.factors[axis])
-        return found
+        factors = self._split_by.get(axes)
+        if factors is None:
+            factors = self._split_by[axes] = tuple(factor for axis in axes for factor in self.factors[axis])
+        return factors
 
     def _pieces_of(self, extent: int, axes: Axes) -> tuple[int, int]:
-        """Their number, and how many they are."""
+        """The identifying number of the pieces of a dim, and their count."""
         factors = self._factors(axes)
-        found = self._pieces.get((extent, factors))
-        if found is None:
+        pieces = self._pieces.get((extent, factors))
+        if pieces is None:
             count = prod(factors)
             if extent % count == 0 and extent:
                 key: Any = extent, count
@@ -198,5 +200,5 @@ class Blocks:
                 count = len(cuts)
                 even = count and extent % count == 0 and all(cut == i * (extent // count) for i, cut in enumerate(cuts))
                 key = (extent, count) if even else (extent, cuts)
-            found = self._pieces[extent, factors] = self._numbers.setdefault(key, len(self._numbers)), count
-        return found
+            pieces = self._pieces[extent, factors] = self._numbers.setdefault(key, len(self._numbers)), count
+        return pieces

@@ -1,8 +1,8 @@
-"""How few communications lead from one layout to another, when nobody may hold more than a bound.
+"""The fewest communications that lead from one layout to another, if no rank may hold more than a bound.
 
-Breadth first from both ends, a level for each communication.  What is local costs nothing: slices, masks, another name
-for the same blocks.  *Permute* joins all layouts of a class (`parallelism.resharding.permutations`), so a class that was met once
-need not be looked at again.
+The search is breadth-first from both ends, with one level for each communication.  Local moves cost nothing: slices,
+masks, and other layouts of the same blocks.  *Permute* connects all layouts of a class
+(`parallelism.resharding.permutations`), so each class is expanded only once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ from parallelism.resharding.moves import (
 from parallelism.resharding.permutations import Class, NoWay, Permutations
 
 MOST_AXES_HIDDEN = 4
-"""On meshes of more axes only what is partial at the end is made so on the way."""
+"""On meshes with more axes, a mask may make only those axes partial that are partial in the goal."""
 
 Free = Callable[[State], Iterable[State]]
 
 
 class Leg(NamedTuple):
-    """One move of a way."""
+    """One move of a route."""
 
     kind: str
+    """The kind of the move: slice, or a communication."""
     before: State
+    """The layout before the move."""
     after: State
+    """The layout after the move."""
 
 
 class Reach:
-    """The layouts on the ways from ``source`` to ``goal``.
+    """The layouts on routes from ``source`` to ``goal``.
 
-    With ``exchange``, one straight to the end is among the moves, once all is reduced that must be.  ``limit`` is how
-    many layouts may be looked at.
+    With ``exchange``, a direct exchange to the goal is allowed once every required reduction is done.  ``limit`` is the
+    largest number of layouts to examine; `NoWay` is raised beyond it.
     """
 
     def __init__(self, blocks: Blocks, source: State, goal: State, limit: int, *, exchange: bool = False) -> None:
@@ -57,39 +60,39 @@ class Reach:
         self._reduces = bool(source.partial)
         axes = tuple(range(self._axes)) if self._axes <= MOST_AXES_HIDDEN else goal.partial
         self._hideable = axes if self._reduces else ()
-        """The axes that may be made partial: two that are reduced together may go where one after the other cannot."""
+        """The axes that masks may make partial.  Two axes reduced together may reach layouts that one by one cannot."""
         self._permutations = Permutations(blocks, partial=self._reduces)
         self._fits: dict[State, bool] = {}
 
-    # -- what is one move away -----------------------------------------------------------------------------------------
+    # -- single moves --------------------------------------------------------------------------------------------------
 
     def legs(self, state: State) -> Iterator[Leg]:
-        """All that can be done with a layout within the bound."""
-        told = chain(
+        """All moves from a layout whose results fit the bound."""
+        moves = chain(
             (("slice", after) for after in self._onward(state)), self._successors(state),
             (("permute", after) for after in self._permutations.members(self._permutations.class_of(state))),
         )
-        return (Leg(kind, state, after) for kind, after in told if self.fits(after))
+        return (Leg(kind, state, after) for kind, after in moves if self.fits(after))
 
     def fits(self, state: State) -> bool:
-        """Whether nobody holds more than the bound."""
-        found = self._fits.get(state)
-        if found is None:
+        """Whether no rank holds more than the bound."""
+        fits = self._fits.get(state)
+        if fits is None:
             if len(self._fits) > self._limit:
                 raise NoWay
-            found = self._fits[state] = self._blocks.largest(state.dims) <= self._bound
-        return found
+            fits = self._fits[state] = self._blocks.largest(state.dims) <= self._bound
+        return fits
 
     def _onward(self, state: State) -> list[State]:
-        """What it is for nothing."""
+        """The layouts that local moves reach from ``state``."""
         return [*slices(state, self._axes), *self._permutations.alike(state), *masks(state, self._hideable)]
 
     def _back(self, state: State) -> list[State]:
-        """What is this for nothing."""
+        """The layouts from which local moves reach ``state``."""
         return [*unslices(state), *self._permutations.alike(state), *unmasks(state, self._hideable)]
 
     def _successors(self, state: State) -> Iterator[tuple[str, State]]:
-        """What one communication makes of it, but for permutations."""
+        """The layouts that one communication reaches from ``state``, without permutations."""
         for after in gathers(state):
             yield "all_gather", after
         for after in exchanges(state):
@@ -100,7 +103,7 @@ class Reach:
             yield "exchange", State(self.goal.dims, state.partial)
 
     def _predecessors(self, state: State) -> Iterator[State]:
-        """Of what one communication makes it, but for gathers, permutations and the exchange."""
+        """The layouts from which one communication reaches ``state``, without gathers, permutations and exchange."""
         yield from exchanges(state)
         if self._reduces:
             yield from unreductions(state, self._axes)
@@ -108,7 +111,7 @@ class Reach:
     # -- fewest communications -----------------------------------------------------------------------------------------
 
     def remaining(self) -> dict[State, int]:
-        """For the layouts on the ways with fewest communications (and for some others): how many of them remain."""
+        """The remaining number of communications for each layout on a shortest route, and for some others."""
         ahead: dict[State, int] = {}
         behind: dict[State, int] = {}
         levels = [self._level([self.source], ahead, 0, self._onward)]
@@ -118,27 +121,27 @@ class Reach:
             if not levels[-1] or not ends[-1]:
                 raise NoWay
             if self._exchange or len(levels[-1]) <= len(ends[-1]):
-                found = [after for state in levels[-1] for _, after in self._successors(state)]
-                found += self._permuted(levels[-1], permuted[0])
-                levels.append(self._level(found, ahead, len(levels), self._onward))
+                states = [after for state in levels[-1] for _, after in self._successors(state)]
+                states += self._permuted(levels[-1], permuted[0])
+                levels.append(self._level(states, ahead, len(levels), self._onward))
             else:
-                found = self._level(ends[-1], {}, 0, lambda state: slices(state, self._axes))   # what is gathered to it
-                found += (before for state in ends[-1] for before in self._predecessors(state))
-                found += self._permuted(ends[-1], permuted[1])
-                ends.append(self._level(found, behind, len(ends), self._back))
+                states = self._level(ends[-1], {}, 0, lambda state: slices(state, self._axes))   # a gather leads back
+                states += (before for state in ends[-1] for before in self._predecessors(state))
+                states += self._permuted(ends[-1], permuted[1])
+                ends.append(self._level(states, behind, len(ends), self._back))
         return self._leading(levels, behind)
 
     def _permuted(self, level: list[State], permuted: set[Class]) -> list[State]:
-        """The members of the classes that are met for the first time."""
+        """The members of all classes in ``level`` that are not in ``permuted``, which is updated."""
         classes = dict.fromkeys(map(self._permutations.class_of, level))
         new = [kind for kind in classes if kind not in permuted]
         permuted.update(new)
         return [state for kind in new for state in self._permutations.members(kind)]
 
-    def _level(self, found: Iterable[State], seen: dict[State, int], number: int, free: Free) -> list[State]:
-        """What is new among ``found``, with what that leads to for nothing."""
+    def _level(self, states: Iterable[State], seen: dict[State, int], number: int, free: Free) -> list[State]:
+        """The new ones among ``states``, and the layouts that the local moves ``free`` reach from them."""
         level: list[State] = []
-        waiting = list(found)
+        waiting = list(states)
         while waiting:
             state = waiting.pop()
             if state not in seen and self.fits(state):
@@ -148,7 +151,7 @@ class Reach:
         return level
 
     def _leading(self, levels: list[list[State]], behind: dict[State, int]) -> dict[State, int]:
-        """``behind``, and of the levels from the source what leads there."""
+        """``behind``, extended by the layouts of the levels from the source that lead there."""
         remaining = dict(behind)
         met = min(behind[state] for state in levels[-1] if state in behind)
         for left, level in enumerate(reversed(levels[:-1]), met + 1):

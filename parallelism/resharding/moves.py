@@ -1,18 +1,18 @@
-"""The moves between layouts, as rewriting: which layouts are one communication away from which.
+"""Moves between layouts as rewriting rules: the layouts that one communication reaches from another.
 
-A *state* is a layout on a mesh with the axes as numbers: ``(dims, partial)``, for each dim its axes, outermost first,
-and the axes over which a reduction is still pending, in order.  An axis in neither is free: the tensor is replicated
-over it.  Axes of extent 1 have no part in it.
+A *state* is a layout on a mesh whose axes are numbers: ``(dims, partial)``.  ``dims`` has the axes of each dim,
+outermost first; ``partial`` has the axes over which a reduction is pending, in order.  An axis in neither is free: the
+tensor is replicated over it.  Axes of extent 1 are left out.
 
     slice            append free axes to dims                     local
-    all_gather       take the innermost axes off any dims         each receives what it lacks of its new block
+    all_gather       remove innermost axes from any dims          each rank receives the rest of its new block
     all_to_all       move the innermost axes of one dim to the end of another
     reduce_scatter   append partial axes to dims
     all_reduce       make partial axes free
-    mask             make free axes partial: all but the first forget the value      local
+    mask             make free axes partial: all ranks but the first drop the value      local
 
-How memory, extents and the order of ranks come in (what fits, and what a permutation of whole blocks can do) is up to
-`parallelism.resharding.search`.
+`parallelism.resharding.search` adds memory, extents and the order of ranks: which layouts fit, and what a permutation
+of whole blocks can do.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from parallelism.resharding.blocks import Axes, Dims
 
 
 class State(NamedTuple):
-    """A layout: see above."""
+    """A layout with numbered axes."""
 
     dims: Dims
+    """The axes that split each dim, outermost first."""
     partial: Axes = ()
+    """The axes over which a reduction is pending, in order."""
 
     @property
     def used(self) -> int:
-        """The axes that split something or are partial, as bits."""
+        """The axes that split a dim or are partial, as bits."""
         bits = 0
         for axes in (*self.dims, self.partial):
             for axis in axes:
@@ -40,7 +42,7 @@ class State(NamedTuple):
 
 
 def slices(state: State, axes: int) -> tuple[State, ...]:
-    """One free axis more, of a mesh of so many; a slice of several is several of these."""
+    """The states after a slice by one free axis, on a mesh of ``axes`` axes.  A slice by several is a sequence."""
     used = state.used
     return tuple(
         State(_with(state.dims, d, (*state.dims[d], axis)), state.partial)
@@ -49,20 +51,20 @@ def slices(state: State, axes: int) -> tuple[State, ...]:
 
 
 def unslices(state: State) -> tuple[State, ...]:
-    """One innermost axis less: of what this may be a slice."""
+    """The states from which one slice leads to ``state``: an innermost axis is removed."""
     return tuple(
         State(_with(state.dims, d, axes[:-1]), state.partial) for d, axes in enumerate(state.dims) if axes
     )
 
 
 def masks(state: State, axes: Axes) -> tuple[State, ...]:
-    """One free axis of ``axes`` made partial."""
+    """The states in which one free axis of ``axes`` becomes partial."""
     used = state.used
     return tuple(State(state.dims, _joined(state.partial, (axis,))) for axis in axes if not used >> axis & 1)
 
 
 def unmasks(state: State, axes: Axes) -> tuple[State, ...]:
-    """One partial axis of ``axes`` made free: of what this may be a mask."""
+    """The states from which one mask leads to ``state``: a partial axis of ``axes`` becomes free."""
     return tuple(
         State(state.dims, tuple(axis for axis in state.partial if axis != less))
         for less in state.partial if less in axes
@@ -70,42 +72,42 @@ def unmasks(state: State, axes: Axes) -> tuple[State, ...]:
 
 
 def gathers(state: State) -> tuple[State, ...]:
-    """What one all_gather makes: fewer innermost axes, of one dim or of several."""
+    """The states after one all_gather: innermost axes are removed from one or several dims."""
     shorter = [[axes[:n] for n in range(len(axes) + 1)] for axes in state.dims]
     return tuple(State(dims, state.partial) for dims in product(*shorter) if dims != state.dims)
 
 
 def exchanges(state: State) -> tuple[State, ...]:
-    """What one all_to_all makes, and of what it makes this."""
-    found = []
+    """The states after one all_to_all; they are also the states from which one leads to ``state``."""
+    states = []
     for i, axes in enumerate(state.dims):
         for n in range(len(axes)):
             fewer = _with(state.dims, i, axes[:n])
-            found += [
+            states += [
                 State(_with(fewer, j, (*fewer[j], *axes[n:])), state.partial)
                 for j in range(len(state.dims)) if j != i
             ]
-    return tuple(found)
+    return tuple(states)
 
 
 def reductions(state: State) -> tuple[tuple[str, State], ...]:
-    """What one all_reduce or reduce_scatter makes."""
-    found = []
+    """The states after one all_reduce or reduce_scatter, with its kind."""
+    results = []
     for chosen in _subsets(state.partial):
         rest = tuple(axis for axis in state.partial if axis not in chosen)
-        found.append(("all_reduce", State(state.dims, rest)))
-        found += [("reduce_scatter", State(dims, rest)) for dims in _appended(state.dims, chosen)]
-    return tuple(found)
+        results.append(("all_reduce", State(state.dims, rest)))
+        results += [("reduce_scatter", State(dims, rest)) for dims in _appended(state.dims, chosen)]
+    return tuple(results)
 
 
 def unreductions(state: State, axes: int) -> tuple[State, ...]:
-    """What one all_reduce or reduce_scatter makes this of."""
+    """The states from which one all_reduce or reduce_scatter leads to ``state``."""
     free = [axis for axis in range(axes) if not state.used >> axis & 1]
-    found = [State(state.dims, _joined(state.partial, chosen)) for chosen in _subsets(free)]
+    states = [State(state.dims, _joined(state.partial, chosen)) for chosen in _subsets(free)]
     for shorter in gathers(state):
         moved = [axis for full, kept in zip(state.dims, shorter.dims, strict=True) for axis in full[len(kept):]]
-        found.append(State(shorter.dims, _joined(state.partial, moved)))
-    return tuple(found)
+        states.append(State(shorter.dims, _joined(state.partial, moved)))
+    return tuple(states)
 
 
 def _with(dims: Dims, d: int, axes: Axes) -> Dims:
@@ -117,12 +119,12 @@ def _joined(partial: Axes, more: list[int] | Axes) -> Axes:
 
 
 def _subsets(axes: list[int] | Axes) -> list[Axes]:
-    """All but the empty one."""
+    """All subsets except the empty one."""
     return [chosen for n in range(1, len(axes) + 1) for chosen in combinations(axes, n)]
 
 
 def _appended(dims: Dims, axes: Axes) -> set[Dims]:
-    """All ways to append all of ``axes`` to the dims."""
+    """The results of all ways to append all of ``axes`` to the dims."""
     if not axes:
         return {dims}
     return {

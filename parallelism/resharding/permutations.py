@@ -1,6 +1,6 @@
-"""Which layouts a permutation of whole blocks turns into each other.
+"""Classes of layouts that a permutation of whole blocks turns into each other.
 
-They are the layouts with the same pieces of every dim, each on as many ranks, and with as many terms: a *class*.
+The layouts of a *class* have the same pieces of every dim, on equally many ranks, and equally many terms.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from parallelism.resharding.moves import State
 Class = tuple[int, ...]
 
 MOST_AXES_ALIKE = 4
-"""On meshes of more axes, layouts that give every rank the same block are not looked for: they can be very many."""
-
+"""On meshes with more axes, layouts that give every rank the same block are not searched: there may be too many."""
 
 MOST_AXES = 6
-"""On meshes of more axes a dim can be split in too many ways to list them."""
+"""On meshes with more axes, a dim can be split in too many ways to list them."""
 
 
 class NoWay(Exception):
-    """No moves lead to the goal within the bound; or the search would have to look at more layouts than it may."""
+    """No moves lead to the goal within the bound, or the search would examine more layouts than allowed."""
 
 
 class Permutations:
-    """The classes of the layouts of one tensor on one mesh; with ``partial``, of partial ones, too."""
+    """The classes of the layouts of one tensor on one mesh; with ``partial``, including partial layouts."""
 
     def __init__(self, blocks: Blocks, *, partial: bool) -> None:
         self._blocks = blocks
@@ -40,73 +39,73 @@ class Permutations:
         self._splits: dict[int, dict[int, list[tuple[Axes, int]]]] = {}
 
     def class_of(self, state: State) -> Class:
-        """The same for all layouts of a class, and for no other."""
-        found = self._classes.get(state)
-        if found is None:
+        """The key of the class of a layout."""
+        key = self._classes.get(state)
+        if key is None:
             terms = self._blocks.count(state.partial)
-            found = self._classes[state] = (*self._blocks.class_of(state.dims), terms)
-        return found
+            key = self._classes[state] = (*self._blocks.class_of(state.dims), terms)
+        return key
 
     def members(self, kind: Class) -> list[State]:
         """All layouts of a class."""
-        found = self._members.get(kind)
-        if found is None:
-            found = self._members[kind] = list(self._of_class(kind))
-            self._classes.update(dict.fromkeys(found, kind))
-        return found
+        states = self._members.get(kind)
+        if states is None:
+            states = self._members[kind] = list(self._of_class(kind))
+            self._classes.update(dict.fromkeys(states, kind))
+        return states
 
     def alike(self, state: State) -> list[State]:
-        """The layouts that give every rank the same block: where somebody has nothing, there may be several."""
-        found = self._alike.get(state)
-        if found is not None:
-            return found
+        """The layouts that give every rank the same block.  There may be several if some block is empty."""
+        same = self._alike.get(state)
+        if same is not None:
+            return same
         blocks = self._blocks
         if self._axes > MOST_AXES_ALIKE or not any(map(blocks.has_empty, blocks.shape, state.dims)):
-            found = self._alike[state] = []
+            same = self._alike[state] = []
         else:
             groups: dict[tuple[bytes, Axes], list[State]] = {}
             for member in self.members(self.class_of(state)):
                 groups.setdefault((blocks.signature(member.dims), member.partial), []).append(member)
             for group in groups.values():
                 self._alike.update(dict.fromkeys(group, group))
-            found = self._alike[state]
-        return found
+            same = self._alike[state]
+        return same
 
     def _of_class(self, kind: Class) -> Iterator[State]:
         *pieces, copies, terms = kind
         blocks = self._blocks
-        found: list[tuple[Dims, int]] = [((), 0)]
+        choices: list[tuple[Dims, int]] = [((), 0)]
         for extent, wanted in zip(blocks.shape, pieces, strict=True):
             fitting = self._by_pieces(extent)[wanted]
-            found = [
-                ((*dims, axes), used | bits) for dims, used in found for axes, bits in fitting if not used & bits
+            choices = [
+                ((*dims, axes), used | bits) for dims, used in choices for axes, bits in fitting if not used & bits
             ]
-        for used in {used for _, used in found}:
+        for used in {used for _, used in choices}:
             free = tuple(axis for axis in range(self._axes) if not used >> axis & 1)
             if blocks.count(free) == copies:
                 partial = self._choices(free, terms)
-                yield from (State(dims, chosen) for dims, bits in found if bits == used for chosen in partial)
+                yield from (State(dims, chosen) for dims, bits in choices if bits == used for chosen in partial)
 
     def _choices(self, free: Axes, terms: int) -> list[Axes]:
-        """The axes that may be partial, for so many terms."""
+        """The choices of partial axes that give this number of terms."""
         if not self._partial:
             return [()]
         sizes = range(len(free) + 1)
         return [chosen for n in sizes for chosen in combinations(free, n) if self._blocks.count(chosen) == terms]
 
     def _by_pieces(self, extent: int) -> dict[int, list[tuple[Axes, int]]]:
-        """All that a dim of ``extent`` can be split over, as axes and as bits, by the pieces that makes."""
-        found = self._splits.get(extent)
-        if found is None:
-            found = self._splits[extent] = {}
+        """All splits of a dim of ``extent``, as axes and as bits, by the number of the pieces that they give."""
+        splits = self._splits.get(extent)
+        if splits is None:
+            splits = self._splits[extent] = {}
             for axes in _arrangements(tuple(range(self._axes))):
                 bits = sum(1 << axis for axis in axes)
-                found.setdefault(self._blocks.pieces(extent, axes), []).append((axes, bits))
-        return found
+                splits.setdefault(self._blocks.pieces(extent, axes), []).append((axes, bits))
+        return splits
 
 
 def _arrangements(axes: Axes) -> Iterator[Axes]:
-    """All ordered choices of some of the axes."""
+    """All ordered selections of the axes."""
     yield ()
     for i, axis in enumerate(axes):
         for rest in _arrangements(axes[:i] + axes[i + 1:]):

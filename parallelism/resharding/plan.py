@@ -1,12 +1,12 @@
-"""How a tensor gets from one layout to another: a short list of moves, bounded in memory, as a value.
+"""Resharding plans: the moves that bring a tensor from one layout to another within a memory bound, as a value.
 
     print(plan_resharding(TensorSharding("x", None), TensorSharding(None, "x"), (8, 6), "f8", Mesh(x=2)))
 
     [x, None] -> [None, x] of float64 8x6 on Mesh(x=2): 192 bytes in 1 communication
       all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes
 
-What a plan is chosen from is in `parallelism.resharding.moves`, how it is chosen in `parallelism.resharding.search`;
-`parallelism.resharding.execute` runs it on devices.
+`parallelism.resharding.moves` defines the possible moves, `parallelism.resharding.search` searches for the cheapest
+sequence, and `parallelism.resharding.execute` runs a plan on devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Names = tuple[str, ...]
 
 KINDS = ("slice", "all_gather", "all_to_all", "permute", "reduce_scatter", "all_reduce", "exchange")
 MOST_LAYOUTS = 16000
-"""So many layouts are looked at; on meshes of six axes and more there may be others."""
+"""The largest number of layouts that a search examines; meshes with six axes and more may have more."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +46,31 @@ class ReshardingStep:
     """One move of a plan.
 
     ``slice``
-        local: each rank keeps a part of its block; or, of a layout that becomes partial, its block or nothing
+        local: each rank keeps a part of its block; if the layout becomes partial, its block or the identity
     ``all_gather, all_to_all, reduce_scatter, all_reduce``
         the collectives of these names over the groups along `axes`
     ``permute``
-        whole blocks change hands
+        each rank sends its whole block to one other rank
     ``exchange``
-        each rank gets from each peer in its group along `axes` what it lacks of its new block
+        each rank receives the missing parts of its new block from the peers in its group along `axes`
     """
 
     kind: str
     axes: tuple[str, ...]
-    """The mesh axes over which it communicates, or by which it slices, the first the slowest."""
+    """The mesh axes over which the step communicates, or by which it slices; the first varies slowest."""
     before: TensorSharding
+    """The layout before the step."""
     after: TensorSharding
+    """The layout after the step."""
     shape: Shape
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
     itemsize: int
-    """Bytes of an element."""
+    """The number of bytes of an element."""
     mesh: Mesh
 
     @cached_property
     def bytes_received(self) -> tuple[int, ...]:
-        """What each rank receives from others, by the closed forms of the collectives, by rank."""
+        """The bytes that each rank receives from others, by the closed forms of the collectives, indexed by rank."""
         blocks, before, after, axes = self._numbered
         group = prod(self.mesh.shape[axis] for axis in self.axes)
         match self.kind:
@@ -89,15 +91,15 @@ class ReshardingStep:
 
     @cached_property
     def donors(self) -> tuple[int, ...]:
-        """Of a permute, by rank, the rank that its block comes from; itself where it has it, or gets nothing."""
+        """For a permute, the rank from which each rank gets its block; itself if it has the block or gets none."""
         blocks, before, after, axes = self._numbered
         donors = blocks.donors(before, after, axes)
-        assert donors is not None, "layouts with different pieces are no permutation of each other"
+        assert donors is not None, "layouts with different pieces are not permutations of each other"
         return tuple(donors.tolist())
 
     @cached_property
     def local_bytes(self) -> tuple[int, ...]:
-        """What each rank holds when it is done, by rank."""
+        """The bytes that each rank holds after the step, indexed by rank."""
         return _local_bytes(self.after, self.shape, self.itemsize, self.mesh)
 
     @property
@@ -123,7 +125,7 @@ class ReshardingStep:
 
     @property
     def moved(self) -> str:
-        """What changes, in words: ``dim 0 -> dim 1``."""
+        """The change in words, such as ``dim 0 -> dim 1``."""
         left, right = (", ".join(f"dim {d}" for d in dims) for dims in (self.shrunk, self.grown))
         match self.kind:
             case "slice" | "reduce_scatter" if right:
@@ -138,12 +140,12 @@ class ReshardingStep:
 
 
 Cost = Callable[[ReshardingStep], float]
-"""What a step that communicates costs; the costs of a plan's steps are added up."""
+"""The cost of a step that communicates.  The cost of a plan is the sum over its steps."""
 
 
 @dataclass(frozen=True)
 class ReshardingPlan:
-    """The moves that bring a tensor of ``shape`` and ``dtype`` from ``source`` to ``target``; ``print`` it."""
+    """The steps that bring a tensor of ``shape`` and ``dtype`` from ``source`` to ``target``; ``print`` it."""
 
     source: TensorSharding
     target: TensorSharding
@@ -154,29 +156,29 @@ class ReshardingPlan:
 
     @cached_property
     def bytes_received(self) -> tuple[int, ...]:
-        """What each rank receives from others, by rank; a device's trace counts the same."""
+        """The bytes that each rank receives, indexed by rank.  A device's trace counts the same bytes."""
         return tuple(map(sum, zip(*(step.bytes_received for step in self.steps), strict=True))) or (0,) * self.mesh.size
 
     @cached_property
     def held(self) -> tuple[Shape, ...]:
-        """The local shapes that it starts from, by rank."""
+        """The local shapes before the first step, indexed by rank."""
         return tuple(self.source.local_shape(self.shape, self.mesh, rank) for rank in range(self.mesh.size))
 
     @cached_property
     def peak_bytes(self) -> tuple[int, ...]:
-        """The largest local array on the way, by rank, the first and the last included."""
+        """The bytes of the largest local array during the plan, indexed by rank, including the first and the last."""
         first = _local_bytes(self.source, self.shape, self.dtype.itemsize, self.mesh)
         return tuple(map(max, zip(first, *(step.local_bytes for step in self.steps), strict=True)))
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes along which anything moves, in the order of the mesh; ranks that differ elsewhere do not meet."""
+        """The axes along which data moves, in the order of the mesh.  Ranks along others do not interact."""
         moving = {axis for step in self.steps if step.kind != "slice" for axis in step.axes}
         return tuple(axis for axis in self.mesh.axes if axis in moving)
 
     @property
     def communications(self) -> int:
-        """How many steps communicate: all but slices."""
+        """The number of steps that communicate: all steps except slices."""
         return sum(step.kind != "slice" for step in self.steps)
 
     def __str__(self) -> str:
@@ -209,25 +211,25 @@ def plan_resharding(
 ) -> ReshardingPlan:
     """The cheapest plan from ``source`` to ``target``, for a tensor of ``shape`` and ``dtype`` on ``mesh``.
 
-    No rank's local array is ever larger than the larger of the largest ones of source and target.  Within that, the
-    plan has the fewest communications, and of those with as few the fewest bytes received by all ranks together; with
-    ``cost``, the least sum of what it says of the steps that communicate; with ``hardware``, a preset's name too, the
-    fewest seconds there (`move_seconds`).  An ``exchange`` is in it only where no other moves fit.  Every pair of
-    layouts has a plan; that of a layout to itself moves nothing.
+    No local array is ever larger than the largest local array of source or target.  Among the plans within this bound,
+    the result has the fewest communications, and among these the fewest bytes received by all ranks together.  With
+    ``cost`` it has the smallest sum of costs of the steps that communicate.  With ``hardware``, a `Hardware` or the
+    name of a preset, it takes the fewest seconds there (`move_seconds`).  A plan has an ``exchange`` only if no
+    other moves fit the bound.  Every pair of layouts has a plan; the plan from a layout to itself is empty.
 
-    So plans are compared by exchanges, then communications, then bytes, and counted so it never costs less to go by way
-    of a third layout that fits the same bound (on meshes of up to three axes, where nothing is guessed).  By
-    communications and bytes alone it may: the two legs have less room each, and one may have to exchange where the
-    straight way has room for other moves, dearer ones.
+    So plans are compared by exchanges, then communications, then bytes.  In this order, a detour over a third layout
+    that fits the same bound is never cheaper (on meshes of up to three axes, where the search is exact).  By
+    communications and bytes alone it can be cheaper: each half of the detour has a smaller bound, so it may need an
+    exchange where the direct route has room for other, more expensive moves.
 
-    ``axes`` are those along which anything may move (None: all of the mesh); the layouts name no others.  Ranks that
-    differ along other axes may then hold different tensors, as the stages of a pipeline do.
+    ``axes`` are the axes along which data may move (None: all axes of the mesh); the layouts must not name others.
+    Ranks that differ along other axes may hold different tensors, as the stages of a pipeline do.
 
-    A partial source is reduced, bools by *or* and *and*.  For a partial target the first rank of each of its groups
-    gets the value, the others the identity of its operation; over axes that both wait for with the same operation
-    the terms stay as they are.
+    A partial source is reduced; bools by *or* and *and*.  For a partial target, the first rank of each group gets the
+    value and the others get the identity of the operation.  Over axes that are partial in both with the same
+    operation, the terms stay as they are.
 
-    ``ValueError`` for layouts that do not fit the shape or the mesh, and for what cannot be pending in this dtype.
+    ``ValueError`` for layouts that do not fit the shape or the mesh, and for a reduction that the dtype does not have.
 
     >>> plan = plan_resharding(TensorSharding("x", None), TensorSharding(None, "x"), (8, 6), "f8", Mesh(x=2))
     >>> [step.kind for step in plan.steps], plan.bytes_received, plan.peak_bytes
@@ -239,7 +241,7 @@ def plan_resharding(
     target = _checked("target", target, extents, kind, mesh, names)
     if hardware is not None:
         if cost is not None:
-            raise ValueError("a resharding is planned by cost= and hardware= only one at a time, got both")
+            raise ValueError("give either cost= or hardware= to plan a resharding, got both")
         cost = _seconds_on(hardware)
     if cost is None:
         return _plan(source, target, extents, kind, mesh, names)
@@ -247,7 +249,7 @@ def plan_resharding(
 
 
 def _seconds_on(hardware: Hardware | str) -> Cost:
-    from parallelism.cost import Costs  # every device imports this module, and few need that one
+    from parallelism.cost import Costs  # Imported here, because every device imports this module and few need costs.
     from parallelism.hardware import Hardware
     from parallelism.resharding.prices import move_seconds
 
@@ -257,9 +259,9 @@ def _seconds_on(hardware: Hardware | str) -> Cost:
 def _checked(
     name: str, layout: TensorSharding, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names
 ) -> TensorSharding:
-    """The layout, its ``...`` spelt out."""
+    """The checked layout, with ``...`` expanded."""
     if not isinstance(layout, TensorSharding):
-        raise TypeError(f"the {name} of a resharding is a TensorSharding, got {layout!r}")
+        raise TypeError(f"the {name} of a resharding must be a TensorSharding, got {layout!r}")
     try:
         layout.slices(shape, mesh, 0)
         if layout.partial:
@@ -283,12 +285,12 @@ def _planned(
     source: TensorSharding, target: TensorSharding, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names,
     cost: Cost | None,
 ) -> ReshardingPlan:
-    drawn = _Drawn(source, target, shape, dtype.itemsize, mesh, names)
-    return ReshardingPlan(source, target, shape, dtype, mesh, drawn.steps(cost))
+    planner = _Planner(source, target, shape, dtype.itemsize, mesh, names)
+    return ReshardingPlan(source, target, shape, dtype, mesh, planner.steps(cost))
 
 
-class _Drawn:
-    """The steps of one plan, from layouts to states and back."""
+class _Planner:
+    """The planner of one resharding: it converts layouts to states, searches, and converts the legs to steps."""
 
     def __init__(
         self, source: TensorSharding, target: TensorSharding, shape: Shape, itemsize: int, mesh: Mesh, allowed: Names
@@ -304,7 +306,7 @@ class _Drawn:
         if not self.blocks.elements:
             legs = [] if first == last else [Leg("slice", first, last)]
         else:
-            # a mask to another operation, or of what nothing waits for, comes last
+            # A mask for another operation, or for a source that is not partial, comes last.
             goal = last if same_op and first.partial else State(last.dims)
             price = None if cost is None else lambda leg: cost(self._step(leg))
             legs = cheapest_route(self.blocks, first, goal, limit=MOST_LAYOUTS, price=price)
@@ -328,7 +330,7 @@ _MERGED = ("slice", "all_gather", "all_reduce", "reduce_scatter")
 
 
 def _merged(blocks: Blocks, legs: Sequence[Leg]) -> list[Leg]:
-    """Consecutive moves of one kind as one; a permutation that moves nothing is a slice."""
+    """The legs with consecutive moves of one kind merged.  A permutation that moves nothing becomes a slice."""
     merged: list[Leg] = []
     for leg in legs:
         if leg.kind == "permute" and not blocks.moved(leg.before, leg.after).any():

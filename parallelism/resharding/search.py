@@ -1,10 +1,12 @@
-"""The cheapest way from one layout to another that never holds more than either of them.
+"""The cheapest route between two layouts on which no rank holds more than under the larger of the two.
 
-Two passes.  `parallelism.resharding.distance` finds the fewest communications.  Among the ways with so few, A* then finds the one
-with the fewest elements received by all ranks together.  Its bound is what the ranks lack of their last blocks, which
-must reach them whatever the way; what a rank lacks obeys the triangle inequality, so no layout is looked at twice.
+The search has two passes.  `parallelism.resharding.distance` finds the fewest communications.  Among the routes with
+this number, A* finds the one with the fewest elements received by all ranks together.  The lower bound of A* is the
+number of elements that ranks lack of their final blocks: every route must bring these.  It obeys the triangle
+inequality, so no layout is expanded twice.
 
-An *exchange* (everybody gets from everybody what it lacks) is tried only where no other moves lead to the end.
+An *exchange*, in which each rank gets its missing elements from all others, is used only if no other moves lead to the
+goal.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ from parallelism.resharding.distance import Leg, Reach
 from parallelism.resharding.moves import State
 from parallelism.resharding.permutations import NoWay
 
-Price = Callable[[Leg], float]
+LegPrice = Callable[[Leg], float]
 
 MOST_AXES_EXACT = 4
-"""On meshes of more axes, the way to a partial layout need not be the very cheapest of those with as few legs."""
+"""On meshes with more axes, the route to a partial layout may not be the cheapest among those with fewest legs."""
 
 _LEGS_BITS = 10
-"""Of ways that cost the same, the one with fewer legs: they are counted in the last bits of the cost."""
+"""The low bits of a cost count legs, so that among routes of equal cost the one with fewer legs wins."""
 
 
 def cheapest_route(
-    blocks: Blocks, source: State, target: State, *, limit: int, price: Price | None = None
+    blocks: Blocks, source: State, target: State, *, limit: int, price: LegPrice | None = None
 ) -> list[Leg]:
-    """The legs of the way with fewest communications, and of these with fewest elements received.
+    """The legs of the route with the fewest communications, and among these with the fewest elements received.
 
-    With ``price``, what a communication costs: those whose prices add up to the least, of all layouts that fit.
+    With ``price``, the cost of a communication, it is the route with the smallest sum of prices.
     """
     for exchange in (False, True):
         try:
@@ -43,7 +45,7 @@ def cheapest_route(
 
 
 def _straight(source: State, target: State) -> list[Leg]:
-    """What must be reduced is, the rest is exchanged: where there are too many layouts to look for a better way."""
+    """A route of a reduction and an exchange, for meshes with too many layouts to search for a better one."""
     legs = []
     reduced = State(source.dims, tuple(axis for axis in source.partial if axis in target.partial))
     arrived = State(target.dims, reduced.partial)
@@ -56,7 +58,7 @@ def _straight(source: State, target: State) -> list[Leg]:
 
 
 def _received(blocks: Blocks, leg: Leg, common: int) -> int:
-    """The elements that all ranks together receive, by the closed forms; ``common`` are those that stay."""
+    """The elements that all ranks receive together, by the closed forms; ``common`` is the number that stay."""
     held = blocks.held(leg.after.dims)
     match leg.kind:
         case "slice":
@@ -71,17 +73,17 @@ def _received(blocks: Blocks, leg: Leg, common: int) -> int:
 
 
 class _Routes:
-    """The ways within a `Reach`."""
+    """The search for the cheapest route within a `Reach`."""
 
     def __init__(self, blocks: Blocks, reach: Reach) -> None:
         self._blocks = blocks
         self._reach = reach
 
-    def cheapest(self, price: Price | None) -> list[Leg]:
+    def cheapest(self, price: LegPrice | None) -> list[Leg]:
         return self._fewest_elements(self._reach.remaining()) if price is None else self._least_price(price)
 
     def _fewest_elements(self, remaining: dict[State, int]) -> list[Leg]:
-        """A* along the ways that come nearer with every communication."""
+        """A* along the routes on which every communication comes closer to the goal."""
         order = count()
         waiting = [(0, next(order), self._reach.source)]
         reached: dict[State, int] = {self._reach.source: 0}
@@ -90,7 +92,7 @@ class _Routes:
         while waiting:
             _, _, state = heapq.heappop(waiting)
             if state == self._reach.goal:
-                return self._way(came)
+                return self._route(came)
             if state in done:
                 continue
             done.add(state)
@@ -112,10 +114,10 @@ class _Routes:
         raise NoWay
 
     def _least(self, states: list[State]) -> Iterable[int]:
-        """What is yet to be received after each, at least; of what is to be reduced, everything.
+        """A lower bound of the elements that must be received after each state; all of them while it is partial.
 
-        For a partial goal that is a guess: who forgets its value need not have had it.  On small meshes nothing is
-        guessed.
+        For a partial goal this may overestimate, because a rank whose term is dropped need not receive it.  So the
+        bound is 0 on small meshes.
         """
         goal = self._reach.goal
         if goal.partial and len(self._blocks.extents) <= MOST_AXES_EXACT:
@@ -124,17 +126,17 @@ class _Routes:
         common = self._blocks.overlap(goal.dims, [state.dims for state in states]).sum(axis=1).tolist()
         return [held - (0 if state.partial else same) for state, same in zip(states, common, strict=True)]
 
-    def _least_price(self, price: Price) -> list[Leg]:
-        """Dijkstra over all layouts that fit."""
+    def _least_price(self, price: LegPrice) -> list[Leg]:
+        """Dijkstra's algorithm over all layouts that fit."""
         order = count()
         waiting = [((0.0, 0), next(order), self._reach.source)]
-        reached: dict[State, tuple[float, int]] = {self._reach.source: (0.0, 0)}        # and its legs
+        reached: dict[State, tuple[float, int]] = {self._reach.source: (0.0, 0)}    # price and number of legs
         came: dict[State, Leg] = {}
         done: set[State] = set()
         while waiting:
             spent, _, state = heapq.heappop(waiting)
             if state == self._reach.goal:
-                return self._way(came)
+                return self._route(came)
             if state in done:
                 continue
             done.add(state)
@@ -147,7 +149,7 @@ class _Routes:
                         heapq.heappush(waiting, (total, next(order), leg.after))
         raise NoWay
 
-    def _way(self, came: dict[State, Leg]) -> list[Leg]:
+    def _route(self, came: dict[State, Leg]) -> list[Leg]:
         legs: list[Leg] = []
         state = self._reach.goal
         while state != self._reach.source:

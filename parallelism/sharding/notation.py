@@ -1,12 +1,12 @@
-"""Layouts as people write them, read: brackets with axes, dims with subscripts, placements by mesh axis.
+"""The notations of layouts: axes in brackets, dims with subscripts, placements by mesh axis.
 
     layout      = axes [options] | "TensorSharding" "(" entries ")" | subscripts [braces] | placements
     axes        = "[" entries "]"                     [x, None, (y, z)]     [x, ...] partial=y, op=max
     subscripts  = [name] "[" dims "]" | dims          A[I_x, J_{y,z}] {U_w}      I_X, J
     placements  = "[" placement, ... "]"              [S(0), R, P(sum)]     one for each axis of the mesh
 
-Nothing is evaluated.  What cannot be read is one ``ValueError`` that shows the text and says where it went wrong.  The
-result is plain: a list of dims as `TensorSharding` takes them, the partial axes, the operation.
+Nothing is evaluated.  A text that cannot be read raises one ``ValueError`` with the text and the position of the
+mistake.  The result is plain: a list of dims as `TensorSharding` takes them, the partial axes, and the operation.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from types import EllipsisType
 from parallelism.sharding.tokens import Tokens
 
 Dim = tuple[str, ...] | EllipsisType
-Layout = tuple[list[Dim], tuple[str, ...], str]
+Parsed = tuple[list[Dim], tuple[str, ...], str]
+"""The dims, the partial axes, and the pending reduction."""
 
 _SUBSCRIPT = re.compile(r"([A-Z])_(\w+)")
 _WORDS = {"shard": "S", "s": "S", "replicate": "R", "r": "R", "partial": "P", "p": "P"}
 _OPS = {"avg": None, "product": "prod"}
 
 
-def parse(text: str, mesh_axes: Sequence[str] | None) -> Layout:
-    """The layout that ``text`` writes; ``mesh_axes`` in their order, where a mesh is known."""
+def parse(text: str, mesh_axes: Sequence[str] | None) -> Parsed:
+    """Read a layout.  ``mesh_axes`` are the axes of the mesh in order, or None if no mesh is known."""
     if not isinstance(text, str):
-        raise TypeError(f"a layout is read from text, got {text!r}")
+        raise TypeError(f"a layout must be given as text, got {text!r}")
     return _Reader(text, mesh_axes).layout()
 
 
@@ -37,9 +38,9 @@ class _Reader(Tokens):
         super().__init__(text, "layout")
         self.mesh_axes = mesh_axes
 
-    # -- the whole -----------------------------------------------------------------------------------------------------
+    # -- the whole text ------------------------------------------------------------------------------------------------
 
-    def layout(self) -> Layout:
+    def layout(self) -> Parsed:
         first = self.peek()
         if first.kind == "end":
             self.wrong("a layout, as [x, None]")
@@ -62,13 +63,13 @@ class _Reader(Tokens):
         self.take()
         return self.whole(self.with_options(self.entries("]")))
 
-    def whole(self, layout: Layout) -> Layout:
+    def whole(self, layout: Parsed) -> Parsed:
         if self.peek().kind != "end":
             self.wrong("the end")
         return layout
 
     def has_axes(self) -> bool:
-        """Whether what stands without brackets lists axes."""
+        """Whether a text without brackets lists axes."""
         return any(token.text in ("None", "(", "=") or token.kind == "quoted" for token in self.tokens)
 
     def has_placements(self) -> bool:
@@ -82,7 +83,7 @@ class _Reader(Tokens):
         )
 
     def has_subscripts(self) -> bool:
-        """Whether some word in the brackets is a dim with a subscript, and no axis."""
+        """Whether some word in the brackets is a dim with a subscript, and not an axis."""
         end = next((i for i, token in enumerate(self.tokens) if token.text == "]"), len(self.tokens))
         return any(
             token.kind == "name" and token.text not in (self.mesh_axes or ())
@@ -92,20 +93,20 @@ class _Reader(Tokens):
 
     # -- axes in brackets ----------------------------------------------------------------------------------------------
 
-    def constructor(self) -> Layout:
+    def constructor(self) -> Parsed:
         self.expect("(")
         dims = self.entries(")", inside=True)
         options = self.options(")")
         self.expect(")")
         return dims, *options
 
-    def with_options(self, dims: list[Dim]) -> Layout:
+    def with_options(self, dims: list[Dim]) -> Parsed:
         if self.peek().text == "{":
             return dims, *self.unreduced()
         return dims, *self.options("")
 
     def entries(self, end: str, *, inside: bool = False) -> list[Dim]:
-        """Dims up to ``end`` (the end of the text, if empty), which is taken unless options stand ``inside``."""
+        """Read dims up to ``end``, and ``end`` itself unless options follow ``inside``.  "" is the end of the text."""
         dims: list[Dim] = []
         while self.peek().text != end and not self.is_option():
             dims.append(self.entry())
@@ -123,17 +124,17 @@ class _Reader(Tokens):
         return self.axes("an axis, None, ... or a tuple of axes")
 
     def axes(self, wanted: str = "an axis or a tuple of axes") -> tuple[str, ...]:
-        """None, one axis, or several in parentheses."""
+        """Read None, one axis, or several axes in parentheses."""
         token = self.peek()
         if token.text == "(":
             self.take()
-            found = []
+            names = []
             while self.peek().text != ")":
-                found.append(self.axis("an axis or )"))
+                names.append(self.axis("an axis or )"))
                 if not self.comma(")"):
                     break
             self.expect(")")
-            return tuple(found)
+            return tuple(names)
         if token.text == "None" or (token.text == "-" and token.kind == "mark"):
             self.take()
             return ()
@@ -150,7 +151,7 @@ class _Reader(Tokens):
         return self.peek().kind == "name" and self.tokens[self.at + 1].text == "="
 
     def options(self, end: str) -> tuple[tuple[str, ...], str]:
-        """``partial=``, ``op=``, in any order, up to ``end``."""
+        """Read ``partial=`` and ``op=``, in any order, up to ``end``."""
         partial: tuple[str, ...] = ()
         op = "sum"
         seen: set[str] = set()
@@ -171,14 +172,14 @@ class _Reader(Tokens):
     def op(self) -> str:
         token = self.peek()
         name = self.axis("sum, prod, max or min")
-        found = _OPS.get(name, name)
-        if found not in ("sum", "prod", "max", "min"):
+        op = _OPS.get(name, name)
+        if op not in ("sum", "prod", "max", "min"):
             self.wrong("sum, prod, max or min", token)
-        return found
+        return op
 
     # -- dims with subscripts ------------------------------------------------------------------------------------------
 
-    def subscripts(self, end: str) -> Layout:
+    def subscripts(self, end: str) -> Parsed:
         if end:
             self.expect("[")
         dims: list[Dim] = []
@@ -191,7 +192,7 @@ class _Reader(Tokens):
         return dims, *self.unreduced()
 
     def dim(self) -> Dim:
-        """``I``, ``I_x`` or ``J_{y,z}``."""
+        """Read a dim: ``I``, ``I_x`` or ``J_{y,z}``."""
         if self.peek().kind == "dots":
             self.take()
             return ...
@@ -205,18 +206,18 @@ class _Reader(Tokens):
         return self.known(axis) if axis else ()
 
     def braced(self) -> tuple[str, ...]:
-        """``{y,z}``."""
+        """Read axes in braces: ``{y,z}``."""
         self.expect("{")
-        found: list[str] = []
+        axes: list[str] = []
         while True:
-            found += self.known(self.name("an axis"))
+            axes += self.known(self.name("an axis"))
             if not self.comma("}"):
                 break
         self.expect("}")
-        return tuple(found)
+        return tuple(axes)
 
     def known(self, word: str) -> tuple[str, ...]:
-        """A subscript as axes: itself, or as the mesh spells it: ``X`` for x, ``XY`` for x and y."""
+        """The axes that a subscript names: the axis of this name, or in capitals ``X`` for x, ``XY`` for x and y."""
         if not self.mesh_axes or word in self.mesh_axes:
             return (word,)
         axes = {axis.lower(): axis for axis in self.mesh_axes}
@@ -226,7 +227,7 @@ class _Reader(Tokens):
         return tuple(axes[letter] for letter in letters) if set(letters) <= set(axes) else (word,)
 
     def unreduced(self) -> tuple[tuple[str, ...], str]:
-        """``{U_w}``, ``{U_{w,v}}``, ``{U_w: max}``, or nothing."""
+        """Read the pending reduction: ``{U_w}``, ``{U_{w,v}}``, ``{U_w: max}``, or nothing."""
         if self.peek().text != "{":
             return (), "sum"
         self.take()
@@ -244,15 +245,15 @@ class _Reader(Tokens):
 
     # -- placements ----------------------------------------------------------------------------------------------------
 
-    def placements(self) -> Layout:
-        """``[S(0), R, P(sum)]``: entry i is what axis i of the mesh does."""
+    def placements(self) -> Parsed:
+        """Read placements: entry i of ``[S(0), R, P(sum)]`` belongs to axis i of the mesh."""
         end = {"[": "]", "(": ")"}.get(self.take().text)
         if end is None:
             self.at = 0
             self.wrong("[ or (")
         if self.mesh_axes is None:
-            raise ValueError(f"{self.text!r} says what each axis of a mesh does, so it takes the mesh to read it: "
-                             f"parse(text, mesh)")
+            raise ValueError(f"{self.text!r} has one placement for each axis of a mesh, so the mesh is needed to read "
+                             f"it: parse(text, mesh)")
         dims: dict[int, list[str]] = {}
         partial: list[str] = []
         ops: set[str] = set()

@@ -1,7 +1,7 @@
-"""What a partial tensor waits for: the operations that can be pending, what they start from, how terms combine.
+"""Pending reductions of partial tensors: the operations, their identities, and the combination of terms.
 
-A partial tensor is a list of terms, one on each member of a group; its value is ``(t0 op t1) op t2 ...`` in group
-order.  The dtype is kept: bools are summed by *or* and multiplied by *and*, as NumPy's ``+`` and ``*`` of bools do.
+A partial tensor is a list of terms, one on each member of a group.  Its value is ``(t0 op t1) op t2 ...`` in group
+order.  The dtype is kept: bools are summed by *or* and multiplied by *and*, as by NumPy's ``+`` and ``*``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ OPS = tuple(_UFUNCS)
 
 
 def check_op(op: str) -> str:
-    """``op``, if a reduction by it can be pending."""
+    """``op``; ``ValueError`` unless it is a reduction that can be pending."""
     if op not in _UFUNCS:
-        raise ValueError(f"a partial tensor waits for one of {', '.join(OPS)}, got op={op!r}")
+        raise ValueError(f"the pending reduction must be one of {', '.join(OPS)}, got op={op!r}")
     return op
 
 
 def identity(op: str, dtype: np.dtype[Any]) -> Any:
-    """What changes nothing when it is combined with: the term of those who hold none of the value.
+    """The identity of a reduction: the term that does not change the value.
 
-    ``ValueError`` for dtypes that are no numbers, and for max and min of complex numbers, which have no order.
+    ``ValueError`` for dtypes that are not numbers, and for max and min of complex numbers, which have no order.
 
     >>> identity("sum", np.dtype(int)), identity("max", np.dtype(np.uint8)), identity("min", np.dtype(float))
     (0, 0, inf)
     """
     kind = dtype.kind
     if kind not in "biufc" or (kind == "c" and op in ("max", "min")):
-        raise ValueError(f"no {op} of {dtype} can be pending")
+        raise ValueError(f"a {op} of {dtype} cannot be pending")
     if op in ("sum", "prod"):
         return int(op == "prod")
     lowest = op == "max"
@@ -46,7 +46,7 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
 
 
 def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The value of the terms, in their order; a new array of their dtype."""
+    """The reduction of the terms in their order, as a new array of their shape and dtype."""
     total = np.array(terms[0])
     for term in terms[1:]:
         _UFUNCS[op](total, term, out=total)
@@ -54,7 +54,7 @@ def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def device_op(op: str, dtype: np.dtype[Any]) -> str:
-    """The reduction of a collective that keeps the dtype: a device counts bools into integers."""
+    """The ``op=`` of a collective that keeps the dtype.  A collective's sum of bools would be an integer."""
     if dtype.kind == "b":
         return {"sum": "or", "prod": "and"}.get(op, op)
     return op

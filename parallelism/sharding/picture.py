@@ -1,9 +1,9 @@
-"""A sharded tensor as a picture: a grid of its blocks, in each the ranks that hold it.
+"""A picture of a sharded tensor: a grid of its blocks with the ranks that hold them.
 
           0:3    3:5
         ┌──────┬──────┐
-    0:4 │ 0, 2 │ 1, 3 │        replicas stand apart by commas,
-        ├──────┼──────┤        the terms of a partial block by their operation: 0 + 4
+    0:4 │ 0, 2 │ 1, 3 │        commas separate replicas; the operation
+        ├──────┼──────┤        separates the terms of a partial block: 0 + 4
     4:7 │ 4, 6 │ 5, 7 │
         └──────┴──────┘
     down: dim 0 over x; across: dim 1 over y
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
 
 _MOST_COLUMNS = 16
 _CELL = 22
-"""The widest cell."""
+"""The largest width of a cell, in characters."""
 _SIGNS = {"sum": " + ", "prod": " * ", "max": " max ", "min": " min "}
 
 Places = Sequence[tuple[slice, ...]]
 Interval = tuple[int, int]
 Cell = tuple[tuple[int, ...], ...]
-"""The ranks that hold each term of a block; one term, where nothing is pending."""
+"""The ranks that hold each term of a block; there is one term if nothing is pending."""
 
 
 def drawing(
     sharding: TensorSharding, shape: tuple[int, ...], mesh: Mesh, places: Places, terms: Sequence[int],
     dims: Sequence[int] | None,
 ) -> Drawing:
-    """The picture of a tensor of ``shape``; ``places`` are its blocks by rank, ``terms`` which term a rank holds.
+    """The picture of a tensor of ``shape``.
 
-    ``dims`` are the one or two dims to draw, rows first; by default the first that are split.
+    ``places`` holds the block of each rank, ``terms`` the number of the term that each rank holds.  ``dims`` are the
+    one or two dims to draw, rows first; by default the first that are split.
     """
-    shown = _shown(sharding, dims)
+    drawn = _drawn_dims(sharding, dims)
     names = [f"dim {d} over {', '.join(sharding.dims[d].axes)}" if sharding.dims[d].axes else f"dim {d}, whole"
-             for d in shown]
-    intervals = [sorted({(p[d].start, p[d].stop) for p in places if p[d].stop > p[d].start}) for d in shown]
+             for d in drawn]
+    intervals = [sorted({(p[d].start, p[d].stop) for p in places if p[d].stop > p[d].start}) for d in drawn]
     rows, columns = [(0, 1)], [(0, 1)]
-    if len(shown) == 2:
+    if len(drawn) == 2:
         rows, columns = intervals
-    elif shown:
+    elif drawn:
         columns = intervals[0]
     cells: dict[tuple[Interval, Interval], dict[int, list[int]]] = {}
     empty = []
@@ -56,16 +57,16 @@ def drawing(
         if any(piece.start == piece.stop for piece in place):
             empty.append(rank)
             continue
-        spans = [(place[d].start, place[d].stop) for d in shown]
+        spans = [(place[d].start, place[d].stop) for d in drawn]
         row, column = ([(0, 1)] * 2 + spans)[-2:]
         cells.setdefault((row, column), {}).setdefault(terms[rank], []).append(rank)
     grid = [
         [tuple(tuple(ranks) for _, ranks in sorted(cells.get((row, column), {}).items())) for column in columns]
         for row in rows
     ]
-    row_labels = [f"{a}:{b}" for a, b in rows] if len(shown) == 2 else [""]
-    column_labels = [f"{a}:{b}" for a, b in columns] if shown else [""]
-    notes = _notes(sharding, mesh, shown, empty)
+    row_labels = [f"{a}:{b}" for a, b in rows] if len(drawn) == 2 else [""]
+    column_labels = [f"{a}:{b}" for a, b in columns] if drawn else [""]
+    notes = _notes(sharding, mesh, drawn, empty)
     caption = f"{sharding.short()} of {_shape(shape)} on {mesh!r}"
     return Drawing(
         _text(caption, names, row_labels, column_labels, grid, sharding.op, notes),
@@ -73,22 +74,22 @@ def drawing(
     )
 
 
-def _shown(sharding: TensorSharding, dims: Sequence[int] | None) -> list[int]:
+def _drawn_dims(sharding: TensorSharding, dims: Sequence[int] | None) -> list[int]:
     ndim = len(sharding.dims)
     if dims is None:
         split = [d for d in range(ndim) if sharding.dims[d].axes]
         others = [d for d in range(ndim) if d not in split]
         return sorted((split + others)[:2])
-    shown = [d.__index__() for d in dims]
-    if not 1 <= len(shown) <= 2 or len(set(shown)) < len(shown) or not all(0 <= d < ndim for d in shown):
+    drawn = [d.__index__() for d in dims]
+    if not 1 <= len(drawn) <= 2 or len(set(drawn)) < len(drawn) or not all(0 <= d < ndim for d in drawn):
         raise ValueError(f"a drawing shows one or two dims of 0 to {ndim - 1}, got dims={list(dims)}")
-    return shown
+    return drawn
 
 
-def _notes(sharding: TensorSharding, mesh: Mesh, shown: Sequence[int], empty: Sequence[int]) -> list[str]:
+def _notes(sharding: TensorSharding, mesh: Mesh, drawn: Sequence[int], empty: Sequence[int]) -> list[str]:
     notes = [
-        f"dim {d} is split over {', '.join(dim.axes)}, too: a cell lists all who hold a part of it"
-        for d, dim in enumerate(sharding.dims) if dim.axes and d not in shown
+        f"dim {d} is split over {', '.join(dim.axes)}, too: a cell lists all ranks that hold a part of it"
+        for d, dim in enumerate(sharding.dims) if dim.axes and d not in drawn
     ]
     if sharding.partial:
         notes.append(f"a {sharding.op} over {', '.join(sharding.partial)} is pending")
@@ -102,7 +103,7 @@ def _notes(sharding: TensorSharding, mesh: Mesh, shown: Sequence[int], empty: Se
 
 
 def _ranks(ranks: Sequence[int], width: int) -> str:
-    """``0, 2, 5-9``; within ``width``, if need be with the first of them and their number."""
+    """The ranks as ``0, 2, 5-9``; if that is wider than ``width``, the first of them and their number."""
     words: list[str] = []
     first = 0
     for i in range(1, len(ranks) + 1):
@@ -184,12 +185,12 @@ def _html(
             if i is None or j is None:
                 cells += "<td>…</td>"
                 continue
-            hue = (i * len(column_labels) + j) * 137 % 360      # neighbours far apart on the wheel
+            hue = (i * len(column_labels) + j) * 137 % 360      # Neighbouring cells get very different hues.
             cells += (f'<td style="background:hsl({hue},55%,88%);color:#000;text-align:center">'
                       f"{escape(_cell(grid[i][j], op, 60))}</td>")
         body += f"<tr><th>{'…' if i is None else escape(row_labels[i])}</th>{cells}</tr>"
-    told = "".join(f"<br>{escape(text)}" for text in [*names, *notes])
-    return (f"<table><caption>{escape(caption)}{told}</caption><tr><th></th>{head}</tr>{body}</table>")
+    notes_html = "".join(f"<br>{escape(text)}" for text in [*names, *notes])
+    return (f"<table><caption>{escape(caption)}{notes_html}</caption><tr><th></th>{head}</tr>{body}</table>")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -1,15 +1,16 @@
-"""How a tensor lies on a mesh: for each dim the axes it is split over, and the axes over which a reduction is pending.
+"""The layout of a tensor on a mesh: the axes that split each dim, and the axes over which a reduction is pending.
 
-    TensorSharding("x", None) of an array (5, 4)      TensorSharding(("x", "y"), None) of the same
-    on Mesh(x=2, y=2)                                 split over x, then each part over y
+    An array (5, 4) on Mesh(x=2, y=2)
+    as TensorSharding("x", None)                      as TensorSharding(("x", "y"), None):
+    is split over x                                   it is split over x, then each part over y
 
         rank 0, 1    rows 0:3                             rank 0    rows 0:2      rank 2    rows 3:4
         rank 2, 3    rows 3:5                             rank 1    rows 2:3      rank 3    rows 4:5
 
-A dim is split axis by axis, outermost first, each part by the rule of `numpy.array_split`: its first ``n % k`` pieces
-get one element more.  So adding an innermost axis is always a local slice, and removing it a gather.  A shard may be
-empty.  Over an axis that is not named the tensor is replicated; over a *partial* axis every member of the group holds
-a term of it.
+A dim is split axis by axis, outermost first.  Each part of n elements is split into k pieces as by
+`numpy.array_split`: the first ``n % k`` pieces have one more element.  So adding an innermost axis is always a local
+slice, and removing it is a gather.  A shard may be empty.  The tensor is replicated over an axis that is not named.
+Over a *partial* axis each member of a group holds one term of the pending reduction.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh, split_sizes
 from parallelism.mesh.uneven import starts
 from parallelism.sharding import notation
@@ -32,12 +33,11 @@ if TYPE_CHECKING:
     from parallelism.display import Drawing
 
 Shape = tuple[int, ...]
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class DimSharding:
-    """The mesh axes that one dim is split over, outermost first; none leaves it whole.
+    """The mesh axes that split one dim, outermost first.  Without axes the dim is whole.
 
     >>> DimSharding("x").axes, DimSharding("x", "y").axes, DimSharding().axes
     (('x',), ('x', 'y'), ())
@@ -50,7 +50,7 @@ class DimSharding:
             axes = tuple(axes[0] or ())
         for axis in axes:
             if not isinstance(axis, str):
-                raise TypeError(f"a dim is split over names of mesh axes, got {axis!r} in {axes!r}")
+                raise TypeError(f"a dim must be split over names of mesh axes, got {axis!r} in {axes!r}")
         object.__setattr__(self, "axes", axes)
 
     def __repr__(self) -> str:
@@ -59,11 +59,11 @@ class DimSharding:
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class TensorSharding:
-    """The layout of a tensor: a `DimSharding` for each dim, and what is pending.
+    """The layout of a tensor: a `DimSharding` for each dim, and the pending reduction.
 
-    Each of ``dims`` is None (whole), an axis, a tuple of axes (outermost first) or a `DimSharding`; one ``...`` stands
-    for any number of whole dims.  ``partial`` is an axis or several over which a reduction by ``op`` (``sum, prod,
-    max, min``) is pending: the value is what the terms of each group along them make, in the order of the mesh.
+    Each of ``dims`` is None (whole), an axis, a tuple of axes (outermost first) or a `DimSharding`.  One ``...`` stands
+    for any number of whole dims.  ``partial`` names one or several axes over which a reduction by ``op`` (``sum, prod,
+    max, min``) is pending: the value is the reduction of the terms of each group along them, in the order of the mesh.
 
     >>> layout = TensorSharding("dp", None, ("tp", "pp"))
     >>> layout.dims[2].axes, layout.partial
@@ -71,19 +71,19 @@ class TensorSharding:
     >>> layout.local_shape((5, 7, 8), Mesh(dp=2, tp=3, pp=2), rank=0)
     (3, 7, 2)
 
-    A value: immutable, hashable, printed as it is written; the order of the partial axes does not count.  It knows no
-    mesh: whether its axes exist and its dims fit is checked where a mesh and a shape are given.  ``ValueError`` for
-    an axis named twice and an unknown ``op``, ``TypeError`` for what is no name.
+    A layout is immutable and hashable, and its repr can be evaluated.  The order of the partial axes does not matter.
+    A layout knows no mesh: methods that take a mesh and a shape check that the axes exist and the dims fit.
+    ``ValueError`` for an axis named twice and an unknown ``op``; ``TypeError`` for an axis that is not a string.
     """
 
     dims: tuple[DimSharding, ...]
-    """The dims that are named, an ``...`` left out."""
+    """The given dims, without the ``...``."""
     ellipsis: int | None
-    """Before which of `dims` the ``...`` stands, if there is one."""
+    """The index in `dims` before which the ``...`` stands; None if there is none."""
     partial: tuple[str, ...]
     """The axes over which a reduction is pending."""
     op: str
-    """By what it reduces: ``sum`` where nothing is pending."""
+    """The pending reduction; ``sum`` if nothing is pending."""
 
     def __init__(
         self, *dims: str | Sequence[str] | DimSharding | EllipsisType | None,
@@ -103,7 +103,7 @@ class TensorSharding:
             for axis in axes:
                 if axis in used:
                     raise ValueError(f"axis {axis!r} is used twice, by {used[axis]} and by {where}: an axis splits one "
-                                     f"dim of a tensor, once, or is partial")
+                                     f"dim of a tensor once, or is partial")
                 used[axis] = where
         for name, value in (("dims", named), ("ellipsis", places[0] if places else None), ("partial", pending),
                             ("op", op if pending else "sum")):
@@ -111,23 +111,23 @@ class TensorSharding:
 
     @classmethod
     def replicated(cls, ndim: int) -> TensorSharding:
-        """Every device holds the whole tensor."""
+        """The layout in which every device holds the whole tensor."""
         return cls(*[None] * ndim)
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh | None = None) -> TensorSharding:
-        """Reads a layout as it is written, here and elsewhere.
+        """Read a layout in one of three notations.
 
         ``[x, None, (y, z)]``, ``TensorSharding('x', ..., partial='y')``
-            the axes of each dim, in brackets; ``partial=`` and ``op=`` may follow
+            the axes of each dim in brackets; ``partial=`` and ``op=`` may follow
         ``I_x, J`` and ``A[I_x, J_{y,z}] {U_w}``
-            dims by name, axes as their subscripts, in braces what is unreduced
+            dims by name with axes as subscripts, and in braces the axes of the pending reduction
         ``[S(0), R, P(sum)]``
-            for each axis of the mesh what it does to the tensor, as torch prints a placement; needs ``mesh``
+            the placement of each axis of the mesh, as torch prints it; needs ``mesh``
 
-        In brackets that follow no name, words are axes, unless one of them has the form ``I_x`` (one capital letter
-        before the underscore) or ``J_{...}``.  ``ValueError`` with the place where the text stops making sense, and
-        for axes that ``mesh`` has not.
+        In brackets without a name in front, words are axes, unless one of them has the form ``I_x`` (one capital letter
+        before the underscore) or ``J_{...}``.  ``ValueError`` names the position at which the text is wrong, or an axis
+        that ``mesh`` does not have.
 
         >>> TensorSharding.parse("A[I_x, J_{y,z}] {U_w}")
         TensorSharding('x', ('y', 'z'), partial='w')
@@ -136,50 +136,50 @@ class TensorSharding:
         """
         dims, pending, op = notation.parse(text, None if mesh is None else mesh.axes)
         try:
-            found = cls(*dims, partial=pending, op=op)
+            layout = cls(*dims, partial=pending, op=op)
             if mesh is not None:
-                found.check_axes(mesh)
+                layout.check_axes(mesh)
         except ValueError as error:
             raise ValueError(f"{text!r}: {error}") from None
-        return found
+        return layout
 
-    # -- what it says of a tensor --------------------------------------------------------------------------------------
+    # -- shards of a tensor --------------------------------------------------------------------------------------------
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes it splits over, dim by dim; the partial ones are not among them."""
+        """The axes that split dims, dim by dim, without the partial ones."""
         return tuple(axis for dim in self.dims for axis in dim.axes)
 
     def over(self, ndim: int) -> TensorSharding:
-        """The layout of a tensor of so many dims: ``...`` spelt out.  ``ValueError`` if the number does not fit."""
+        """The layout for a tensor with ``ndim`` dims: ``...`` is expanded.  ``ValueError`` if it does not fit."""
         given = len(self.dims)
         if given == ndim and self.ellipsis is None:
             return self
         if given > ndim or self.ellipsis is None:
             least = "at least " if self.ellipsis is not None else ""
-            raise ValueError(f"{self!r} is of {least}{given} {_dims(given)}, the tensor has {ndim}")
+            raise ValueError(f"{self!r} has {least}{given} {_dims(given)}, the tensor has {ndim}")
         whole = [DimSharding()] * (ndim - given)
         dims = [*self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :]]
         return TensorSharding(*dims, partial=self.partial, op=self.op)
 
     def local_shape(self, shape: Sequence[int], mesh: Mesh, rank: int) -> Shape:
-        """The shape of the shard of ``rank``, of a tensor of ``shape``."""
+        """The shape of the shard of ``rank``, for a tensor of ``shape``."""
         return tuple(piece.stop - piece.start for piece in self.slices(shape, mesh, rank))
 
     def slices(self, shape: Sequence[int], mesh: Mesh, rank: int) -> tuple[slice, ...]:
-        """Where the shard of ``rank`` lies in the tensor: ``x[sharding.slices(x.shape, mesh, rank)]``."""
+        """The slices of the tensor that ``rank`` holds: its shard is ``x[sharding.slices(x.shape, mesh, rank)]``."""
         extents, dims = self._checked(shape, mesh)
         return _slices(extents, dims, mesh, rank)
 
     def groups(self, mesh: Mesh, dim: int) -> tuple[Shape, ...]:
-        """The groups of ranks over which ``dim`` is split, each in the order of its pieces."""
+        """The groups of ranks over which ``dim`` is split, each in the order of the pieces."""
         self.check_axes(mesh)
         if not -len(self.dims) <= dim < len(self.dims):
             raise ValueError(f"{self!r} names dims {-len(self.dims)} to {len(self.dims) - 1}, got {dim}")
         return mesh.groups(self.dims[dim].axes)
 
     def replica_groups(self, mesh: Mesh) -> tuple[Shape, ...]:
-        """The groups of ranks that hold the same."""
+        """The groups of ranks that hold equal shards."""
         self.check_axes(mesh)
         return mesh.groups(tuple(axis for axis in mesh.axes if axis not in (*self.axes, *self.partial)))
 
@@ -188,13 +188,13 @@ class TensorSharding:
         self.check_axes(mesh)
         return mesh.groups(self._partial_in_order(mesh))
 
-    # -- from the whole to the shards and back -------------------------------------------------------------------------
+    # -- shard and unshard ---------------------------------------------------------------------------------------------
 
     def shard(self, x: Any, mesh: Mesh) -> list[Array]:
-        """The shards of ``x`` by rank: views of it.
+        """The shards of ``x``, indexed by rank, as views.
 
-        Of a partial layout the first of each group gets the value, the others the identity of the operation (zeros,
-        for a sum), in arrays of their own.
+        In a partial layout the first rank of each group gets the value.  The others get new arrays with the identity of
+        the operation (zeros for a sum).
         """
         x = np.asarray(x)
         extents, dims = self._checked(x.shape, mesh)
@@ -207,10 +207,10 @@ class TensorSharding:
         return shards
 
     def unshard(self, shards: Sequence[Any], mesh: Mesh) -> Array:
-        """The tensor whose shards these are, by rank, as a new array; what is partial is reduced.
+        """The whole tensor as a new array, from its shards indexed by rank.  A pending reduction is carried out.
 
-        Of replicas the lowest rank's counts.  ``ValueError`` if their number, shapes or dtypes are not those that the
-        layout gives to one tensor.
+        Of several replicas the one of the lowest rank is used.  ``ValueError`` if the number, shapes or dtypes of the
+        shards are not those of one tensor in this layout.
         """
         if len(shards) != mesh.size:
             raise ValueError(f"{mesh!r} has {mesh.size} devices, got {len(shards)} shards")
@@ -219,7 +219,7 @@ class TensorSharding:
         dtype = arrays[0].dtype
         for rank, array in enumerate(arrays):
             if array.dtype != dtype:
-                raise ValueError(f"the shards of one tensor have one dtype; rank 0 has {dtype}, rank {rank} "
+                raise ValueError(f"the shards of one tensor must have one dtype; rank 0 has {dtype}, rank {rank} has "
                                  f"{array.dtype}")
         whole = np.empty(shape, dtype)
         extents, dims = self._checked(shape, mesh)
@@ -235,31 +235,31 @@ class TensorSharding:
         return whole
 
     def global_shape(self, shapes: Mapping[int, Sequence[int]], mesh: Mesh) -> Shape:
-        """The shape of the tensor whose shards have these shapes, by rank; ``ValueError`` if there is none.
+        """The shape of the whole tensor, from the shapes of its shards by rank.
 
-        The ranks are all, or those of a group along `axes`.
+        ``shapes`` has all ranks, or those of a group along `axes`.  ``ValueError`` if no tensor has these shards.
         """
         first = min(shapes)
         ndim = len(shapes[first])
         for rank, local in shapes.items():
             if len(local) != ndim:
-                raise ValueError(f"the shards of one tensor have as many dims; rank {first} has one of shape "
-                                 f"{tuple(shapes[first])}, rank {rank} of {tuple(local)}")
+                raise ValueError(f"the shards of one tensor must have equally many dims; rank {first} has shape "
+                                 f"{tuple(shapes[first])}, rank {rank} has {tuple(local)}")
         self.check_axes(mesh)
         dims = self.over(ndim).dims
         shape = tuple(sum(shapes[rank][d] for rank in mesh.group(first, dim.axes)) for d, dim in enumerate(dims))
         for rank, local in shapes.items():
             expected = tuple(piece.stop - piece.start for piece in _slices(shape, dims, mesh, rank))
             if tuple(local) != expected:
-                raise ValueError(f"these are no shards of one tensor as {self!r} on {mesh!r}: of one of shape {shape} "
-                                 f"rank {rank} holds {expected}, and it has {tuple(local)}")
+                raise ValueError(f"these are not the shards of one tensor in layout {self!r} on {mesh!r}: for shape "
+                                 f"{shape} rank {rank} must hold {expected}, got {tuple(local)}")
         return shape
 
     def draw(self, shape: Sequence[int], mesh: Mesh, dims: Sequence[int] | None = None) -> Drawing:
-        """A picture of which device holds which block, within 80 columns; ``print`` it, or show it in a notebook.
+        """A picture of the blocks and the ranks that hold them, in 80 columns.  ``print`` it, or show it in a notebook.
 
-        Two dims at most are drawn, those in ``dims`` or the first that are split; of the others a cell lists all who
-        hold a part of it.
+        At most two dims are drawn: those in ``dims``, or the first that are split.  If other dims are split, too, a
+        cell lists all ranks that hold a part of it.
         """
         from parallelism.sharding import picture as drawing
 
@@ -282,7 +282,7 @@ class TensorSharding:
         return extents, dims
 
     def check_axes(self, mesh: Mesh) -> None:
-        """``ValueError`` for an axis that the mesh has not."""
+        """``ValueError`` for an axis that the mesh does not have."""
         for axis in (*self.axes, *self.partial):
             if axis not in mesh.shape:
                 known = ", ".join(map(repr, mesh.axes))
@@ -291,7 +291,7 @@ class TensorSharding:
     def _partial_in_order(self, mesh: Mesh) -> tuple[str, ...]:
         return tuple(axis for axis in mesh.axes if axis in self.partial)
 
-    # -- a value -------------------------------------------------------------------------------------------------------
+    # -- equality and text ---------------------------------------------------------------------------------------------
 
     def _key(self) -> tuple[Any, ...]:
         return self.dims, self.ellipsis, frozenset(self.partial), self.op
@@ -315,7 +315,7 @@ class TensorSharding:
         return f"TensorSharding({', '.join(words)})"
 
     def short(self) -> str:
-        """In brackets, as `parse` reads it, too: ``[x, None] partial=y``."""
+        """The layout in brackets, ``[x, None] partial=y``; `parse` reads it, too."""
         words = [_short(dim.axes) for dim in self.dims]
         if self.ellipsis is not None:
             words.insert(self.ellipsis, "...")

@@ -1,4 +1,4 @@
-"""A short text as tokens, and the one error for what does not fit: what was expected, where, and what came."""
+"""A tokenizer of short texts.  Its ``ValueError`` says what was expected, at which position, and what was found."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """Reads a text token by token."""
+    """A reader of a text, token by token."""
 
     def __init__(self, text: str, subject: str) -> None:
-        """``subject`` is what the text should be."""
+        """``subject`` names in errors what the text should be, for example "layout"."""
         self.text = text
         self._subject = subject
         self.tokens = self._split()
-        """The last two are the end."""
+        """All tokens; the last two have the kind "end"."""
         self.at = 0
 
     def _split(self) -> list[Token]:
@@ -46,39 +46,39 @@ class Tokens:
         return [*tokens, Token("end", "", end), Token("end", "", end)]
 
     def peek(self) -> Token:
-        """The next one."""
+        """The next token."""
         return self.tokens[self.at]
 
     def take(self) -> Token:
-        """The next one, and go on; the end stays."""
+        """Return the next token and advance.  At the end it stays there."""
         token = self.tokens[self.at]
         self.at += token.kind != "end"
         return token
 
     def name(self, wanted: str) -> str:
-        """A name, and go on."""
+        """Return the next token, which must be a name, and advance."""
         if self.peek().kind != "name":
             self.wrong(wanted)
         return self.take().text
 
     def expect(self, text: str) -> Token:
-        """Just this, and go on."""
+        """Return the next token, which must have this text, and advance."""
         if self.peek().text != text:
             self.wrong(repr(text))
         return self.take()
 
     def comma(self, end: str) -> bool:
-        """Take a comma, if there is one; False if the list must end here."""
+        """Take a comma, if there is one.  False if the list must end here."""
         if self.peek().text != ",":
             return False
         self.take()
         return not (self.peek().text == end and end != "")
 
     def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
-        """Here (or at ``token``) should be something else."""
+        """Raise ``ValueError``: ``wanted`` was expected in place of the next token, or of ``token``."""
         token = token or self.peek()
-        found = "the end" if token.kind == "end" else repr(token.text)
-        raise ValueError(self._message(wanted, found, token.place))
+        actual = "the end" if token.kind == "end" else repr(token.text)
+        raise ValueError(self._message(wanted, actual, token.place))
 
-    def _message(self, wanted: str, found: str, place: int) -> str:
-        return f"{self.text!r} is no {self._subject}: expected {wanted} at position {place}, got {found}"
+    def _message(self, wanted: str, actual: str, place: int) -> str:
+        return f"{self.text!r} is not a {self._subject}: expected {wanted} at position {place}, got {actual}"

@@ -5,10 +5,20 @@ and this module computes afterwards when each event would have happened, by the 
 clock for each rank, which compute, messages and collectives advance.  Emulated runs, simulations and schedules under
 given costs are all timed by that one engine.
 
-The collectives of a rank follow each other on its communication stream, in the order in which their last members reach
-them.  Messages and collectives that overlap share their links (`parallelism.timeline.fair_sharing`); if sharing is switched off,
-each has all of its links.  `parallelism.timeline.pricing` gives the cost of each event.  Without it compute costs the CPU
-seconds of the device's thread and everything else is free: what remains is which rank waits for which.
+    compute      advances the clock by its price
+    send         takes no time: a copy is on its way, and arrives after what its path takes
+    recv         lasts until the message has arrived
+    collective   begins when the last member of the group has come to it and the communication streams of all members
+                 are free, and ends for all at once, after its price or, where links are shared, later
+    wait         lasts until the asynchronous operation of the same ``work`` is over
+    the rest     takes no time: host traffic, memory
+
+An asynchronous recv or collective lasts just as long but does not hold the clock of its rank: a rank has a stream for
+compute and one for communication.  The collectives of a rank follow each other on the latter, in the order in which
+their last members come.  Messages and collectives under way at the same time share their links
+(`parallelism.timeline.fair_sharing`), or, where that is switched off, have each the whole of them.  What things cost is
+said by `parallelism.timeline.pricing`; without it compute takes the CPU seconds of the device's thread and all else is
+free: what remains is who waits for whom.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The collectives of a trace as a table: how many, how many bytes, how long, and at what bus bandwidth.
 
-Bus bandwidth is S / t times the factor of its kind (`parallelism.collectives.kinds.bus_factor`), by which, whatever the number of
-ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the last
-member has come until the last is through.
+Bus bandwidth is S / t times the factor of its kind (`parallelism.collectives.kinds.bus_factor`), by which, whatever the
+number of ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the
+last member has come until the last is through.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Attention`: multi-head and grouped-query attention on tensors that lie on a mesh, forward and backward."""
+"""`Attention`: multi-head and grouped-query attention on sharded tensors, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import rotate, rotate_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -24,18 +25,17 @@ from tensor_parallelism.layers import PlannedOperation, check_gradient
 from tensor_parallelism.products import Contraction, Shape
 from tensor_parallelism.products.product import moved
 
-Array = npt.NDArray[Any]
 NAMES = ("x", "wq", "wk", "wv", "wo")
 INTO, OUT_OF = Contraction("bsm", "mhd", "bshd"), Contraction("bshd", "hdm", "bsm")
-"""The product with Wq, Wk and Wv side by side, and that with Wo."""
+"""The product with the joined Wq, Wk and Wv, and the product with Wo."""
 OF_WEIGHTS = Contraction("bshd", "bsm", "hdm")
-"""What makes the gradients of Wq, Wk and Wv: heads first, so that each lies in one piece."""
+"""The product for the gradients of Wq, Wk and Wv: heads come first, so that each gradient is contiguous."""
 JOINED = "joined weights"
 RINGS = (AttentionShardingPolicy.RING, AttentionShardingPolicy.MEGATRON_RING)
 
 
 class Saved(NamedTuple):
-    """What the backward needs of the forward: shards, and how they belong together."""
+    """The values of the forward that the backward needs."""
 
     x: Array
     weights: tuple[Array, Array, Array, Array]
@@ -47,33 +47,33 @@ class Attention(PlannedOperation[AttentionPlan]):
     """``cluster.run(Attention(sharding), x, wq, wk, wv, wo).result`` is softmax(q k^T / sqrt(d)) v Wo, head by head.
 
     q = x Wq, k = x Wk and v = x Wv; x is (batch, sequence, model), Wq is (model, heads, head_dim), Wk and Wv are
-    (model, kv_heads, head_dim), Wo is (heads, head_dim, model).  With fewer key-value heads than query heads, each
-    serves ``heads / kv_heads`` of these in a row (grouped queries).  ``causal``: a row attends to none after it.
-    Without ``policy`` it runs the first that the layouts allow; that is RING where ULYSSES would do, too.
-    ``print(operation.plan((x.shape, wq.shape, wk.shape, wv.shape, wo.shape), mesh))`` says what will run.
+    (model, kv_heads, head_dim), Wo is (heads, head_dim, model).  With fewer key-value heads than query heads, each of
+    them serves ``heads / kv_heads`` consecutive query heads (grouped queries).  With ``causal`` a row attends to no
+    later row.  The default ``policy`` is the first that the layouts allow: RING, where ULYSSES is possible, too.
+    ``print(operation.plan((x.shape, wq.shape, wk.shape, wv.shape, wo.shape), mesh))`` shows what will run.
 
-    ``zigzag``, of a causal ring: the rows of x, of the result and of their gradients lie in `zigzag_order`, so that
-    every device computes as much; the host puts x in this order and the result back.  Who calls `forward` gives shards
-    of ``x[:, zigzag_order(sequence, devices)]``.  Otherwise a ring skips what is wholly masked, and its first devices
-    wait for its last.
+    ``zigzag`` balances a causal ring: the rows of x, of the result and of their gradients are in `zigzag_order`, so
+    that every device computes equally much.  The host reorders x and the result.  A caller of `forward` passes shards
+    of ``x[:, zigzag_order(sequence, devices)]``.  Without it, a ring skips blocks that are masked completely, and its
+    first devices wait for its last.
 
-    ``rotary_base``, 10000 in the paper: queries and keys are turned by an angle that grows with their place in the
-    sequence, `parallelism.kernels.rotate`, wherever the row lies and in whatever order; the head_dim is even then.
+    ``rotary_base`` (10000 in the paper) rotates queries and keys by an angle proportional to their position in the
+    sequence (`parallelism.kernels.rotate`), on any device and in any order of rows.  The head_dim must then be even.
 
-    **Communication**: see `AttentionShardingPolicy`; ``plan(...).bytes_received`` and
-    ``plan(...).backward_bytes_received``, by rank.
+    **Communication**: see `AttentionShardingPolicy`.  ``plan(...).bytes_received`` and
+    ``plan(...).backward_bytes_received`` are indexed by rank.
 
-    **Memory**, by `Device.hold`.  From the forward to the end of the backward: ``activations`` (shards of x, the
-    queries, and what rows attended to; by ULYSSES that twice, by heads and by rows), ``keys and values``, and
-    ``softmax statistics``, a number for each head of a row.  In passing: ``scores``, ``gathered`` x, ``gradients of
-    keys and values``, and ``joined weights``, Wq, Wk and Wv side by side.  The first two are five arrays of the size
-    of x where all heads together are as wide as the model: 10 of the 11 s b h bytes that Korthikanti et al., 2022,
-    arXiv:2205.05198, section 4.1, count for elements of two bytes (the other is a dropout mask); their 5 a s^2 b bytes
-    of scores are made anew in the backward.
+    **Memory**, by `Device.hold`.  From the forward to the end of the backward: ``activations`` (the shard of x, the
+    queries, and the attention output; under ULYSSES the output twice, by heads and by rows), ``keys and values``, and
+    ``softmax statistics``, one number for each row and head.  Temporarily: ``scores``, ``gathered`` x, ``gradients of
+    keys and values``, and ``joined weights``, Wq, Wk and Wv in one array.  The first two are five arrays of the size
+    of x if all heads together are as wide as the model: 10 of the 11 s b h bytes that Korthikanti et al., 2022,
+    arXiv:2205.05198, section 4.1, count for elements of two bytes (the other is a dropout mask).  Their 5 a s^2 b bytes
+    of scores are recomputed in the backward.
 
-    ``ValueError`` when made, for another policy than the layouts', and for a zigzag of what is no causal ring; and, on
-    the host, before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and
-    for heads that cannot be shared.
+    ``ValueError`` at construction for a policy that the layouts do not allow, and for a zigzag without a causal ring.
+    The host raises it before anything is sent for arrays whose shapes do not fit each other, their layouts or the mesh,
+    and for heads that cannot be split.
     """
 
     NAMES = NAMES
@@ -99,7 +99,7 @@ class Attention(PlannedOperation[AttentionPlan]):
         return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag}{rotary})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of x, Wq, Wk, Wv and Wo, by rank."""
+        """The shards of x, Wq, Wk, Wv and Wo of each rank."""
         arrays = self._named(*args)
         plan = self.plan([array.shape for array in arrays], mesh, dtype_of(arrays))
         if self.zigzag:
@@ -109,9 +109,9 @@ class Attention(PlannedOperation[AttentionPlan]):
     def forward(
         self, device: Device, *shards: Any, shapes: Sequence[Sequence[int]] | None = None
     ) -> tuple[Array, Saved]:
-        """This device's shard of the result, from those of x, Wq, Wk, Wv and Wo.
+        """This device's shard of the result, from its shards of x, Wq, Wk, Wv and Wo.
 
-        ``shapes`` are those of the whole arrays, agreed on if not given.
+        ``shapes`` are the shapes of the whole arrays; if they are not given, the devices exchange them.
         """
         arrays = [np.asarray(shard) for shard in shards]
         if shapes is None:
@@ -134,9 +134,9 @@ class Attention(PlannedOperation[AttentionPlan]):
         return out, Saved(x, (wq, wk, wv, wo), kept, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
-        """The gradients of x, Wq, Wk, Wv and Wo in their layouts, from that of the result in its layout.
+        """The gradients of x, Wq, Wk, Wv and Wo in their layouts, given that of the result in its layout.
 
-        After a ring, once for each forward.
+        For a ring, call it only once for each forward.
         """
         x, (wq, wk, wv, wo), kept, plan = saved
         grad = check_gradient(device, grad, self.sharding.out, plan.shapes.out)
@@ -166,7 +166,7 @@ class Attention(PlannedOperation[AttentionPlan]):
         return moved(device, plan.x_grad, x_grad, spent=True), wq_grad, wk_grad, wv_grad, wo_grad
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
-        """The whole result, its rows in their own order."""
+        """The whole result, with its rows in the original order."""
         found: Array = super().result(mesh, outputs)
         return found[:, np.argsort(self._order(found.shape[1], mesh))] if self.zigzag else found
 
@@ -195,7 +195,7 @@ class Attention(PlannedOperation[AttentionPlan]):
 
 
 def dtype_of(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """That of the computation: integers become float64."""
+    """The dtype of the computation: integers become float64."""
     found = np.result_type(*arrays)
     if found.kind not in "biuf":
         raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
@@ -208,7 +208,7 @@ def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a
 
 @contextmanager
 def _joined(device: Device, plan: AttentionPlan, wq: Array, wk: Array, wv: Array) -> Iterator[Array]:
-    """Wq, Wk and Wv side by side, for a product: one of three times the width is quicker than three."""
+    """Wq, Wk and Wv in one array: one product of three times the width is faster than three products."""
     mine = plan.kv_slice(device.rank)
     joined = np.concatenate((wq, wk[:, mine], wv[:, mine]), axis=1)
     device.hold(JOINED, joined.nbytes)
@@ -217,13 +217,13 @@ def _joined(device: Device, plan: AttentionPlan, wq: Array, wk: Array, wv: Array
 
 
 def _apart(joined: Array, queries: int, dim: int) -> list[Array]:
-    """What belongs to queries, keys and values, of heads side by side along ``dim``."""
+    """The parts for queries, keys and values of an array with all heads along ``dim``."""
     keys = (joined.shape[dim] - queries) // 2
     return np.split(joined, [queries, queries + keys], axis=dim)
 
 
 def _placed(part: Array, shape: tuple[int, ...], heads: slice) -> Array:
-    """The gradient of some heads as one of all, zeros elsewhere."""
+    """The gradient of some heads, extended to all heads with zeros."""
     whole = np.zeros(shape, part.dtype)
     whole[:, heads] = part
     return whole

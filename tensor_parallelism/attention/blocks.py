@@ -1,7 +1,7 @@
-"""The rows of one device, attending to keys and values that come block by block.
+"""Blockwise attention: the rows of one device attend to keys and values that arrive block by block.
 
-What is wholly masked is not computed; each device counts the flops of what is, as ``attention`` and
-``attention_backward`` on its trace, and the scores it holds meanwhile.
+Blocks that are masked completely are not computed.  A device records the flops of the others as ``attention`` and
+``attention_backward``, and the memory of their scores.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import (
     Attended,
     attend,
@@ -28,14 +28,13 @@ from parallelism.kernels import (
 from parallelism.operation import Device
 from tensor_parallelism.attention.shares import Piece, Runs, pieces
 
-Array = npt.NDArray[Any]
 ACTIVATIONS, KEYS, STATISTICS = "activations", "keys and values", "softmax statistics"
 SCORES, GATHERED, GRADIENTS = "scores", "gathered", "gradients of keys and values"
 """What memory is held for: the first three from the forward to the end of the backward."""
 
 
 class BlockwiseAttention:
-    """Queries of one device; `add` lets them attend to a block of keys and values, `result` is what came of all."""
+    """The forward for the queries of one device: `add` a block of keys and values at a time, then read `result`."""
 
     def __init__(self, device: Device, q: Array, rows: Runs, serves: Sequence[int], *, causal: bool) -> None:
         self._device = device
@@ -46,7 +45,7 @@ class BlockwiseAttention:
         self._parts: dict[int, Attended] = {}
 
     def add(self, k: Array, v: Array, columns: Runs) -> None:
-        """``columns``: where in the sequence the block lies; each is added once."""
+        """Attend to a block.  ``columns`` are its positions in the sequence; add each block once."""
         todo = pieces(self._rows, columns, causal=self._causal)
         if not todo:
             return
@@ -59,7 +58,7 @@ class BlockwiseAttention:
                 self._parts[piece.run] = part if before is None else merge(before, part)
 
     def result(self) -> Attended:
-        """Like the queries, and the log-sum-exp of all the scores of each row."""
+        """The result in the shape of the queries, and the log-sum-exp of all scores of each row."""
         batch, _, heads, _ = self._q.shape
         parts = []
         for number, run in enumerate(self._rows):
@@ -73,7 +72,7 @@ class BlockwiseAttention:
 
 
 class BlockwiseBackward:
-    """The same backward: `add` gives what a block gets of gradients, and gathers that of the queries in ``q_grad``."""
+    """The backward: `add` computes the gradients of a block, and sums the gradient of the queries in ``q_grad``."""
 
     def __init__(
         self, device: Device, q: Array, rows: Runs, serves: Sequence[int], attended: Attended, grad: Array,
@@ -95,9 +94,9 @@ class BlockwiseBackward:
     def add(
         self, k: Array, v: Array, columns: Runs, k_grad: Array, v_grad: Array, *, first: bool, last: bool
     ) -> None:
-        """Adds to the gradients of a block's keys and values, in place; the first time they are overwritten.
+        """Add to the gradients of a block's keys and values in place; with ``first``, overwrite them.
 
-        ``last``: there comes no block more for these queries.
+        ``last`` says that no other block follows for these queries.
         """
         todo = pieces(self._rows, columns, causal=self._causal)
         k_all, v_all = spread_heads(k, self._serves), spread_heads(v, self._serves)
@@ -128,7 +127,7 @@ class BlockwiseBackward:
 
 @contextmanager
 def _computing(device: Device, name: str, flops: Any, q: Array, piece: Piece, *, scores: int) -> Iterator[None]:
-    """Counts the flops of one piece, and holds so many arrays of its scores."""
+    """Record the flops of one piece, and hold the memory of this number of arrays of scores."""
     batch, rows, heads, head_dim = q.shape
     columns = piece.columns.stop - piece.columns.start
     nbytes = scores * batch * heads * rows * columns * q.itemsize

@@ -1,4 +1,4 @@
-"""What attention runs, forward and backward: which device has which rows and heads, what is moved, and by what."""
+"""Plans of attention, forward and backward: the rows and heads of each device, and the communications."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Move(NamedTuple):
     times: int
     axes: Axes
     bytes_received: tuple[int, ...]
-    """Of all of them, by rank."""
+    """The bytes that each rank receives in all of them."""
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank.
+    """The plan of one attention; ``print`` it.  `bytes_received` and `backward_bytes_received` are indexed by rank.
 
     ``ValueError`` for shapes that do not fit the layouts or the mesh, and where a device's query heads attend with a
     key-value head of another.
@@ -64,11 +64,11 @@ class AttentionPlan:
                     f"whole_keys=True lays wk and wv whole on every device"
                 )
 
-    # -- who has what --------------------------------------------------------------------------------------------------
+    # -- rows and heads of each rank -----------------------------------------------------------------------------------
 
     @cached_property
     def heads(self) -> tuple[Heads, ...]:
-        """The heads that each rank makes of its rows, by rank."""
+        """The heads that each rank computes for its rows."""
         axes = self.sharding.split.heads
         shares = heads_of(self.shapes.heads, self.shapes.kv_heads, self.factors(axes))
         return tuple(shares[self._position(rank, axes)] for rank in range(self.mesh.size))
@@ -80,7 +80,7 @@ class AttentionPlan:
 
     @property
     def whole_keys(self) -> Axes:
-        """The axes over which the query heads lie, but not Wk and Wv: there a device has gradients of some heads."""
+        """The axes that split the query heads but not Wk and Wv; there a device has gradients of some heads only."""
         split = self.sharding.split
         return () if split.kv_heads else split.heads
 
@@ -106,7 +106,7 @@ class AttentionPlan:
 
     @cached_property
     def exchanged(self) -> tuple[Heads, ...]:
-        """Of ULYSSES, the heads that each member of a group has of all rows, by position."""
+        """For ULYSSES, the heads that each member of a group has for all rows, by position."""
         return heads_of(self.shapes.heads, self.shapes.kv_heads, self.factors(self.sharding.split.rows))
 
     @property
@@ -118,11 +118,11 @@ class AttentionPlan:
         runs = self.runs[self._position(rank, self.sharding.split.rows)]
         return np.array([place for run in runs for place in run], np.intp)
 
-    # -- what is moved -------------------------------------------------------------------------------------------------
+    # -- communication -------------------------------------------------------------------------------------------------
 
     @cached_property
     def x(self) -> ReshardingPlan:
-        """x to where it is multiplied."""
+        """The resharding of x to the layout in which it is multiplied."""
         return self._plan(self.sharding.x, self._during(), self.shapes.x)
 
     @cached_property
@@ -131,7 +131,7 @@ class AttentionPlan:
 
     @cached_property
     def grad(self) -> ReshardingPlan:
-        """The gradient of y, to where it is multiplied."""
+        """The resharding of the gradient of y to the layout in which it is multiplied."""
         return self._plan(self.sharding.out, self._during(), self.shapes.out)
 
     @cached_property
@@ -140,7 +140,7 @@ class AttentionPlan:
 
     @cached_property
     def weight_grads(self) -> dict[str, ReshardingPlan]:
-        """Of Wq, Wk, Wv and Wo."""
+        """The resharding of the gradients of Wq, Wk, Wv and Wo, by name."""
         split = self.sharding.split
         over = (*split.batch, *split.rows)
         pending = {"wq": over, "wk": (*over, *self.whole_keys), "wv": (*over, *self.whole_keys), "wo": over}
@@ -152,12 +152,12 @@ class AttentionPlan:
 
     @cached_property
     def forward_moves(self) -> tuple[Move, ...]:
-        """What is communicated forward, in order."""
+        """The communications of the forward, in order."""
         return (*moves_of("x", self.x), *self._inside(), *moves_of("y", self.out))
 
     @cached_property
     def backward_moves(self) -> tuple[Move, ...]:
-        """What is communicated backward, in order."""
+        """The communications of the backward, in order."""
         weights = {name: tuple(moves_of(f"gradient of {name}", plan)) for name, plan in self.weight_grads.items()}
         return (
             *moves_of("gradient of y", self.grad), *weights["wo"], *self._inside(backward=True),
@@ -167,19 +167,19 @@ class AttentionPlan:
 
     @property
     def bytes_received(self) -> tuple[int, ...]:
-        """Forward, by rank."""
+        """The bytes that each rank receives in the forward."""
         return self._sum(self.forward_moves)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
-        """Backward, by rank."""
+        """The bytes that each rank receives in the backward."""
         return self._sum(self.backward_moves)
 
-    # -- what is computed ----------------------------------------------------------------------------------------------
+    # -- computation ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def flops(self) -> tuple[int, ...]:
-        """Of the scores and what they weigh, forward, by rank; the products with weights are not among them."""
+        """The flops of attention in the forward, by rank, without the products with the weights."""
         return self._flops(attend_flops)
 
     @cached_property
@@ -201,7 +201,7 @@ class AttentionPlan:
             found.append(sum(flops(batch, len(heads), m, n, self.shapes.head_dim) for m, n in sizes))
         return tuple(found)
 
-    # -- how it is told ------------------------------------------------------------------------------------------------
+    # -- text ----------------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         shapes = self.shapes

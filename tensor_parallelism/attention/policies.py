@@ -1,4 +1,4 @@
-"""The ways to shard attention that have names."""
+"""Named policies of sharding attention."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tensor_parallelism.products import Axes, check_layouts
 
 
 class AttentionShardingPolicy(Enum):
-    """How x[b, s, m], Wq[m, h, d], Wk[m, k, d], Wv[m, k, d], Wo[h, d, n] and y[b, s, n] are sharded, and what moves.
+    """The layouts of x[b, s, m], Wq[m, h, d], Wk[m, k, d], Wv[m, k, d], Wo[h, d, n] and y[b, s, n], and their moves.
 
-    h are the query heads, k the key-value heads.  T and C are mesh axes, or several, of so many devices, D those over
-    which the batch lies besides (or none, D = 1); the mesh has no others.  |x| are the bytes of x, |q| those of all
-    queries, |k| those of all keys (and of all values), |W| those of all weights.  Bytes are received, summed over the
-    devices, for extents that divide; `AttentionPlan` has them by rank for any extents.  Every policy adds the gradients
-    of the weights over the axes of the rows: by all_reduces over D and C, 2 (D C - 1) |W| bytes, C = 1 where there is
-    none.
+    h are the query heads, k the key-value heads.  T, C and D are mesh axes, or several together, and also their numbers
+    of devices; D splits the batch (D = 1 if none does).  The mesh has no other axes.  |x| is the number of bytes of x,
+    |q| that of all queries, |k| that of all keys (and of all values), |W| that of all weights.  The given bytes are
+    received by all devices together, for extents that divide evenly; `AttentionPlan` has them by rank for any extents.
+    Every policy sums the gradients of the weights over the axes of the rows, by all_reduces over D and C: 2 (D C - 1)
+    |W| bytes, with C = 1 if there is none.
     """
 
     UNSHARDED = "unsharded"
@@ -30,8 +30,8 @@ class AttentionShardingPolicy(Enum):
     Forward an all_reduce of y over T, 2 (T-1) |y| bytes.  Backward one of the gradient of x, 2 (T-1) |x|.  Shoeybi et
     al., *Megatron-LM*, 2019, arXiv:1909.08053, section 3.
 
-    Wk and Wv may also lie whole, Wk[m, k, d], where the heads of a device attend with key-value heads of another; each
-    device then makes the keys that it needs, and the gradients of Wk and Wv are added over T, too.
+    Wk and Wv may also be whole, Wk[m, k, d], if the query heads of a device need key-value heads of another.  Each
+    device then computes the keys that it needs, and the gradients of Wk and Wv are summed over T, too.
     """
 
     SEQUENCE = "sequence"
@@ -44,28 +44,28 @@ class AttentionShardingPolicy(Enum):
     """
 
     RING = "ring"
-    """x[bD, sC, m] Wq[m, h, d] -> y[bD, sC, n]: rows stay, keys and values go round a ring.
+    """x[bD, sC, m] Wq[m, h, d] -> y[bD, sC, n]: rows stay in place, keys and values move around a ring.
 
-    Forward C-1 shifts of a block of keys and values over C: each device receives (C-1)/C of them, all together
-    (C-1) 2 |k| bytes.  Backward the blocks go back the way they came, C-1 shifts, and their gradients with them, C-1
-    more: (C-1) 4 |k|.  A device has two blocks at a time, the one it works on and the one that comes.  Liu et al.,
-    *Ring Attention with Blockwise Transformers*, 2023, arXiv:2310.01889.
+    Forward: C-1 shifts of a block of keys and values over C.  Each device receives (C-1)/C of them; together these are
+    (C-1) 2 |k| bytes.  Backward: the blocks move back in C-1 shifts, and their gradients in C-1 more: (C-1) 4 |k|
+    bytes.  A device holds two blocks at a time: the current one and the next one.  Liu et al., *Ring Attention with
+    Blockwise Transformers*, 2023, arXiv:2310.01889.
     """
 
     ULYSSES = "ulysses"
-    """x[bD, sC, m] Wq[m, h, d] -> y[bD, sC, n]: the layouts of RING; from rows to heads and back.
+    """x[bD, sC, m] Wq[m, h, d] -> y[bD, sC, n]: the layouts of RING; split rows become split heads and back.
 
-    Forward all_to_alls over C of queries, keys, values and of the result: (C-1)/C (2 |q| + 2 |k|) bytes; backward as
-    many, of their gradients.  Heads that do not divide go by `numpy.array_split`.  A key-value head that the query
-    heads of several devices attend with goes to each of them, so it may be fewer than devices.  Jacobs et al.,
-    *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section 3.
+    Forward: all_to_alls over C of queries, keys, values and the result, (C-1)/C (2 |q| + 2 |k|) bytes.  Backward: as
+    many bytes, for their gradients.  Heads are split as by `numpy.array_split`.  A key-value head that several devices
+    need is sent to each of them, so there may be fewer of these heads than devices.  Jacobs et al., *DeepSpeed
+    Ulysses*, 2023, arXiv:2309.14509, section 3.
     """
 
     MEGATRON_RING = "megatron_ring"
     """x[bD, sC, m] Wq[m, hT, d] Wk[m, kT, d] Wv[m, kT, d] Wo[hT, d, n] -> y[bD, sC, n].
 
-    RING over C of the heads that each device has by MEGATRON: forward C-1 shifts, (C-1) 2 |k| bytes, and an all_reduce
-    of y over T, 2 (T-1) |y|; backward (C-1) 4 |k| and 2 (T-1) |x|.
+    MEGATRON splits the heads over T, and RING runs over C.  Forward: C-1 shifts, (C-1) 2 |k| bytes, and an all_reduce
+    of y over T, 2 (T-1) |y|.  Backward: (C-1) 4 |k| and 2 (T-1) |x|.
     """
 
 
@@ -83,8 +83,8 @@ class AttentionSharding:
     """The layouts of attention: of ``x``, ``wq``, ``wk``, ``wv``, ``wo`` and ``out`` (y).
 
     x and y are [batch, sequence, model], wq is [model, heads, head_dim], wk and wv are [model, kv_heads, head_dim], wo
-    is [heads, head_dim, model].  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` make those of the
-    policies; ULYSSES has those of RING.  ``ValueError`` for the layouts of no policy.
+    is [heads, head_dim, model].  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` return the layouts of
+    the policies; ULYSSES has those of RING.  ``ValueError`` for layouts that belong to no policy.
 
     >>> AttentionSharding.megatron("tp").wq, AttentionSharding.megatron_ring("tp", "cp", batch="dp").policy.name
     (TensorSharding(None, 'tp', None), 'MEGATRON_RING')
@@ -113,34 +113,34 @@ class AttentionSharding:
 
     @classmethod
     def unsharded(cls, batch: str | Axes = ()) -> AttentionSharding:
-        """Of `AttentionShardingPolicy.UNSHARDED`."""
+        """The layouts of `AttentionShardingPolicy.UNSHARDED`."""
         return cls.megatron((), batch)
 
     @classmethod
     def megatron(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> AttentionSharding:
-        """Of `AttentionShardingPolicy.MEGATRON`, the heads over ``axes``; wk and wv not, with ``whole_keys``."""
+        """The layouts of `AttentionShardingPolicy.MEGATRON`: heads over ``axes``; with ``whole_keys`` not wk and wv."""
         return cls(*_layouts(batch, (), axes, () if whole_keys else axes))
 
     @classmethod
     def sequence(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> AttentionSharding:
-        """Of `AttentionShardingPolicy.SEQUENCE`, the heads and the sequence over ``axes``."""
+        """The layouts of `AttentionShardingPolicy.SEQUENCE`: heads and sequence over ``axes``."""
         return cls(*_layouts(batch, axes, axes, () if whole_keys else axes))
 
     @classmethod
     def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> AttentionSharding:
-        """Of `AttentionShardingPolicy.RING` and ``ULYSSES``, the sequence over ``axes``."""
+        """The layouts of `AttentionShardingPolicy.RING` and ``ULYSSES``: the sequence over ``axes``."""
         return cls(*_layouts(batch, axes, (), ()))
 
     @classmethod
     def megatron_ring(
         cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
     ) -> AttentionSharding:
-        """Of `AttentionShardingPolicy.MEGATRON_RING`, the heads over ``heads``, the sequence over ``rows``."""
+        """The layouts of `AttentionShardingPolicy.MEGATRON_RING`: heads over ``heads``, sequence over ``rows``."""
         return cls(*_layouts(batch, rows, heads, () if whole_keys else heads))
 
     @property
     def policies(self) -> tuple[AttentionShardingPolicy, ...]:
-        """Which of the policies have these layouts."""
+        """The policies that have these layouts."""
         _, rows, heads, _ = self._said
         policy = AttentionShardingPolicy
         if not rows:
@@ -151,7 +151,7 @@ class AttentionSharding:
 
     @property
     def policy(self) -> AttentionShardingPolicy:
-        """The first of them: RING, where ULYSSES would do, too."""
+        """The first of the policies: RING, where ULYSSES is possible, too."""
         return self.policies[0]
 
     @property

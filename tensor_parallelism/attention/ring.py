@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import Attended
 from parallelism.operation import Device, Work
 from tensor_parallelism.attention.blocks import (
@@ -27,8 +27,6 @@ from tensor_parallelism.attention.blocks import (
     BlockwiseBackward,
 )
 from tensor_parallelism.attention.plan import AttentionPlan
-
-Array = npt.NDArray[Any]
 
 
 class RingKept(NamedTuple):

@@ -12,11 +12,11 @@ what they send back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import Attended, gather_heads, spread_heads
 from parallelism.mesh import split_sizes
 from parallelism.operation import Device
@@ -29,8 +29,6 @@ from tensor_parallelism.attention.blocks import (
     BlockwiseBackward,
 )
 from tensor_parallelism.attention.plan import AttentionPlan
-
-Array = npt.NDArray[Any]
 
 
 class UlyssesKept(NamedTuple):

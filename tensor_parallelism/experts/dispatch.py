@@ -1,14 +1,14 @@
-"""Tokens to their experts and back: who goes where, and the two all_to_alls."""
+"""The dispatch of tokens to experts and back: the destination of each row, and the two all_to_alls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import count_choices, places_before
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -18,12 +18,10 @@ from tensor_parallelism.experts.layouts import Runs
 from tensor_parallelism.products import Axes
 from tensor_parallelism.products.product import moved
 
-Array = npt.NDArray[Any]
-
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Which of a device's choices are kept, where their rows go, and whose rows come.
+    """The accepted choices of a device, the destinations of their rows, and the rows that arrive.
 
     A *choice* is a pair (token, rank of the choice), numbered rank by rank: ``rank * tokens + token``.
     """
@@ -67,7 +65,7 @@ class Dispatch:
         return found
 
     def to_experts(self, device: Device, rows: Array) -> list[Array]:
-        """Of each expert here its rows; ``rows`` are those of this device's kept choices in their `order`.
+        """The rows of each local expert, given the ``rows`` of this device's kept choices in their `order`.
 
         **Communication**: an all_to_all over `axes` with ``split_sizes``, `rows_received` times the bytes of a row.
         """
@@ -77,7 +75,7 @@ class Dispatch:
         return np.split(rows[self.by_expert], ends) if self.arrived.shape[1] else []
 
     def from_experts(self, device: Device, results: Sequence[Array], like: Array) -> Array:
-        """What the experts made, back where the rows came from, in their `order`; the same bytes the other way.
+        """The results of the experts, sent back to the devices of the rows, in their `order`; as many bytes as before.
 
         ``like`` has the dtype and the row shape, where there is no expert here.
         """

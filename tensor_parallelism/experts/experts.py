@@ -1,4 +1,4 @@
-"""`MixtureOfExperts`: each token through the feed-forward blocks that a router chooses for it, on other devices."""
+"""`MixtureOfExperts`: a router sends each token to some of many feed-forward blocks on the devices of a mesh."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import (
     ACTIVATIONS,
     Choice,
@@ -23,8 +23,6 @@ from tensor_parallelism.experts.dispatch import Dispatch, plan_dispatch
 from tensor_parallelism.experts.layouts import MixtureOfExpertsSharding, Runs, expert_plan
 from tensor_parallelism.layers import Layer, LayerPlan, Shape, check_gradient
 from tensor_parallelism.products.product import moved
-
-Array = npt.NDArray[Any]
 
 
 class Saved(NamedTuple):
@@ -58,29 +56,31 @@ class MixtureOfExperts(Layer):
     experts, those of largest ``softmax(x router)``; see `parallelism.kernels.routing` for gates and ties.  x is (batch,
     sequence, model), or has fewer or more leading dims.
 
-    **Capacity.**  An expert takes at most ``ceil(capacity_factor * top_k * tokens / experts)`` choices of all tokens on
-    all devices, first choices before second ones, earlier tokens (of the whole x, row by row) before later ones.  The
-    rest is dropped: such a choice adds nothing, which is no error.  That rule knows no devices, so on every mesh the
-    same are dropped (as long as router logits do not differ by rounding only).  ``capacity_factor=None``: nobody is.
+    **Capacity.**  An expert accepts at most ``ceil(capacity_factor * top_k * tokens / experts)`` choices of all tokens
+    on all devices: first choices before second ones, earlier tokens (of the whole x, row by row) before later ones.
+    Further choices are dropped: they add nothing, and this is not an error.  The rule does not depend on devices, so
+    the same choices are dropped on every mesh, unless router logits differ by rounding.  With
+    ``capacity_factor=None`` none is dropped.
 
-    ``forward(...)`` gives ``(out, saved)``; ``saved.balance_loss`` is the load-balance loss of Switch Transformer
-    (arXiv:2101.03961, equation 4) without its factor alpha, which is what `backward` takes as ``balance_grad``;
-    ``saved.dispatch.kept`` says which choices of this device's tokens found room.
+    ``forward(...)`` returns ``(out, saved)``.  ``saved.balance_loss`` is the load-balancing loss of Switch Transformer
+    (arXiv:2101.03961, equation 4) without its factor alpha; pass that factor to `backward` as ``balance_grad``.
+    ``saved.dispatch.kept`` is a mask of the accepted choices of this device's tokens.
 
     **Communication**, forward: an all_gather of how many tokens choose which expert, and an all_reduce of the
     probabilities' sums (a number for each expert); then an all_to_all of the kept rows to their experts over the axes
     of these, with the ``split_sizes`` that the router makes, and one back.  Backward one to the experts and one back,
     and all_reduces of the gradients of the router over the axes that split the tokens, of the experts over those of
     them that do not split the experts.  ``plan(...)`` has everything but the all_to_alls, whose bytes the data decide:
-    `tensor_parallelism.experts.dispatch.rows_received` counts them.  For g devices and an even router each is (g-1)/g of
-    ``top_k`` times the bytes of a device's tokens.  Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section 3.2.
+    `tensor_parallelism.experts.dispatch.rows_received` counts them.  For g devices and an even router each is (g-1)/g
+    of ``top_k`` times the bytes of a device's tokens.  Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section 3.2.
 
     **Memory**: ``activations`` hold the rows of the experts here, what their activation functions are given, what came
     back, and x, until the backward.
 
-    It needs a device that moves values: under the counting recorder, on more than one device, it is a ``RuntimeError``.
+    It needs a device that moves values: on a recorder, which only counts, it raises ``RuntimeError`` on more than one
+    device.
 
-    On the host, before anything is sent: ``ValueError`` for more choices than experts, for a capacity factor that is
+    The host raises ``ValueError`` before anything is sent for more choices than experts, for a capacity factor that is
     not above 0, for no experts, and for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 

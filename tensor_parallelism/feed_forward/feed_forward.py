@@ -1,12 +1,12 @@
-"""`FeedForward`: y = act(x W1 + b1) W2 + b2, the block of a Transformer, on tensors that lie on a mesh."""
+"""`FeedForward`: the block y = act(x W1 + b1) W2 + b2 of a Transformer, on sharded tensors."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, sum_of_rows
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -16,12 +16,11 @@ from tensor_parallelism.layers import PlannedOperation, check_gradient
 from tensor_parallelism.products import Shape, check_shape, run_product
 from tensor_parallelism.products.product import moved
 
-Array = npt.NDArray[Any]
 NAMES = ("x", "w1", "b1", "w2", "b2")
 
 
 class Saved(NamedTuple):
-    """What the backward needs of the forward: shards, and the whole shapes of x, W1 and W2."""
+    """The values of the forward that the backward needs: shards, and the whole shapes of x, W1 and W2."""
 
     x: Array
     w1: Array
@@ -29,7 +28,7 @@ class Saved(NamedTuple):
     before: Array
     """The hidden activations before the activation function."""
     hidden: Array
-    """And after it."""
+    """The hidden activations after the activation function."""
     shapes: tuple[Shape, Shape, Shape]
     dtype: np.dtype[Any]
 
@@ -38,9 +37,9 @@ class FeedForward(PlannedOperation[FeedForwardPlan]):
     """``cluster.run(FeedForward(sharding), x, w1, b1, w2, b2).result`` is ``act(x @ w1 + b1) @ w2 + b2``.
 
     x is (batch, sequence, model), or has fewer or more leading dims; W1 is (model, hidden), W2 (hidden, model).
-    ``activation`` is ``gelu``, ``relu`` or another of `parallelism.kernels.ACTIVATIONS`.  Without ``policy`` it runs
-    what the policy of the layouts names; ``GENERAL``, which any layouts allow, is the cheapest way.
-    ``print(operation.plan((x.shape, w1.shape, w2.shape), mesh))`` says what will run.
+    ``activation`` is ``gelu``, ``relu`` or another of `parallelism.kernels.ACTIVATIONS`.  The default ``policy`` is
+    that of the layouts; ``GENERAL``, which any layouts allow, chooses the cheapest way.
+    ``print(operation.plan((x.shape, w1.shape, w2.shape), mesh))`` shows what will run.
 
     **Communication**: see `FeedForwardShardingPolicy`; ``plan(...).bytes_received`` and
     ``plan(...).backward_bytes_received``, by rank.
@@ -50,8 +49,8 @@ class FeedForward(PlannedOperation[FeedForwardPlan]):
     al., 2022, arXiv:2205.05198, section 4.1, count for elements of two bytes and a hidden dim of four times the model's
     (their 19 s b h have a dropout mask, too).
 
-    ``ValueError`` when made, for another named policy than the layouts'; and, on the host, before anything is sent, for
-    arrays whose shapes do not fit each other, their layouts or the mesh.
+    ``ValueError`` at construction for a named policy that the layouts do not have.  The host raises it before anything
+    is sent for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
     NAMES = NAMES

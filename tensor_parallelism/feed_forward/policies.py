@@ -1,4 +1,4 @@
-"""The ways to shard a feed-forward block y = act(x W1 + b1) W2 + b2 that have names."""
+"""Named policies of sharding a feed-forward block y = act(x W1 + b1) W2 + b2."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tensor_parallelism.products import Axes, check_layouts
 
 
 class FeedForwardShardingPolicy(Enum):
-    """How x[b, s, m], W1[m, f], b1[f], W2[f, n], b2[n] and y[b, s, n] are sharded, and what that asks for.
+    """The layouts of x[b, s, m], W1[m, f], b1[f], W2[f, n], b2[n] and y[b, s, n], and their communication.
 
-    C, T, X and Y are mesh axes, or several, of so many devices, D those over which the batch lies besides (or none,
-    D = 1); the mesh has no others.  |x| are the bytes of x.  Bytes are received, summed over the devices, for extents
-    that divide.
+    C, D, T, X and Y are mesh axes, or several together, and also their numbers of devices; D splits the batch (D = 1 if
+    none does).  The mesh has no other axes.  |x| is the number of bytes of x.  The given bytes are received by all
+    devices together, for extents that divide evenly.
     """
 
     UNSHARDED = "unsharded"
@@ -85,38 +85,38 @@ class FeedForwardSharding:
 
     @classmethod
     def unsharded(cls) -> FeedForwardSharding:
-        """Of `FeedForwardShardingPolicy.UNSHARDED`, for [batch, sequence, model]."""
+        """The layouts of `FeedForwardShardingPolicy.UNSHARDED`, for [batch, sequence, model]."""
         return cls.megatron(())
 
     @classmethod
     def megatron(cls, axes: str | Axes, batch: str | Axes = ()) -> FeedForwardSharding:
-        """Of `FeedForwardShardingPolicy.MEGATRON`, the hidden dim over ``axes``."""
+        """The layouts of `FeedForwardShardingPolicy.MEGATRON`: the hidden dim over ``axes``."""
         x = TensorSharding(batch, None, None)
         return cls(x, TensorSharding(None, axes), TensorSharding(axes), TensorSharding(axes, None),
                    TensorSharding(None), x)
 
     @classmethod
     def sequence(cls, axes: str | Axes, batch: str | Axes = ()) -> FeedForwardSharding:
-        """Of `FeedForwardShardingPolicy.SEQUENCE`, the hidden dim and the sequence over ``axes``."""
+        """The layouts of `FeedForwardShardingPolicy.SEQUENCE`: hidden dim and sequence over ``axes``."""
         x, like = TensorSharding(batch, axes, None), cls.megatron(axes)
         return cls(x, like.w1, like.b1, like.w2, like.b2, x)
 
     @classmethod
     def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> FeedForwardSharding:
-        """Of `FeedForwardShardingPolicy.ROWS`, the sequence over ``rows``, the hidden dim over ``axes``."""
+        """The layouts of `FeedForwardShardingPolicy.ROWS`: sequence over ``rows``, hidden dim over ``axes``."""
         x, like = TensorSharding(batch, rows, None), cls.megatron(axes)
         return cls(x, like.w1, like.b1, like.w2, like.b2, x)
 
     @classmethod
     def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> FeedForwardSharding:
-        """Of `FeedForwardShardingPolicy.GSPMD_2D`, the batch over ``x``, the hidden dim over ``y``."""
+        """The layouts of `FeedForwardShardingPolicy.GSPMD_2D`: batch over ``x``, hidden dim over ``y``."""
         layout = TensorSharding(x, None, y)
         bias = TensorSharding(y)
         return cls(layout, TensorSharding(x, y), bias, TensorSharding(y, x), bias, layout)
 
     @property
     def policy(self) -> FeedForwardShardingPolicy:
-        """Which of the named policies these layouts are; GENERAL if they are none of them."""
+        """The named policy of these layouts; GENERAL if they have none."""
         ndim = max(3, len(self.x.dims))
         batch, *between, sequence, model = (dim.axes for dim in _wide(self.x, ndim).dims)
         hidden = self.b1.over(1).dims[0].axes

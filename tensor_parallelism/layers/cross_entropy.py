@@ -8,8 +8,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import cross_entropy_backward, exponentials, largest_logits, target_logits
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -20,8 +20,6 @@ from tensor_parallelism.layers.layer_plan import LayerPlan
 from tensor_parallelism.products import Axes, check_layouts
 from tensor_parallelism.products.product import moved
 
-Array = npt.NDArray[Any]
-
 
 @dataclass(frozen=True)
 class CrossEntropySharding:
@@ -30,7 +28,7 @@ class CrossEntropySharding:
     >>> CrossEntropySharding.vocabulary("tp", batch="dp").logits
     TensorSharding('dp', None, 'tp')
 
-    ``TypeError`` for what is no layout; ``ValueError`` for one of too few dims or that is partial.
+    ``TypeError`` if one is not a layout; ``ValueError`` for a layout with too few dims or a partial one.
     """
 
     logits: TensorSharding
@@ -46,12 +44,12 @@ class CrossEntropySharding:
 
     @property
     def out(self) -> TensorSharding:
-        """Of the loss, a scalar that every device has."""
+        """The layout of the loss, a scalar on every device."""
         return TensorSharding()
 
 
 class Saved(NamedTuple):
-    """What the backward needs: of each logit here exp(logit - m), of each token s and its target."""
+    """The values that the backward needs: exp(logit - m) of each local logit, and s and the target of each token."""
 
     exponentials: Array
     sums: Array
@@ -63,19 +61,21 @@ class Saved(NamedTuple):
 class CrossEntropy(Layer):
     """``cluster.run(CrossEntropy(sharding), logits, targets).result`` is the mean loss, of all tokens on all devices.
 
-    No device ever holds more of the logits than its shard.  `backward` gives ``(gradient of the logits in their layout,
-    None)``; its ``grad`` is that of the loss, a number: 1.0.
+    No device ever holds more of the logits than its shard.  `backward` returns ``(gradient of the logits in their
+    layout, None)``; its ``grad`` is that of the loss, a number: 1.0.
 
-    **Communication**: three all_reduces over the axes V of the vocabulary, of a number for each token: the largest
-    logit, the sum of exponentials, the target's logit; so 3 x 2 (V-1) n itemsize bytes for n tokens, summed over the
-    devices.  One more, of a single number, over the axes that split the tokens.  Backward nothing.
+    **Communication**: three all_reduces over the axes V of the vocabulary, each of one number per token: the largest
+    logit, the sum of exponentials, the target's logit.  These are 3 x 2 (V-1) n itemsize bytes for n tokens, received
+    by all devices together.  One more all_reduce, of a single number, runs over the axes that split the tokens.  The
+    backward does not communicate.
     ``print(operation.plan((logits.shape, targets.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019,
     arXiv:1909.08053, section 3.
 
     **Memory**: ``activations`` hold the exponentials, as large as the shard of the logits, until the backward.
 
-    On the host, before anything is sent: ``TypeError`` for targets that are no integers, ``ValueError`` for one outside
-    the vocabulary, for no tokens, and for arrays whose shapes do not fit each other, their layouts or the mesh.
+    The host raises, before anything is sent, ``TypeError`` for targets that are not integers, and ``ValueError`` for a
+    target outside the vocabulary, for no tokens, and for arrays whose shapes do not fit each other, their layouts or
+    the mesh.
     """
 
     NAMES = ("logits", "targets")

@@ -1,4 +1,4 @@
-"""`Dropout`: the same elements stay on every mesh and in every layout."""
+"""`Dropout`: the same elements are kept on every mesh and in every layout."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import dropout, dropout_mask
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
 
-Array = npt.NDArray[Any]
 LARGEST = 2**64
 
 
 class Saved(NamedTuple):
-    """Which elements of this device's shard stay; None where all do."""
+    """A mask of the elements of this device's shard that are kept; None if all are."""
 
     mask: npt.NDArray[np.bool_] | None
 
 
 class Dropout(ShardedOperation):
-    """``cluster.run(Dropout(layout, rate, seed), x, step).result``: x / (1 - rate) where an element stays, 0 elsewhere.
+    """``cluster.run(Dropout(layout, rate, seed), x, step).result``: x / (1 - rate) for kept elements, 0 elsewhere.
 
-    What stays is a function of ``seed``, ``step`` (0 if it is not given) and the element's place in the whole x, of
-    nothing else: see `parallelism.kernels.dropout_mask`.  Layers of one network get different seeds.  The layout may
-    wait for a sum: its terms lose the same elements.  `backward` gives ``(gradient of x,)``.
+    Whether an element is kept depends only on ``seed``, ``step`` (default 0) and its position in the whole x: see
+    `parallelism.kernels.dropout_mask`.  Give the layers of a network different seeds.  The layout may have a pending
+    sum: its terms lose the same elements.  `backward` returns ``(gradient of x,)``.
 
     **Communication**: none.
 

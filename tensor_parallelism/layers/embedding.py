@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import lookup, lookup_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -17,8 +17,6 @@ from tensor_parallelism.layers.layer import Layer, Shape, check_gradient, check_
 from tensor_parallelism.layers.layer_plan import LayerPlan
 from tensor_parallelism.products import Axes, check_layouts
 from tensor_parallelism.products.product import moved
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class Saved(NamedTuple):
 class Embedding(Layer):
     """``cluster.run(Embedding(sharding), tokens, table).result`` is ``table[tokens]``.
 
-    The table stays where it is.  Every device looks up the tokens that it has a row of, and has zeros for the others;
-    the sum over the axes of the vocabulary is pending until the output takes its layout.  `backward` gives ``(None,
-    gradient of the table)``: tokens have none.
+    The table stays in place.  Every device looks up the tokens whose rows it has, and uses zeros for the others.  The
+    sum over the axes of the vocabulary is pending until the output is resharded to its layout.  `backward` returns
+    ``(None, gradient of the table)``, because tokens have no gradient.
 
     **Communication**, for a vocabulary over V and a batch over D axes of so many devices, summed over the devices:
     forward an all_reduce of y over V, 2 (V-1) |y| bytes, or, if ``out`` is split over V, a reduce_scatter, (V-1) |y|;
@@ -66,8 +64,8 @@ class Embedding(Layer):
     ``print(operation.plan((tokens.shape, table.shape), mesh))``.  Shoeybi et al., *Megatron-LM*, 2019,
     arXiv:1909.08053, section 3.
 
-    On the host, before anything is sent: ``TypeError`` for tokens that are no integers, ``ValueError`` for one outside
-    the vocabulary, and for arrays whose shapes do not fit each other, their layouts or the mesh.
+    The host raises, before anything is sent, ``TypeError`` for tokens that are not integers, and ``ValueError`` for a
+    token outside the vocabulary, and for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
     NAMES = ("tokens", "table")

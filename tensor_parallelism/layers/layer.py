@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.layers.layer_plan import LayerPlan
 from tensor_parallelism.products import check_shape
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Plan = TypeVar("Plan")
 Policy = TypeVar("Policy", bound=Enum)
@@ -37,14 +37,14 @@ class PlannedOperation(ShardedOperation, Generic[Plan]):
             raise TypeError(f"{type(self).__name__} takes {article} {kind.__name__}, got {sharding!r}")
         super().__init__(sharding)
         self._plans: dict[Any, Plan] = {}
-        """What the host has planned travels with the operation to the devices."""
+        """The plans that the host has made.  They are sent to the devices with the operation."""
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
-        """The whole of the output."""
+        """The whole output."""
         return self.sharding.out.unshard(outputs, mesh)
 
     def plan(self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> Plan:
-        """What runs for inputs of these shapes, in order; ``print`` it.  ``ValueError`` where they do not fit."""
+        """The plan for inputs of these shapes, in order; ``print`` it.  ``ValueError`` if they do not fit."""
         given = tuple(tuple(int(n) for n in shape) for shape in shapes)
         key = given, mesh, np.dtype(dtype)
         found = self._plans.get(key)
@@ -62,7 +62,7 @@ class PlannedOperation(ShardedOperation, Generic[Plan]):
         return list(map(np.asarray, args))
 
     def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
-        """The shards of whole inputs, by rank."""
+        """The shards of whole inputs of each rank."""
         shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
         return list(zip(*shards, strict=True))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import (
     feature_products,
     feature_sums,
@@ -25,7 +25,6 @@ from tensor_parallelism.layers.layer_plan import LayerPlan
 from tensor_parallelism.products import check_layouts
 from tensor_parallelism.products.product import moved
 
-Array = npt.NDArray[Any]
 WHOLE = TensorSharding(None)
 
 

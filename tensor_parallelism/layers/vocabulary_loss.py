@@ -8,8 +8,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import plan_resharding
@@ -20,8 +20,6 @@ from tensor_parallelism.layers.layer import Layer, Shape, check_tokens
 from tensor_parallelism.layers.layer_plan import LayerPlan
 from tensor_parallelism.products import Axes, check_layouts
 from tensor_parallelism.products.product import moved
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class VocabularyLossSharding:
 
     @property
     def out(self) -> TensorSharding:
-        """Of the loss, a scalar that every device has."""
+        """The layout of the loss, a scalar on every device."""
         return TensorSharding()
 
     def split(self, ndim: int) -> tuple[list[Axes], Axes, Axes]:
@@ -60,7 +58,7 @@ class VocabularyLossSharding:
 
 
 class Saved(NamedTuple):
-    """What the backward needs: x and table as they were multiplied, what the loss needs, the shapes."""
+    """The values that the backward needs: x and table as they were multiplied, those of the loss, and the shapes."""
 
     x: Array
     table: Array
@@ -72,8 +70,8 @@ class Saved(NamedTuple):
 class VocabularyLoss(Layer):
     """``cluster.run(VocabularyLoss(sharding), x, table, targets).result``: the mean loss of logits ``x @ table.T``.
 
-    The table may be that of the `Embedding`.  It stays where it is; so the logits lie by vocabulary where it does, and
-    no device ever holds more of them than that.  `backward` gives the gradients of x and table in their layouts, and
+    The table may be that of the `Embedding`.  It stays in place, so the logits are split by vocabulary as the table is,
+    and no device ever holds more than its slice.  `backward` returns the gradients of x and table in their layouts, and
     None.
 
     **Communication**, for a vocabulary over V and a batch over D axes, summed over the devices: what gathers x over V,
@@ -83,7 +81,7 @@ class VocabularyLoss(Layer):
 
     **Memory**: ``activations`` hold x as it is multiplied and the exponentials of `CrossEntropy`, until the backward.
 
-    On the host, before anything is sent, what `CrossEntropy` refuses.
+    The host raises the errors of `CrossEntropy` before anything is sent.
     """
 
     NAMES = ("x", "table", "targets")

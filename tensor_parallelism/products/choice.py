@@ -1,8 +1,8 @@
-"""The cheapest way to carry out a product: by bytes received by all ranks together, then by flops; or at a price.
+"""The search for the cheapest way to compute a product: by bytes received by all ranks, then by flops, or by a cost.
 
-Of every letter of the product the search tries the axes it may lie over; a sum that is pending in an operand may stay
-so.  On meshes of up to three axes all possibilities are tried, on larger ones those that some layout names, and their
-outer parts.  What must at least be received, whatever the moves, tells which of them need not be planned.
+The search tries axes for every letter of the product; a sum that is pending in an operand may stay pending.  On meshes
+of up to three axes it tries all possibilities, on larger ones those that some layout names, and their outer parts.  A
+lower bound of the bytes to receive excludes ways that need not be planned.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Way = tuple[tuple[Axes, ...], Axes, Axes]
 """The axes of each letter, and of the sums that stay pending in either operand."""
 
 Cost = Callable[[int, int], Any]
-"""What it costs that all ranks together receive so many bytes and take so many flops: more of either never costs less.
+"""``cost(bytes, flops)`` of all ranks together.  More of either must never cost less.
 
-What it gives is compared, and need not be a number.
+Results are only compared, so they need not be numbers.
 """
 
 
@@ -39,7 +39,7 @@ def bytes_then_flops(nbytes: int, flops: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Seconds:
-    """A `Cost`: what bytes and flops of all ranks together take, one after the other, at the rates of all together.
+    """A `Cost` in seconds: bytes and flops of all ranks together, one after the other, at the rates of all together.
 
     >>> Seconds(flops_per_second=2e11, bytes_per_second=1e10)(10**9, 10**11)
     0.6
@@ -59,7 +59,7 @@ class Seconds:
 
 @lru_cache(1024)
 def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
-    """The plan that costs least; of those, with fewest communications."""
+    """The plan with the smallest cost; among equal ones, that with the fewest communications."""
     ways = list(_ways(task))
     least = [_least_received(task, way) for way in ways]
     flops = [flops_of(task, _split(task, way)) for way in ways]

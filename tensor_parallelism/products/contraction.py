@@ -1,9 +1,9 @@
-"""A product of two tensors in letters: which dims of either are multiplied, kept and summed over.
+"""A contraction is a product of two tensors in letters, which say which dims are multiplied, kept and summed.
 
     bmk,bkn->bmn    a batched matrix product         bsm,mf->bsf    a dense layer over batch and sequence
 
-A letter in both operands and in the result is a batch dim, one in both operands only is summed over.  The gradients of
-a product are products too: of ``mk,kn->mn`` that of A is ``mn,kn->mk``.
+A letter in both operands and in the result is a batch dim; a letter only in both operands is summed.  The gradients of
+a product are products, too: for ``mk,kn->mn`` the gradient of A is ``mn,kn->mk``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.operation import Device
-
-Array = NDArray[Any]
 
 
 class _Orders(NamedTuple):
@@ -52,7 +50,7 @@ class _Looks(NamedTuple):
 
 @dataclass(frozen=True)
 class Contraction:
-    """``out[...] = sum of lhs[...] rhs[...]``, a letter for each dim; every letter stands in two of the three."""
+    """``out[...] = sum of lhs[...] rhs[...]``, with a letter for each dim.  Every letter is in at least two of them."""
 
     lhs: str
     rhs: str
@@ -71,26 +69,26 @@ class Contraction:
 
     @property
     def letters(self) -> str:
-        """All of them: first those of the result, then those that are summed over."""
+        """All letters: first those of the result, then the summed ones."""
         return self.out + self.summed
 
     @property
     def summed(self) -> str:
-        """The letters that are summed over."""
+        """The summed letters."""
         return "".join(letter for letter in self.lhs if letter not in self.out)
 
     @property
     def lhs_gradient(self) -> Contraction:
-        """What makes the gradient of the left operand, of that of the result and the right operand."""
+        """The product that computes the gradient of the left operand, from that of the result and the right operand."""
         return Contraction(self.out, self.rhs, self.lhs)
 
     @property
     def rhs_gradient(self) -> Contraction:
-        """What makes the gradient of the right operand, of the left operand and the gradient of the result."""
+        """The product that computes the gradient of the right operand, from the left one and that of the result."""
         return Contraction(self.lhs, self.out, self.rhs)
 
     def extents(self, lhs: Sequence[int], rhs: Sequence[int]) -> dict[str, int]:
-        """The extent of each letter; ``ValueError`` where the operands differ."""
+        """The extent of each letter.  ``ValueError`` if the operands differ."""
         extents = dict(zip(self.lhs, lhs, strict=True))
         for letter, extent in zip(self.rhs, rhs, strict=True):
             if extents.setdefault(letter, extent) != extent:
@@ -101,13 +99,13 @@ class Contraction:
         return extents
 
     def flops(self, extents: Mapping[str, int]) -> int:
-        """Two for each multiply-add."""
+        """The flops of the product: two for each multiply-add."""
         return 2 * prod(extents[letter] for letter in self.letters)
 
     def run(self, device: Device, a: Array, b: Array, *, shared: bool = False) -> Array:
-        """The product of two local arrays, by `Device.matmul`, which counts its flops; a new array.
+        """The product of two local arrays as a new array, by `Device.matmul`, which records its flops.
 
-        ``shared``: it is about to be communicated, so it lies where peers read it without a copy.
+        ``shared`` says that the result will be communicated; it is then allocated where peers read it without a copy.
         """
         looks = _looks(self, a.shape, b.shape)
         left, right = _matrices(a, looks.lhs), _matrices(b, looks.rhs)

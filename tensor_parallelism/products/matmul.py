@@ -1,4 +1,4 @@
-"""`MatMul`: C[m, n] = A[m, k] B[k, n] of matrices that lie on a mesh in any layouts, forward and backward."""
+"""`MatMul`: C[m, n] = A[m, k] B[k, n] of matrices in any layouts on a mesh, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
@@ -17,8 +18,6 @@ from tensor_parallelism.products.contraction import Contraction
 from tensor_parallelism.products.layouts import check_shape
 from tensor_parallelism.products.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.products.product import ProductPlan, Shape, Task, product_plan, run_product
-
-Array = npt.NDArray[Any]
 
 
 class Saved(NamedTuple):
@@ -30,19 +29,19 @@ class Saved(NamedTuple):
 
 
 class MatMul(PlannedOperation[ProductPlan]):
-    """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``; leading batch dims are as in `numpy.matmul`,
-    but that an extent of 1 is not stretched.
+    """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``.  Leading batch dims are as in `numpy.matmul`,
+    except that an extent of 1 is not broadcast.
 
-    Any layouts of A, B and C on any mesh will do, uneven ones too: operands are moved to where shards can be
-    multiplied, the products moved to where C is to lie.  ``policy=None`` chooses the cheapest way: by the bytes that
-    all devices together receive, then by flops; or, with ``cost``, by what that says of both, as `Seconds` does.  A
-    ``policy`` runs exactly what `MatMulShardingPolicy` says of it, and the reshard to `out`; the products of its
-    backward are chosen.  ``print(operation.plan(shapes, mesh))`` says what will run, and why.
+    A, B and C may have any layouts on any mesh, including uneven ones.  Operands are resharded so that shards can be
+    multiplied, and the product is resharded to the layout of C.  ``policy=None`` chooses the cheapest way: the fewest
+    bytes received by all devices together, then the fewest flops; with ``cost``, the smallest cost of both (see
+    `Seconds`).  A ``policy`` runs exactly as `MatMulShardingPolicy` describes, followed by the reshard to `out`; the
+    products of its backward are chosen.  ``print(operation.plan(shapes, mesh))`` shows what will run, and why.
 
     **Communication**: ``operation.plan((a.shape, b.shape), mesh).bytes_received``, by rank.
 
-    ``ValueError`` when made, for a policy that the layouts are not; and, on the host, before anything is sent, for
-    operands whose shapes do not fit each other, their layouts or the mesh.
+    ``ValueError`` at construction for a policy that the layouts do not have.  The host raises it before anything is
+    sent for operands whose shapes do not fit each other, their layouts or the mesh.
     """
 
     NAMES = ("lhs", "rhs")
@@ -67,13 +66,13 @@ class MatMul(PlannedOperation[ProductPlan]):
         return f"MatMul({self.sharding!r}{policy}{cost})"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of A and B, by rank."""
+        """The shards of A and B of each rank."""
         arrays = self._named(*args)
         self.plan([array.shape for array in arrays], mesh, np.result_type(*arrays))
         return self._shards(mesh, arrays)
 
     def forward(self, device: Device, *shards: Any) -> tuple[Any, Saved]:
-        """This device's shard of C, from those of A and B."""
+        """This device's shard of C, from its shards of A and B."""
         a, b = map(np.asarray, shards)
         sharding = self.sharding
         of_a, of_b = device.global_shapes([a, b], [sharding.lhs, sharding.rhs])
@@ -82,9 +81,9 @@ class MatMul(PlannedOperation[ProductPlan]):
         return run_product(device, plan, a, b), Saved(a, b, shapes)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array]:
-        """The gradients of A and B in their layouts, from that of C in its layout: A' = C' B^T, B' = A^T C'.
+        """The gradients of A and B in their layouts, given that of C in its layout: A' = C' B^T, B' = A^T C'.
 
-        Each is a product of its own, carried out the cheapest way.  A gradient in a partial layout is, as any tensor,
+        Each is a separate product, computed in the cheapest way.  A gradient in a partial layout is, like any tensor,
         the sum of its terms.
         """
         a, b, shapes = saved
@@ -97,7 +96,7 @@ class MatMul(PlannedOperation[ProductPlan]):
     def gradient_plans(
         self, shapes: tuple[Sequence[int], Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
     ) -> tuple[ProductPlan, ProductPlan]:
-        """What the backward runs: for the gradient of A, and for that of B."""
+        """The plans of the backward: for the gradient of A, and for that of B."""
         a, b = (tuple(int(n) for n in shape) for shape in shapes)
         task = self._task(a, b, mesh, np.dtype(dtype))
         return cheapest_product(task.lhs_gradient, self.cost), cheapest_product(task.rhs_gradient, self.cost)

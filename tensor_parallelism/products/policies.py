@@ -1,4 +1,4 @@
-"""The ways to shard C[m, n] = A[m, k] B[k, n] that have names, and which of them a triple of layouts is."""
+"""Named policies of sharding C[m, n] = A[m, k] B[k, n], and the policy of a triple of layouts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tensor_parallelism.products.product import Axes
 
 
 class MatMulShardingPolicy(Enum):
-    """How A[m, k] and B[k, n] are sharded, and what that asks for.
+    """The layouts of A[m, k] and B[k, n], and the communication that they need.
 
-    X and Y are mesh axes, or several, of X and Y devices; |A| are the bytes of A, p the devices of the mesh.  Bytes are
-    received, summed over the devices, for extents that divide.  What comes after ("the reshard to `out`") is a
-    resharding of C from the layout named here; it is nothing if that is the layout of `out`.
+    X and Y are mesh axes, or several together, and also their numbers of devices; |A| is the number of bytes of A, p
+    the number of devices of the mesh.  The given bytes are received by all devices together, for extents that divide
+    evenly.  Then C is resharded from the layout named here to that of `out`; nothing moves if they are equal.
     """
 
     UNSHARDED = "unsharded"
@@ -46,7 +46,7 @@ class MatMulShardingPolicy(Enum):
     """
 
     GENERAL = "general"
-    """Any other layouts, batch dims that are sharded and operands that are partial among them: the cheapest way."""
+    """Any other layouts, including sharded batch dims and partial operands: the cheapest way."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class MatMulSharding:
 
     @property
     def policy(self) -> MatMulShardingPolicy:
-        """Which of the named policies the operands' layouts are; GENERAL if they are none of them."""
+        """The named policy of the operands' layouts; GENERAL if they have none."""
         lhs, rhs = _sides(self.lhs), _sides(self.rhs)
         if lhs is None or rhs is None:
             return MatMulShardingPolicy.GENERAL

@@ -1,8 +1,8 @@
-"""How a product of sharded tensors is carried out: both operands moved, local products, the result moved.
+"""A product of sharded tensors: both operands are resharded, shards are multiplied, and the result is resharded.
 
-In between every letter of the product lies over some axes of the mesh, the same wherever it occurs; then the product of
-two shards is a shard of the product, or a term of one where a letter that is summed over is split.  What differs
-between the ways to multiply is only that: which letter over which axes.
+During the local products each letter is split over the same axes wherever it occurs.  Then the product of two shards
+is a shard of the product, or a term of one if a summed letter is split.  The ways to compute a product differ only in
+the axes of each letter.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """What is moved before and after the local products; ``print`` it.  `run_product` runs it."""
+    """The reshardings before and after the local products; ``print`` it.  `run_product` runs it."""
 
     task: Task
     split: tuple[tuple[str, Axes], ...]
@@ -86,13 +86,13 @@ class ProductPlan:
 
     @cached_property
     def bytes_received(self) -> tuple[int, ...]:
-        """What each rank receives from others, by rank: the sum over the three moves."""
+        """The bytes that each rank receives in the three reshardings together."""
         moves = (self.lhs, self.rhs, self.out)
         return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True)))
 
     @cached_property
     def flops(self) -> tuple[int, ...]:
-        """Of the local product of each rank, by rank."""
+        """The flops of the local product of each rank."""
         task = self.task
         shapes = (
             (self.lhs.target.local_shape(task.lhs_shape, task.mesh, rank),
@@ -164,7 +164,7 @@ def flops_of(task: Task, split: Split) -> int:
 def layouts_during(
     task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()
 ) -> tuple[TensorSharding, TensorSharding, TensorSharding]:
-    """How both operands lie during the local products, and what these make."""
+    """The layouts of both operands during the local products, and the layout of their result."""
     contraction = task.contraction
     summed = tuple(axis for letter in contraction.summed for axis in split.get(letter, ()))
     sides = ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
@@ -189,7 +189,7 @@ def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[A
 def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
     """``x`` in the layout that the plan ends in; itself where nothing is to be done.
 
-    ``spent``: nobody needs ``x`` afterwards, it may be overwritten.
+    ``spent`` says that ``x`` is not needed afterwards and may be overwritten.
     """
     x = x.astype(plan.dtype, copy=False)
     return run_plan(device, plan, x, spent=spent) if plan.steps else x

@@ -1,4 +1,4 @@
-"""What a block of a Transformer runs, forward and backward: the plans of its parts, told as one."""
+"""Plans of a block of a Transformer, forward and backward: the plans of its parts in one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TransformerBlockPlan:
     """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank."""
 
     shapes: tuple[Shape, ...]
-    """Of the whole x and weights."""
+    """The shapes of the whole x and weights."""
     layouts: tuple[TensorSharding, ...]
     norm1: LayerPlan
     attention: AttentionPlan
@@ -40,7 +40,7 @@ class TransformerBlockPlan:
 
     @cached_property
     def forward_moves(self) -> tuple[Move, ...]:
-        """What is communicated forward, in order."""
+        """The communications of the forward, in order."""
         return (
             *_named("norm 1", _moves(self.norm1.forward)), *_named("attention", self.attention.forward_moves),
             *_named("norm 2", _moves(self.norm2.forward)), *_named("feed-forward", _moves(self.feed_forward.forward)),
@@ -48,7 +48,7 @@ class TransformerBlockPlan:
 
     @cached_property
     def backward_moves(self) -> tuple[Move, ...]:
-        """What is communicated backward, in order."""
+        """The communications of the backward, in order."""
         return (
             *_named("feed-forward", _moves(self.feed_forward.backward)), *_named("norm 2", _moves(self.norm2.backward)),
             *_named("attention", self.attention.backward_moves), *_named("norm 1", _moves(self.norm1.backward)),
@@ -56,12 +56,12 @@ class TransformerBlockPlan:
 
     @property
     def bytes_received(self) -> tuple[int, ...]:
-        """Forward, by rank."""
+        """The bytes that each rank receives in the forward."""
         return self._sum(self.forward_moves)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
-        """Backward, by rank."""
+        """The bytes that each rank receives in the backward."""
         return self._sum(self.backward_moves)
 
     def __str__(self) -> str:

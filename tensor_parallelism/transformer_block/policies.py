@@ -1,4 +1,4 @@
-"""The ways to shard a block of a Transformer that have names."""
+"""Named policies of sharding a block of a Transformer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NORMS = ("norm1", "norm1_bias", "norm2", "norm2_bias")
 
 
 class TransformerBlockPolicy(Enum):
-    """How a block is sharded, x[b, s, m] and y[b, s, m] alike, and what moves.
+    """The layouts of a block, equal for x[b, s, m] and y[b, s, m], and the communication.
 
-    T and C are mesh axes, or several, of so many devices, D those over which the batch lies besides (or none, D = 1);
-    the mesh has no others.  |x| are the bytes of x, |k| those of all keys (and of all values), |q| those of all
-    queries, |W| those of all weights.  Bytes are received, summed over the devices, for extents that divide.  Where
-    devices have different rows, the gradients of what they have in common are added up besides, by all_reduces.
+    T, C and D are mesh axes, or several together, and also their numbers of devices; D splits the batch (D = 1 if none
+    does).  The mesh has no other axes.  |x| is the number of bytes of x, |k| that of all keys (and of all values), |q|
+    that of all queries, |W| that of all weights.  The given bytes are received by all devices together, for extents
+    that divide evenly.  If devices have different rows, all_reduces also sum the gradients of the weights they share.
     """
 
     UNSHARDED = "unsharded"
@@ -66,9 +66,9 @@ class TransformerBlockSharding:
     """The layouts of a block: of ``x``, ``out`` (y) and all weights.
 
     x and y are [batch, sequence, model]; ``norm1``, ``norm1_bias``, ``norm2``, ``norm2_bias`` and ``b2`` are [model]
-    and whole; ``wq``, ``wk``, ``wv`` and ``wo`` are those of `AttentionSharding`, ``w1``, ``b1`` and ``w2`` those of
-    `FeedForwardSharding`.  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` make those of the policies;
-    `ulysses` has those of `ring`.  ``ValueError`` for the layouts of no policy.
+    and whole; ``wq``, ``wk``, ``wv`` and ``wo`` are those of `AttentionSharding`; ``w1``, ``b1`` and ``w2`` are those
+    of `FeedForwardSharding`.  `unsharded`, `megatron`, `sequence`, `ring` and `megatron_ring` return the layouts of the
+    policies; `ulysses` has those of `ring`.  ``ValueError`` for layouts that belong to no policy.
 
     >>> TransformerBlockSharding.megatron("tp").w1, TransformerBlockSharding.ring("cp", batch="dp").policy.name
     (TensorSharding(None, 'tp'), 'RING')

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import splitmix64
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -20,7 +21,6 @@ from tensor_parallelism.products import Shape
 from tensor_parallelism.transformer_block.plan import TransformerBlockPlan
 from tensor_parallelism.transformer_block.policies import TransformerBlockPolicy, TransformerBlockSharding
 
-Array = npt.NDArray[Any]
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
 
 

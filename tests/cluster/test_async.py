@@ -365,8 +365,8 @@ def test_wrong_places_and_tags_are_refused(cluster_of, transport):
         assert told == [
             "Mesh(devices=2) has ranks 0 to 1 (and HOST, -1), got 2",
             "Mesh(devices=2) has ranks 0 to 1 (and HOST, -1), got -2",
-            "the group along 'devices' has positions 0 to 1, got 2", "a tag is an integer, got 'a'",
-            "a tag is a 64-bit integer, got 9223372036854775808", "a tag is an integer, got 0.5",
+            "the group along 'devices' has positions 0 to 1, got 2", "a tag must be an integer, got 'a'",
+            "a tag must be a 64-bit integer, got 9223372036854775808", "a tag must be an integer, got 0.5",
             "a message takes numbers or bools, got an array of dtype <U1",
         ]
 

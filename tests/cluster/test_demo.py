@@ -69,7 +69,7 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(tmp_path):
     recorded = Trace.load(trace)
     assert recorded.size == 4
     assert recorded.count("2F0") == recorded.count("0B7") == 1
-    assert f"The record of that step is in {trace}\n\nThe page of that step is in {page}\n" in run.stdout
+    assert f"The trace of that step is in {trace}\n\nThe page of that step is in {page}\n" in run.stdout
     assert "8 microbatches" in run.stdout and '"2F0"' in page.read_text()
 
 
@@ -94,17 +94,17 @@ def test_the_users_own_data_classes_and_values(capsys, tmp_path):
     np.savez(tmp_path / "classes.npz", x=x, y=(x[:, 0] > 0).astype(int))
     status, out = here(capsys, f"mlp --pp 2 --hidden 8,8 --steps 3 --backend thread --data {tmp_path / 'classes.npz'}")
     assert status == 0
-    assert "of 12 rows it never saw" in out
+    assert "of 12 rows not used for training" in out
     np.savez(tmp_path / "values.npz", x=x, y=x @ [1.0, -2.0, 0.5])
     status, out = here(capsys, f"mlp --pp 2 --hidden 8,8 --steps 3 --backend thread --data {tmp_path / 'values.npz'}")
     assert status == 0
-    assert "as a share of the variance of y" in out
+    assert "as a fraction of the variance of y" in out
 
 
 def test_a_training_that_runs_away_is_exit_status_1(capsys):
     status, out = here(capsys, "mlp --pp 2 --hidden 8,8 --steps 9 --learning-rate 1e9 --backend thread")
     assert status == 1
-    assert " NO  the training ran away" in out
+    assert " NO  the training diverged" in out
 
 
 def test_a_pipeline_whose_numbers_are_wrong_is_exit_status_1(capsys, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
     monkeypatch.setattr(gpt, "expected_bytes", lambda job: {**honest(job), "tp": 1})
     status, out = here(capsys, f"gpt {SMALL_GPT} --backend thread")
     assert (status, out.count(" NO ")) == (1, 1)
-    assert "each axis is NOT at its closed form" in out
+    assert "each axis does NOT equal its closed form" in out
     monkeypatch.setattr(gpt, "expected_bytes", honest)
     other = lambda model, *rest: train(dataclasses.replace(model, seed=model.pipeline.microbatches), *rest)
     monkeypatch.setattr(gpt, "train", other)
@@ -170,7 +170,7 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
 def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
     status, out = here(capsys, f"gpt {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
     assert status == 1
-    assert " NO  the training ran away" in out
+    assert " NO  the training diverged" in out
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_the_collectives_demo_on_processes(capsys):
     status, out = here(capsys, "collectives --devices 4 --algorithm ring")
     assert status == 0
     assert "6 steps" in out
-    assert "192 bytes received, device by device as above" in out  # 2 (g - 1) S = 2 x 3 x 32
+    assert "192 bytes received, on each device as above" in out  # 2 (g - 1) S = 2 x 3 x 32
 
 
 def test_a_collective_that_moves_other_bytes_is_exit_status_1(capsys, monkeypatch):

@@ -241,9 +241,9 @@ def test_the_seed_chooses_and_chooses_the_same_again(pair):
 
 
 @pytest.mark.parametrize(("fault", "called"), [
-    (faults.Drop(rank=0, operation=1), "this is barrier"),
+    (faults.Drop(rank=0, operation=1), "this operation is barrier"),
     (faults.FlipBit(rank=0, operation=1), "barrier has none"),
-    (faults.FlipBit(rank=0, operation=2), "this is all_gather_object"),
+    (faults.FlipBit(rank=0, operation=2), "this operation is all_gather_object"),
     (faults.FlipBit(rank=0, operation=3, bit=64), "all_reduce has 64 here"),
 ])
 def test_a_fault_that_does_not_fit_its_operation_says_so(pair, fault, called):
@@ -298,7 +298,7 @@ def test_what_cannot_happen_on_a_cluster_is_refused(pair, cluster_of):
     thread = cluster_of(Mesh(x=2), "thread")
     with pytest.raises(ValueError, match="ends a process"), faults.plant(thread, faults.Kill(rank=0, operation=1)):
         pass
-    with pytest.raises(ValueError, match="faults already"), faults.plant(pair), faults.plant(pair):
+    with pytest.raises(ValueError, match="already has faults"), faults.plant(pair), faults.plant(pair):
         pass
     assert pair.around_run is None
 

@@ -270,7 +270,7 @@ def test_what_cannot_be_unpacked_is_told_with_where_that_was(cluster):
     for _ in range(3):
         with pytest.raises(ValueError, match="refused") as caught:
             cluster.run(lambda device: Refuses(large) if device.rank else large)
-        assert caught.value.__notes__ == ["as the result of rank 1 was unpacked on the host"]
+        assert caught.value.__notes__ == ["raised on the host while it unpacked the result of rank 1"]
     assert works(cluster)
 
 

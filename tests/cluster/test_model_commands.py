@@ -61,7 +61,7 @@ def test_show_prints_what_a_device_of_a_mesh_does(command):
     status, out, err = command("show", "m.mlir", "--mesh", "dp=2,tp=2", "--rank", "3")
     assert (status, err) == (0, "")
     assert '"matmul"(%x, %w) : (tensor<4x16xf64>, tensor<16x16xf64>) -> tensor<4x16xf64>' in out
-    assert "what rank 3 of Mesh(dp=2, tp=2) does:" in out and '"all_reduce"' in out
+    assert "the program of rank 3 of Mesh(dp=2, tp=2):" in out and '"all_reduce"' in out
     assert out.endswith("2 kinds of device\n")    # the sum has one element, which one of each two devices adds up
 
 
@@ -69,7 +69,7 @@ def test_simulate_prints_the_summary_and_writes_page_and_trace(command, tmp_path
     status, out, err = command("simulate", "m.mlir", *ON, "--report", "p.html", "--save", "t.json")
     assert (status, err) == (0, "")
     trace = Trace.load(tmp_path / "t.json")
-    assert out.startswith(trace.summary()) and f"most memory: {trace.peak_bytes(0)} bytes on rank 0" in out
+    assert out.startswith(trace.summary()) and f"peak memory: {trace.peak_bytes(0)} bytes on rank 0" in out
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
     assert command("report", "t.json")[0] == 0
 
@@ -78,7 +78,7 @@ def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
     words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
     folded, all_of_them = command(*words)[1], command(*words, "--no-fold")[1]
     assert "128 devices (dp=8, tp=16), 2 of them shown" in folded
-    assert "each of these stands for as many devices that do the same: 0 (" in folded
+    assert "representatives, with the number of equal devices of each: 0 (" in folded
     assert folded.splitlines()[1].split(";")[0] == all_of_them.splitlines()[1].split(";")[0]    # the makespan
 
 
@@ -107,7 +107,8 @@ def test_run_agrees_with_one_process_and_with_the_simulation(command, tmp_path):
     status, out, err = command(
         "run", "m.mlir", *ON, "--backend", "thread", "--gradient", "--report", "p.html", "--save", "t.json")
     assert (status, err) == (0, "")
-    assert "Mesh(dp=2, tp=2) and one process differ by " in out and "against the simulation: as long as before" in out
+    assert "the results on Mesh(dp=2, tp=2) and in one process differ by " in out
+    assert "the run compared with the simulation: unchanged" in out
     page = unescape((tmp_path / "p.html").read_text())
     assert page.count('"bandwidth":3350000000000.0') == 2      # of the roofs
     assert page.count("<iframe") == 2 and "<h2>simulated</h2>" in page and "<h2>run</h2>" in page
@@ -128,14 +129,14 @@ def test_run_takes_the_inputs_that_it_is_given(command, tmp_path):
 def test_help_teaches(command, name):
     status, out, err = command(name, "--help")
     assert (status, err) == (0, "")
-    assert "layouts stand in the program" in out and f"python -m vcluster {name} model.mlir" in out
+    assert "in the file, a layout follows the type" in out and f"python -m vcluster {name} model.mlir" in out
     example = "\n".join(line for line in out.splitlines() if line.startswith("    ") and "python" not in line)
     assert ir.parse(example[example.index("    func @f"):]).outputs[0].type.shape == (8, 4)
     assert all(len(line) <= 80 for line in example.splitlines())
 
 
 @pytest.mark.parametrize(("name", "told"), [
-    ("hardware", "dgx-h100:8       eight nodes of it"), ("doctor", "what would get in the way"),
+    ("hardware", "dgx-h100:8       eight nodes of it"), ("doctor", "what would cause problems"),
 ])
 def test_help_of_what_has_no_options_is_help_too(command, name, told):
     for word in ("-h", "--help"):
@@ -151,7 +152,7 @@ def test_a_full_disk_is_one_line():
     assert (done.returncode, done.stderr) == (1, f"{top.PROGRAM}: No space left on device\n")
 
 
-NO_NPZ = "it is no .npz, as numpy.savez writes it ("
+NO_NPZ = "it is not an .npz file of numpy.savez ("
 
 
 def test_numbers_that_are_not_finite_agree_where_they_are_the_same():
@@ -179,7 +180,7 @@ def test_a_program_for_which_there_is_not_the_memory_is_told_in_one_line(command
     (tmp_path / "big.mlir").write_text(MODEL.replace("8x", f"{10**15}x"))
     status, out, err = command("run", "big.mlir", "--mesh", "dp=1,tp=1")
     assert (status, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"{top.PROGRAM} run: it does not fit into the memory of this machine: Unable to allocate")
+    assert err.startswith(f"{top.PROGRAM} run: this machine has too little memory for it: Unable to allocate")
 
 
 def test_this_machine_is_a_hardware_if_it_is_calibrated(command, tmp_path, monkeypatch):
@@ -201,13 +202,13 @@ WRONG = [
     (["run", "m.mlir", "--mesh", "dp=64,tp=8"], "run: Mesh(dp=64, tp=8) has 512 devices; at most 256 are run here"),
     (["run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", "m.mlir"], "run: --inputs: m.mlir cannot be read: "),
     (["run", "m.mlir", "--mesh", "dp=1,tp=1", "--inputs", "other.npz"], "run: @f takes the inputs x, w, v; got y"),
-    (["run", "m.mlir"], "run: m.mlir is laid out over dp, tp: --mesh must say how many devices there are along each, "
+    (["run", "m.mlir"], "run: m.mlir is laid out over dp, tp: --mesh must give the number of devices along each, "
      "as --mesh dp=2,tp=2"),
-    (["run", "m.mlir", *ON[:2], "--inputs", "one.npy"], "run: --inputs: one.npy cannot be read: it is no .npz, as "),
-    (["run", "m.mlir", *ON[:2], "--inputs", "cut.npz"], "run: --inputs: cut.npz cannot be read: it is no .npz, as "),
+    (["run", "m.mlir", *ON[:2], "--inputs", "one.npy"], "run: --inputs: one.npy cannot be read: it is not an .npz"),
+    (["run", "m.mlir", *ON[:2], "--inputs", "cut.npz"], "run: --inputs: cut.npz cannot be read: it is not an .npz"),
     (["run", "m.mlir", *ON[:2], "--inputs", "none.npz"], "run: --inputs: none.npz cannot be read: No such file"),
     (["run", "rows.mlir", "--backend", "thread", "--inputs", "far.npz"], "run: index 5 is out of bounds"),
-    (["run", "large.mlir", "--backend", "thread"], "run: it does not fit into the memory of this machine: "),
+    (["run", "large.mlir", "--backend", "thread"], "run: this machine has too little memory for it: "),
     (["run", "m.mlir", *ON[:2], "--profile", "."], "run: --profile: . cannot be written: Is a directory"),
     (["show", "m.mlir", "--mesh", "dp=2000000,tp=1"],
      "show: --mesh: Mesh(dp=2000000, tp=1) has 2000000 devices; at most "),
@@ -221,7 +222,7 @@ WRONG = [
     (["simulate", "m.mlir", *ON, "--report", "no/p.html"], "simulate: --report: no/p.html cannot be written: "),
     (["simulate", "m.mlir", "--mesh", "dp=2000,tp=1", *ON[2:]], "simulate: dgx-h100 has places for 1016 devices, not "),
     (["simulate", "m.mlir", "--folt", *ON], "simulate: there is no option --folt; did you mean --fold?"),
-    (["show", "B.mlir", "--mesh", "dp=1,tp=1"], "show: --size must say what B stands for, as B=64"),
+    (["show", "B.mlir", "--mesh", "dp=1,tp=1"], "show: --size must give a value for B, as B=64"),
     (["show", "m.mlir", "--size", "B"], "show: --size needs a symbol and a number, as B=64; got 'B'"),
     (["show", "m.mlir", "--size", "B=3"], "show: @f has no symbol B: its symbols are none"),
     (["show", "m.mlir", "--mesh", "dp=2,tp=1", "--rank", "2"],

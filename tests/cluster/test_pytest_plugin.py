@@ -136,7 +136,7 @@ def test_a_mark_names_one_mesh(args, kwargs):
 def test_the_device_on_the_host_says_where_it_is():
     device = DeviceToCome(Mesh(tp=2))
     assert device.size == 2
-    with pytest.raises(AttributeError, match=r"device\.rank is there only in the body of the test"):
+    with pytest.raises(AttributeError, match=r"device\.rank exists only in the body of the test"):
         _ = device.rank
 
 
@@ -370,7 +370,8 @@ def test_ranks_that_disagree_are_an_error(session, backend):
     result.stdout.fnmatch_lines(
         [
             '>           pytest.skip("odd")',
-            "E*RanksDisagree: the ranks disagree on how the test ended: ranks 0 and 2 passed, rank 1 skipped (odd)",
+            "E*RanksDisagree: the ranks disagree on the outcome of the test: "
+            "ranks 0 and 2 passed, rank 1 skipped (odd)",
             ">       device.barrier()",
             "E*DeadlockError: *rank 1 returned without calling barrier*",
             "E*while rank 1 skipped (odd)",
@@ -443,12 +444,12 @@ def test_what_cannot_travel_is_named(session):
         """
     ).stdout.fnmatch_lines(
         [
-            "the fixture 'device' is a device in a test whose body runs on each of them: @pytest.mark.spmd(tp=2)*",
-            "which devices?  @pytest.mark.mesh(tp=4) on the test*",
+            "the fixture 'device' is for tests whose body runs on each device: add @pytest.mark.spmd(tp=2)*",
+            "the test has no mesh: add @pytest.mark.mesh(tp=4) to the test*",
             "*of the fixture or parameter 'lock' cannot be sent to another process: _thread.lock*",
             "the fixture 'capsys' belongs to the process that runs pytest*",
-            "the body of an spmd test is a plain function; this one is async",
-            "the body of an spmd test is a function or a method of a plain class, no TestCase's",
+            "the body of an spmd test must be a plain function; this one is async",
+            "the body of an spmd test must be a function or a method of a plain class, not of a TestCase",
         ]
     )
 
@@ -521,8 +522,8 @@ def test_what_a_test_leaves_behind_is_its_failure(session):
             "  the thread 'lost-0' on rank 0",
             "  the thread 'lost-1' on rank 1",
             "  the process * (pid *) on rank 1",
-            "  1 message from rank 1 to the host that nobody received",
-            "  1 message from the host to rank 1 that nobody received",
+            "  1 message from rank 1 to the host, never received",
+            "  1 message from the host to rank 1, never received",
             "  the devices of a cluster that was not closed: vcluster-0 (pid *)",
         ]
     )

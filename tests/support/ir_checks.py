@@ -59,7 +59,7 @@ def check_tiles(example, seed=0, inexact=()):
     op, arrays = example.op(), example.arrays(seed, whole=True)
     rule, whole = op.rule, run(op, arrays)
     for letter in splittable(rule):
-        # of nothing none is the largest: there are no empty terms
+        # an empty array has no largest or smallest element: there are no empty terms
         for places in cuts(rule.extents[letter], letter not in rule.reduced):
             parts = []
             for begin, end in pairwise(places):

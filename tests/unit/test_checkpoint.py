@@ -205,5 +205,5 @@ def test_states_are_split_and_joined_again():
     assert [part.updates for part in parts] == [4, 4, 4]
     assert [len(part.squares) for part in parts] == [1, 2, 3]
     assert parts[1].squares[0] is arrays[4]
-    with pytest.raises(ValueError, match=r"should agree in what is no array, got \[4, 5\]"):
+    with pytest.raises(ValueError, match=r"must have equal values, except for arrays, got \[4, 5\]"):
         join_states([parts[0], parts[1]._replace(updates=5)])

@@ -42,7 +42,7 @@ def test_a_healthy_machine_has_nothing_in_the_way():
   private memory devices read large arrays there (ptrace allows it)
   bytecode       kept
 
-Nothing gets in the way."""
+No problems."""
 
 
 @pytest.mark.parametrize(("change", "subject", "told", "to_do"), [
@@ -53,14 +53,14 @@ Nothing gets in the way."""
     ({"container": Container(memory=GIB, memory_used=2 * GIB)}, "memory", "0 B free", "raise the memory limit"),
     ({"shared_memory_error": "OSError: no"}, "shared memory", "OSError: no", 'backend="thread"'),
     ({"started": Started(error="killed")}, "start", "fails: killed", 'backend="thread"'),
-    ({"started": Started(11.0, "spawn", {})}, "start", "11.00 s, by spawn", "find what is slow"),
+    ({"started": Started(11.0, "spawn", {})}, "start", "11.00 s, by spawn", "look for the cause"),
     ({"started": Started(0.1, "fork", {"mkl": 8, "openmp": 1})}, "BLAS", "mkl: 8 threads a device", "limit mkl to 1"),
     ({"files_limit": 64}, "open files", "limit 64, 24 open: room for about 13 devices", "ulimit -n 4096"),
     ({"files_limit": 20}, "open files", "room for about 0 devices", "ulimit -n"),
     ({"processes_limit": 101}, "processes", "room for 1 more", "ulimit -u"),
     ({"container": Container(processes=110, processes_used=111)}, "processes", "room for 0 more", "the container's"),
     ({"address_space_limit": GIB}, "address space", "limited to 1 GiB; 160 GiB needed", "ulimit -v unlimited"),
-    ({"keeps_bytecode": False}, "bytecode", "compiled anew", "unset PYTHONDONTWRITEBYTECODE"),
+    ({"keeps_bytecode": False}, "bytecode", "compiles all modules again", "unset PYTHONDONTWRITEBYTECODE"),
     ({"file_size_limit": GIB}, "address space", "size of a file limited to 1 GiB", "ulimit -f unlimited"),
 ])
 def test_what_gets_in_the_way_is_marked_with_what_to_do(change, subject, told, to_do):
@@ -70,7 +70,7 @@ def test_what_gets_in_the_way_is_marked_with_what_to_do(change, subject, told, t
     assert told in found(facts, subject)
     text = doctor.report(doctor.examine(facts))
     assert "\n! " in "\n" + text
-    assert text.endswith("1 thing in the way, marked with !")
+    assert text.endswith("1 problem, marked with !")
 
 
 def test_what_is_less_than_usual_but_enough_is_only_told():
@@ -93,7 +93,7 @@ def test_where_nothing_can_be_seen_it_says_so_and_goes_on():
     facts = Facts(versions="Python 3.11.0", started=Started(0.1, "spawn"))
     assert wrong(facts) == {}
     for subject in ("cores", "memory", "BLAS"):
-        assert "cannot be told" in found(facts, subject)
+        assert "unknown" in found(facts, subject)
     assert found(facts, "open files") == found(facts, "processes") == "no limit"
 
 
@@ -145,8 +145,8 @@ def test_a_container_of_version_1_whose_path_is_the_one_outside(tmp_path):
 @pytest.mark.parametrize("text", ["", "nonsense", "\x00", "1:\n"])
 def test_a_container_that_tells_nothing_is_none(tmp_path, monkeypatch, text):
     write(tmp_path, {"proc/self/cgroup": text})
-    assert machine.told(lambda: machine.container_limits(tmp_path)) in (None, Container())
-    assert machine.told(lambda: machine.container_limits(tmp_path / "missing")) is None
+    assert machine.attempt(lambda: machine.container_limits(tmp_path)) in (None, Container())
+    assert machine.attempt(lambda: machine.container_limits(tmp_path / "missing")) is None
 
 
 def test_what_cannot_be_looked_at_hides_nothing_else(monkeypatch):

@@ -63,7 +63,7 @@ def test_of_more_dims_two_are_drawn_and_the_others_told():
     assert "too" not in text
     chosen = str(layout.draw((5, 4, 6), MESH, dims=(2, 0)))
     assert "down: dim 2 over y; across: dim 0, whole" in chosen
-    assert "dim 1 is split over x, too: a cell lists all who hold a part of it" in chosen
+    assert "dim 1 is split over x, too: a cell lists all ranks that hold a part of it" in chosen
     assert "│ 0, 3 │" in chosen
     for wrong in ((0, 0), (3,), (), (0, 1, 2)):
         with pytest.raises(ValueError, match="shows one or two dims of 0 to 2"):

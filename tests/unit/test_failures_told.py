@@ -17,7 +17,7 @@ from vcluster.testing.outcomes import failure_of
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ((), "nobody"), ((3,), "rank 3"), ((0, 1), "ranks 0 and 1"), ((1, 2, 3), "ranks 1-3"),
+        ((), "no rank"), ((3,), "rank 3"), ((0, 1), "ranks 0 and 1"), ((1, 2, 3), "ranks 1-3"),
         ((0, 2, 3, 4, 5, 7, 8), "ranks 0, 2-5, 7 and 8"), ((4, 3, 2), "ranks 4, 3 and 2"), ((-1,), "the host"),
         ((-1, 0, 1, 2), "ranks 0-2 and the host"),
     ],
@@ -77,7 +77,7 @@ def test_only_what_is_harmless_is_shown():
 def test_at_most_some_ranks_are_told_in_their_own_words():
     lines = str(told({rank: failed(divide, rank) for rank in range(10, 60)})).splitlines()
     assert lines[-2] == "at the same line on ranks 42 and 43: ValueError: half of 42, with even = 42"
-    assert lines[-1] == "at the same line on ranks 44-59: ValueError, in other words"
+    assert lines[-1] == "at the same line on ranks 44-59: ValueError, with other messages"
 
 
 def divide(rank):
@@ -130,8 +130,8 @@ def death(code, killed_for_memory=None, seen=None):
 @pytest.mark.parametrize(
     ("code", "killed_for_memory", "words"),
     [
-        (-SIGKILL, None, "was ended by SIGKILL (from outside, or by the system for want of memory)"),
-        (-SIGKILL, True, "was ended by SIGKILL (by the system, which has killed a process for want of memory)"),
+        (-SIGKILL, None, "was ended by SIGKILL (from outside, or by the system for lack of memory)"),
+        (-SIGKILL, True, "was ended by SIGKILL (by the system, which has killed a process for lack of memory)"),
         (-SIGKILL, False, "was ended by SIGKILL (from outside)"),
         (-SIGSEGV, None, "was ended by SIGSEGV (a crash inside compiled code)"),
         (-SIGABRT, None, "was ended by SIGABRT (aborted by compiled code: a failed check, or an allocation refused)"),
@@ -151,7 +151,7 @@ def test_a_death_is_told_with_what_was_called_last():
     assert str(error).endswith(" compiled code) while it waited in recv(from rank 1, tag 0) at kernel.py:7")
     assert (error.operation, error.locations, error.signal) == ("recv", ("kernel.py:7",), "SIGSEGV")
     error = death(1, None, LastSeen("barrier", "kernel.py:9"))
-    assert str(error).endswith("; the last it called was barrier at kernel.py:9")
+    assert str(error).endswith("; its last call was barrier at kernel.py:9")
 
 
 def test_deaths_are_told_a_line_each():
@@ -159,8 +159,8 @@ def test_deaths_are_told_a_line_each():
     error = error_of(replies, lambda rank: LastSeen("send", f"k.py:{rank}"), lambda: False)
     assert str(error).splitlines() == [
         "the process of rank 0 (pid 10) ended with exit code 3 (os._exit in the kernel or in a library it calls?); "
-        "the last it called was send at k.py:0",
-        "the process of rank 2 (pid 12) was ended by SIGKILL (from outside); the last it called was send at k.py:2",
+        "its last call was send at k.py:0",
+        "the process of rank 2 (pid 12) was ended by SIGKILL (from outside); its last call was send at k.py:2",
     ]
     assert isinstance(error, DeviceFailedError)
     assert (error.ranks, error.exitcode, error.signal) == ((0, 2), 3, None)

@@ -258,8 +258,8 @@ FIRST = ("mlp", "collectives", "matmul", "doctor", "demo", "report", "--version"
 def nothing_starts(monkeypatch, tmp_path):
     """Words that are right are read to their end, and nothing is run."""
     for module in (mlp, collectives, matmul):
-        monkeypatch.setattr(module, "show", lambda arguments: 0)
-    monkeypatch.setattr(doctor, "show", lambda: 0)
+        monkeypatch.setattr(module, "run_demo", lambda arguments: 0)
+    monkeypatch.setattr(doctor, "run_checks", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
 

@@ -28,9 +28,9 @@ def test_a_type_is_a_value():
 
 
 @pytest.mark.parametrize(("dtype", "shape", "message"), [
-    ("c16", (), "a dtype is one of i1, f16, .*, got complex128"), ("nothing", (), "a dtype is one of"),
-    (object, (), "a dtype is one of"), ("f8", (-1,), "an extent is at least 0"),
-    ("f8", (1.5,), "an extent is an integer"), ("f8", (True,), "an extent is an integer"),
+    ("c16", (), "a dtype must be one of i1, f16, .*, got complex128"), ("nothing", (), "a dtype must be one of"),
+    (object, (), "a dtype must be one of"), ("f8", (-1,), "an extent must be at least 0"),
+    ("f8", (1.5,), "an extent must be an integer"), ("f8", (True,), "an extent must be an integer"),
     ("f8", (2**63,), "at most 2.*62"), ("f8", (1,) * 27, "at most 26 dims"),
 ])
 def test_what_is_no_type_is_refused(dtype, shape, message):
@@ -44,7 +44,8 @@ def test_an_op_keeps_its_attributes_in_order_and_hashable():
     assert op["axes"] == (1,) and hash(op) == hash(Op("sum", [X], op.attributes, []))
     with pytest.raises(ValueError, match="attribute value cannot be nan"):
         Op("constant", (), {"value": float("nan")}, ())
-    with pytest.raises(TypeError, match=r"attribute value is a number, a string, a dtype or a list of them, got \{\}"):
+    with pytest.raises(TypeError, match=r"attribute value must be a number, a string, a dtype or a list of them, got "
+                                        r"\{\}"):
         Op("constant", (), {"value": {}}, ())
 
 
@@ -61,22 +62,24 @@ def test_a_function_is_a_frozen_value():
 
 
 @pytest.mark.parametrize(("inputs", "ops", "outputs", "message"), [
-    ([X], [MATMUL], [Y], r'@f, op 0, %y = "matmul"\(%x, %w\): %w is not there yet'),
-    ([X, W], [], [Y], "@f, return: %y is not there yet"),
+    ([X], [MATMUL], [Y], r'@f, op 0, %y = "matmul"\(%x, %w\): %w is not defined yet'),
+    ([X, W], [], [Y], "@f, return: %y is not defined yet"),
     ([X, X], [], [], "@f: two inputs are named %x"),
-    ([X, W], [MATMUL, MATMUL], [Y], "op 1, .*: %y is there already, and every value is made once"),
-    ([X, W], [Op("matmul", (X, W), {}, (X,))], [], "it makes tensor<5x2xf64>, not tensor<5x3xf64>"),
-    ([X, W], [Op("matmul", (X, W), {}, (V("x", Y.type),))], [], "%x is there already"),
-    ([X, W], [Op("matmul", (X, W), {}, ())], [], "it makes tensor<5x2xf64>, not nothing"),
+    ([X, W], [MATMUL, MATMUL], [Y], "op 1, .*: %y is defined already; every value is defined once"),
+    ([X, W], [Op("matmul", (X, W), {}, (X,))], [], "its output must be tensor<5x2xf64>, got tensor<5x3xf64>"),
+    ([X, W], [Op("matmul", (X, W), {}, (V("x", Y.type),))], [], "%x is defined already"),
+    ([X, W], [Op("matmul", (X, W), {}, ())], [], "its output must be tensor<5x2xf64>, got nothing"),
     ([X, W], [Op("matmul", (W, X), {}, (Y,))], [], r"matmul: dim k of mk,kn->mn is 2 in input 0, of shape \(3, 2\), "
      r"and 5 in input 1, of shape \(5, 3\)"),
     ([X, W], [Op("matmul", (X,), {}, (Y,))], [], "matmul: it does not take 1 inputs"),
     ([X, W], [Op("matmul", (X, W), {"axis": 1}, (Y,))], [], "matmul: its attributes are none; got axis"),
     ([X, W], [Op("matmol", (X, W), {}, (Y,))], [], "there is no operator 'matmol'; did you mean 'matmul'?"),
-    ([X], [Op("add", (X, V("x", T("f32", (5, 3)))), {}, (Y,))], [], "%x is a tensor<5x3xf64>, not a tensor<5x3xf32>"),
-    ([X], [Op("sum", (X,), {"axes": 1, "keepdims": False}, (Y,))], [], "attribute axes is a list of integers, got 1"),
+    ([X], [Op("add", (X, V("x", T("f32", (5, 3)))), {}, (Y,))], [], "%x is defined as tensor<5x3xf64> and used as "
+                                                                    "tensor<5x3xf32>"),
+    ([X], [Op("sum", (X,), {"axes": 1, "keepdims": False}, (Y,))], [], "attribute axes must be a list of integers, "
+                                                                       "got 1"),
     ([X, W], [Op("add", (X, W), {}, (Y,))], [], r"shapes \(5, 3\) and \(3, 2\) do not fit together: 5 is not 3"),
-    ([X], [Op("softmax", (V("x", T("i64", (2,))),), {"axis": 0}, (Y,))], [], "%x is a"),
+    ([X], [Op("softmax", (V("x", T("i64", (2,))),), {"axis": 0}, (Y,))], [], "%x is defined as"),
 ])
 def test_what_is_no_function_is_refused(inputs, ops, outputs, message):
     with pytest.raises(ir.VerifyError, match=message):
@@ -85,9 +88,9 @@ def test_what_is_no_function_is_refused(inputs, ops, outputs, message):
 
 @pytest.mark.parametrize("name", ["", "a b", "%x", "é", None, 3])
 def test_names_are_plain(name):
-    with pytest.raises(ir.VerifyError, match="the name of a value is made of letters"):
+    with pytest.raises(ir.VerifyError, match="the name of a value must consist of letters"):
         V(name, X.type)
-    with pytest.raises(ir.VerifyError, match="the name of a function is made of letters"):
+    with pytest.raises(ir.VerifyError, match="the name of a function must consist of letters"):
         ir.Function(name, [], [], [])
 
 
@@ -124,9 +127,9 @@ def test_flops_bytes_and_memory_are_expressions_first():
 
 @pytest.mark.parametrize(("numbers", "error", "message"), [
     ({"C": 1}, ValueError, "@rows has no symbol C: its symbols are B, D"),
-    ({"B": -1}, ValueError, "symbol B stands for an extent, which is at least 0, got -1"),
-    ({"B": 1.5}, TypeError, "symbol B stands for an integer or an expression, got 1.5"),
-    ({"B": True}, TypeError, "symbol B stands for an integer"),
+    ({"B": -1}, ValueError, "symbol B must be at least 0, because it is an extent, got -1"),
+    ({"B": 1.5}, TypeError, "symbol B must be an integer or an expression, got 1.5"),
+    ({"B": True}, TypeError, "symbol B must be an integer"),
 ])
 def test_numbers_that_cannot_be_put_in_are_refused(numbers, error, message):
     with pytest.raises(error, match=message):
@@ -175,7 +178,8 @@ def test_arrays_of_other_types_are_refused(inputs, error, message):
 
 def test_a_symbol_that_no_input_tells_is_asked_for():
     function = ir.record(lambda x: x + 1, T("f64", (2 * B,)))
-    with pytest.raises(ValueError, match="no shape of an input tells B; specialize it first"):
+    with pytest.raises(ValueError, match="the shapes of the inputs do not determine B; give a value with specialize "
+                                         "first"):
         ir.interpret(function, [np.ones(4)])
     assert_array_equal(ir.interpret(function.specialize(B=2), [np.ones(4)]).outputs[0], [2, 2, 2, 2])
 
@@ -233,5 +237,5 @@ def test_a_kernel_that_breaks_its_word_is_found_out(monkeypatch):
     from parallelism.ir.core import OPERATORS
 
     monkeypatch.setitem(OPERATORS, "exp", replace(OPERATORS["exp"], kernel=lambda x: x[:1]))
-    with pytest.raises(RuntimeError, match=r"the kernel of exp made float64\[1\] for %0: tensor<5xf64>"):
+    with pytest.raises(RuntimeError, match=r"the kernel of exp returned float64\[1\] for %0: tensor<5xf64>"):
         ir.interpret(ir.record(lambda x: np.exp(x), T("f64", (5,))), [np.zeros(5)])

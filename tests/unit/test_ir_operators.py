@@ -246,23 +246,27 @@ def test_equal_ones_share_the_gradient_of_the_largest():
 
 
 @pytest.mark.parametrize(("kind", "types", "attributes", "message"), [
-    ("mean_squared_error", ["3x2xf64", "3x2xf64"], {"rows": 0}, "the whole batch has at least one row, got rows=0"),
-    ("max", ["3x0xf64"], {"axes": (1,), "keepdims": False}, "of nothing none is the largest"),
-    ("argmin", ["0xf64"], {"axis": 0}, "of nothing none is the largest"),
-    ("all_gather", ["3xf64"], {"axes": ("a",), "group": 1, "dim": 0, "extent": 4}, "in a group of one a dim stays"),
+    ("mean_squared_error", ["3x2xf64", "3x2xf64"], {"rows": 0}, "the whole batch must have at least one row, got "
+                                                                "rows=0"),
+    ("max", ["3x0xf64"], {"axes": (1,), "keepdims": False}, "an empty array has no largest or smallest element"),
+    ("argmin", ["0xf64"], {"axis": 0}, "an empty array has no largest or smallest element"),
+    ("all_gather", ["3xf64"], {"axes": ("a",), "group": 1, "dim": 0, "extent": 4}, "a group of one keeps the extent "
+                                                                                   "of a dim"),
     ("all_reduce", ["3xf64"], {"axes": ("a",), "group": 0, "op": "sum"}, "a group has at least one device, got 0"),
     ("all_reduce", ["3xf64"], {"axes": ("a",), "group": 2, "op": "mean"}, "got op='mean'"),
     ("permute", ["3xf64"], {"axes": ("a",), "group": 2, "pairs": ((0, 1), (0, 0))}, "each source and each target once"),
-    ("dropout_mask", ["i64"], {"seed": -1, "rate": 0.5, "whole": (3,), "starts": (0,), "shape": (3,)}, "a seed is at"),
+    ("dropout_mask", ["i64"], {"seed": -1, "rate": 0.5, "whole": (3,), "starts": (0,), "shape": (3,)},
+     "the seed must be in"),
     ("uniform", ["i64"], {"seed": 0, "whole": (3,), "starts": (1,), "shape": (3,), "dtype": np.dtype("f8")},
-     r"a part of shape \(3\) from \(1\) on is not inside \(3\)"),
+     r"a part of shape \(3\) that starts at \(1\) is not inside \(3\)"),
     ("windows", ["5xf64"], {"axis": 0, "size": 6, "step": 1}, "windows of 6, one every 1, do not fit into a dim of 5"),
-    ("concatenate", ["5xf64", "5x1xf64"], {"axis": 0}, "it joins arrays with as many dims"),
-    ("split", ["5xf64"], {"axis": 0, "sizes": (2, 2)}, r"is not made of pieces of \(2, 2\)"),
-    ("take", ["5xf64", "2xf64"], {"axis": 0}, "indices are integers, not float64"),
-    ("where", ["5xf64", "5xf64", "5xf64"], {}, r"its condition is of bools \(i1\), not float64"),
-    ("softmax", ["5xi64"], {"axis": 0}, "it takes floating-point numbers"),
-    ("gelu", ["5xi64"], {}, "it takes floating-point numbers, not int64"),
+    ("concatenate", ["5xf64", "5x1xf64"], {"axis": 0}, "the inputs must have equally many dims"),
+    ("split", ["5xf64"], {"axis": 0, "sizes": (2, 2)}, r"the sizes must add up to dim 0 of tensor<5xf64>, got \(2, "
+                                                       r"2\)"),
+    ("take", ["5xf64", "2xf64"], {"axis": 0}, "indices must be integers, got float64"),
+    ("where", ["5xf64", "5xf64", "5xf64"], {}, r"the condition must be of bools \(i1\), got float64"),
+    ("softmax", ["5xi64"], {"axis": 0}, "the inputs must be floating-point"),
+    ("gelu", ["5xi64"], {}, "the input must be floating-point, got int64"),
     ("invert", ["5xf64"], {}, "invert: ufunc 'invert' did not contain a loop|not supported|No loop"),
 ])
 def test_what_an_operator_does_not_take_is_refused(kind, types, attributes, message):
@@ -302,7 +306,7 @@ def test_collectives_have_types_and_bytes_and_run_alone_only(kind, attributes, s
     assert op.outputs[0].type.shape == shape
     assert op.bytes_received == received
     assert ir.parse(str(function)) == function
-    with pytest.raises(ValueError, match=f"{kind} takes 4 devices"):
+    with pytest.raises(ValueError, match=f"{kind} needs 4 devices"):
         ir.interpret(function, [np.zeros((8, 6))])
 
 
@@ -348,7 +352,7 @@ def test_messages_have_types_and_bytes_and_need_another_device():
     assert [op.bytes_received for op in function.ops] == [0, 12, 0]
     assert [op.kind for op in ir.gradient(function).ops] == ["send"]        # its peer still waits for it
     assert ir.parse(str(function)) == function
-    with pytest.raises(ValueError, match="send takes another device"):
+    with pytest.raises(ValueError, match="send needs another device"):
         ir.interpret(function, [np.zeros(3, np.float32)])
 
 

@@ -286,9 +286,9 @@ REFUSED = {
     "other bools": (lambda x: x.__setitem__(np.ones(3, bool), 1),
                     r"an array of shape \(4, 6\) by bools of shape \(3,\) from dim"),
     "integers": (lambda x: x.__setitem__(x.argmax(axis=0), 1),
-                 "writing where an array says .*: say it with where, or one_"),
+                 "writing at the indices of an array .*: use numpy.where, or one_"),
     "a part of integers": (lambda x: x.__setitem__(([0, 1], 2), 1), "writing where an array says"),
-    "too much": (lambda x: x.__setitem__((0, 0), x), r"shape \(4, 6\) cannot be spread to \(\)"),
+    "too much": (lambda x: x.__setitem__((0, 0), x), r"shape \(4, 6\) cannot be broadcast to \(\)"),
     "an array of numbers": (lambda x: np.zeros(6).__iadd__(x[0]),
                             r"numpy.add into an array of numbers \(out=, or an operator as \+=\)"),
 }

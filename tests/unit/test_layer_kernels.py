@@ -122,7 +122,7 @@ def test_only_the_distance_of_positions_counts_in_a_product_and_turning_back_und
 @pytest.mark.parametrize(
     ("shape", "positions", "reason"),
     [((5, 3, 3), 5, "an even head_dim, got shape (5, 3, 3)"), ((3, 4), 3, "got shape (3, 4)"),
-     ((2, 5, 3, 4), 4, "one for each place of the sequence, (5,), got (4,)")],
+     ((2, 5, 3, 4), 4, "positions must have the shape of the sequence, (5,), got (4,)")],
 )
 def test_what_cannot_be_rotated_is_refused(shape, positions, reason):
     with pytest.raises(ValueError) as caught:

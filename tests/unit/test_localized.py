@@ -198,13 +198,13 @@ def test_memory_and_bytes_are_expressions_of_the_number_of_devices():
 
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda: localize(gpt(B), {"dp": dp, "tp": 2}).classes, ValueError,
-     "there are dp devices along axis 'dp': that is no mesh before it is a number"),
+     "axis 'dp' has dp devices: a mesh needs a number instead of the symbol"),
     (lambda: localize(gpt(B), Mesh(dp=2, tp=2)).received(), ValueError,
-     "what a device receives is a number when there are numbers for B; before that Op.bytes_received is an expression"),
+     "the bytes that a device receives are known only with numbers for B; Op.bytes_received is an expression"),
     (lambda: localize(annotate(ir.record(lambda x: constrain(x, "[tp, dp]"), T("f8", (B, 4))), {"x": "[dp, tp]"}),
                       {"dp": dp, "tp": 2}).program(), ValueError,
-     r"\[dp, tp\] -> \[tp, dp\] of tensor<Bx4xf64> on Mesh\(dp=dp, tp=2\): the step permute .* takes numbers in place"),
-    (lambda: localize(gpt(), 8), TypeError, "a program is laid out on a Mesh, or on axes and their extents, got 8"),
+     r"\[dp, tp\] -> \[tp, dp\] of tensor<Bx4xf64> on Mesh\(dp=dp, tp=2\): the step permute .* needs numbers in place"),
+    (lambda: localize(gpt(), 8), TypeError, "mesh must be a Mesh, or a mapping of axes to extents, got 8"),
     (lambda: localize(gpt(), {"dp": 0}), ValueError, "the size of axis 'dp' must be at least 1, got 0"),
     (lambda: localize(gpt(), Mesh(dp=2)), ValueError, r"%p.0.qkv: .* names axis 'tp', but the axes of Mesh\(dp=2\)"),
 ])

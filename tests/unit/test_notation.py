@@ -97,7 +97,7 @@ def test_placements_are_read_in_the_order_of_the_mesh():
     ("__import__('os')", "TensorSharding, or a layout without a name in front", 0, "'__import__'"),
 ])
 def test_broken_text_is_told_with_its_place(text, wanted, place, found):
-    expected = f"{text!r} is no layout: expected {wanted} at position {place}, got {found}"
+    expected = f"{text!r} is not a layout: expected {wanted} at position {place}, got {found}"
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         T.parse(text)
 
@@ -118,9 +118,9 @@ def test_what_a_mesh_does_not_allow(text, words):
 
 
 def test_placements_need_a_mesh_and_text_is_needed():
-    with pytest.raises(ValueError, match=r"so it takes the mesh to read it: parse\(text, mesh\)"):
+    with pytest.raises(ValueError, match=r"so the mesh is needed to read it: parse\(text, mesh\)"):
         T.parse("[S(0), R]")
-    with pytest.raises(TypeError, match="read from text, got None"):
+    with pytest.raises(TypeError, match="must be given as text, got None"):
         T.parse(None)
 
 

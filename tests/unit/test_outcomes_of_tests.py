@@ -8,7 +8,7 @@ from parallelism import Mesh
 from vcluster import DeadlockError, DeviceFailedError
 from vcluster.code import describe_exception
 from vcluster.testing.body import HostSide, Outcome
-from vcluster.testing.outcomes import RanksDisagree, agreed, failure_of, said_by
+from vcluster.testing.outcomes import RanksDisagree, agreed, exception_of, failure_of
 
 MESH = Mesh(tp=6)
 
@@ -88,7 +88,7 @@ def test_ranks_that_agree_have_one_outcome():
     skipped = Outcome("skipped", describe_exception(pytest.skip.Exception("why")))
     assert agreed([Outcome("passed")] * 3).kind == "passed"
     assert agreed([skipped, skipped]) is skipped
-    assert isinstance(said_by(skipped), pytest.skip.Exception)
+    assert isinstance(exception_of(skipped), pytest.skip.Exception)
 
 
 def test_ranks_that_disagree_are_an_error():

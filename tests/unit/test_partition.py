@@ -330,10 +330,11 @@ def test_of_cuts_as_good_the_one_that_sends_least_there_and_back_is_taken():
 
 
 @pytest.mark.parametrize(("names", "told"), [
-    (["nowhere"], r"begin with 'nowhere', which is no value or region of @chain that depends on its data"),
-    (["first"], r"the first stage of @chain would have no op before 'first'"),
-    (["last", "middle"], r"the stage that begins with 'last' of @chain would have no op before 'middle'"),
-    (["middle", "middle.up"], r"that begins with 'middle' of @chain would have no op before 'middle.up'"),
+    (["nowhere"], r"a stage cannot begin with 'nowhere': @chain has no value or region of this name that depends on "
+                  r"its data"),
+    (["first"], r"the first stage of @chain would be empty: no op precedes 'first'"),
+    (["last", "middle"], r"the stage that begins with 'last' of @chain would be empty: no op precedes 'middle'"),
+    (["middle", "middle.up"], r"that begins with 'middle' of @chain would be empty: no op precedes 'middle.up'"),
 ])
 def test_names_that_begin_no_stage_are_told(names, told):
     with pytest.raises(ValueError, match=told):
@@ -342,13 +343,13 @@ def test_names_that_begin_no_stage_are_told(names, told):
 
 
 @pytest.mark.parametrize(("function", "stages", "options", "told"), [
-    (CHAIN, 0, {}, r"9 ops can be cut into 1 to 9 stages, not 0"),
-    (CHAIN, 10, {}, r"1 to 9 stages, not 10"),
-    (CHAIN, 2, {"recompute": [2]}, r"stages 0 to 1 can be recomputed, got \[2\]"),
-    (CHAIN, 2, {"trained": ["x"]}, r"inputs of @chain without rows \(w.0, w.1, w.2\), not x"),
+    (CHAIN, 0, {}, r"9 ops can be cut into 1 to 9 stages, got 0"),
+    (CHAIN, 10, {}, r"1 to 9 stages, got 10"),
+    (CHAIN, 2, {"recompute": [2]}, r"recompute must name stages 0 to 1, got \[2\]"),
+    (CHAIN, 2, {"trained": ["x"]}, r"inputs of @chain without rows \(w.0, w.1, w.2\), got x"),
     (CHAIN, 2, {"batch": "N"}, r"@chain has no symbol N for the rows of a batch: its symbols are B"),
-    (MODELS["gpt"][0], 2, {}, r"to compare what the ops of @gpt cost, sizes must tell S"),
-    (ir.record(lambda x: x * 2, tensor(B)), 1, {}, r"returns a loss, one floating-point number; @.* tensor<Bxf64>"),
+    (MODELS["gpt"][0], 2, {}, r"the costs of the ops of @gpt can be compared only with numbers: give sizes for S"),
+    (ir.record(lambda x: x * 2, tensor(B)), 1, {}, r"must return one floating-point number, a loss; @.* tensor<Bxf64>"),
 ])
 def test_what_cannot_be_cut_is_told(function, stages, options, told):
     with pytest.raises(ValueError, match=told):
@@ -356,7 +357,7 @@ def test_what_cannot_be_cut_is_told(function, stages, options, told):
 
 
 def test_a_single_name_is_no_list():
-    with pytest.raises(TypeError, match=r"or the names that they begin with, in a list; got 'last'"):
+    with pytest.raises(TypeError, match=r"or a list of the names at which stages begin, got 'last'"):
         partition(CHAIN, "last")
 
 
@@ -368,9 +369,9 @@ def test_stages_are_values():
     for functions in stages.functions:
         for function in (functions.forward, functions.backward, functions.backward_input, functions.backward_weights):
             assert ir.parse(str(function)) == function
-    with pytest.raises(ValueError, match=r"stage 0 of @chain sends .*, and stage 1 receives"):
+    with pytest.raises(ValueError, match=r"stage 0 of @chain sends .*, but stage 1 receives"):
         Stages(stages.function, stages.functions[::2], "B")
-    with pytest.raises(ValueError, match=r"takes w.0, which its stage has not then"):
+    with pytest.raises(ValueError, match=r"takes w.0, which its stage does not have"):
         replace(stages.functions[0], weights=())
     specialized = stages.specialize(B=3)
     assert not any(functions.symbols for functions in specialized.functions)
@@ -415,17 +416,17 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
 
 
 @pytest.mark.parametrize(("loss", "told"), [
-    (lambda x, w: np.sum(x - np.mean(x, axis=0)), "it takes a sum over all rows together with single rows"),
-    (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not treat the rows one by one"),
-    (lambda x, w: np.mean(x) + np.sum(w ** 2), "of a sum over all rows it makes something that is none"),
-    (lambda x, w: np.sqrt(np.sum(x ** 2)), "of a sum over all rows it makes something that is none"),
-    (lambda x, w: 1 / np.sum(x), "of a sum over all rows it makes something that is none"),
-    (lambda x, w: np.sum(x) * np.mean(x), "of a sum over all rows it makes something that is none"),
-    (lambda x, w: np.sum(x).astype(np.int64).astype(np.float64), "of a sum over all rows it makes something that is"),
-    (lambda x, w: np.max(x), "the max over all rows is no sum"),
+    (lambda x, w: np.sum(x - np.mean(x, axis=0)), "it combines a sum over all rows with single rows"),
+    (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not compute each row alone"),
+    (lambda x, w: np.mean(x) + np.sum(w ** 2), "it is not linear in a sum over all rows"),
+    (lambda x, w: np.sqrt(np.sum(x ** 2)), "it is not linear in a sum over all rows"),
+    (lambda x, w: 1 / np.sum(x), "it is not linear in a sum over all rows"),
+    (lambda x, w: np.sum(x) * np.mean(x), "it is not linear in a sum over all rows"),
+    (lambda x, w: np.sum(x).astype(np.int64).astype(np.float64), "it is not linear in a sum over all rows"),
+    (lambda x, w: np.max(x), "the max over all rows is not a sum"),
     (lambda x, w: np.sum(x @ x.T), "rows are counted by B in one dim"),
-    (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0])), "it does not treat the rows one by one"),
-    (lambda x, w: np.sum(w), "is no sum over the rows of the batch B"),
+    (lambda x, w: np.sum(x.T.reshape(3 * x.shape[0])), "it does not compute each row alone"),
+    (lambda x, w: np.sum(w), "is not a sum over the rows of the batch B"),
 ])
 def test_what_is_no_sum_over_rows_is_told(loss, told):
     with pytest.raises(ValueError, match=told):

@@ -216,10 +216,11 @@ def test_names_are_known_however_spelt(name):
         ({"microbatches": 0}, ValueError, "microbatches must be at least 1, got 0"),
         ({"stages": 2.0}, TypeError, "stages must be an integer, got 2.0"),
         ({"schedule": "1f2b"}, ValueError, r"schedule '1f2b'; did you mean '1f1b'\? \(known: 'gpipe', '1f1b', "),
-        ({"schedule": None}, TypeError, "a schedule is a name or a Schedule, got None"),
-        ({"chunks": 2}, ValueError, "3 stages cannot be dealt to ranks in chunks of 2; 2 or 4 can"),
+        ({"schedule": None}, TypeError, "a schedule must be a name, a Schedule, csv, lists of actions or a function, "
+                                        "got None"),
+        ({"chunks": 2}, ValueError, "3 stages cannot be split over ranks in chunks of 2; 2 or 4 can"),
         ({"chunks": 3}, ValueError, "'1f1b' puts one stage on each rank, got chunks=3; chunks=1 fits"),
-        ({"chunks": 5}, ValueError, "3 stages cannot be dealt to ranks in chunks of 5; 5 can"),
+        ({"chunks": 5}, ValueError, "3 stages cannot be split over ranks in chunks of 5; 5 can"),
         ({"schedule": Schedule("own", [["0F0", "0B0"]], 1, 1)}, ValueError, "'own' has stages=1, the pipeline stages"),
     ],
 )

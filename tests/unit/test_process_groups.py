@@ -70,15 +70,16 @@ def test_order_is_kept_and_groups_may_be_ragged():
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (("cross", [[0]], 1, 1), "the strategy is one of cross_replica, cross_partition, .*, got 'cross'"),
-    (("cross_replica", [[0, 1], [1]], 2, 2), r"replica 1 is twice in \[0, 1\] and in \[1\], and belongs to one group"),
-    (("cross_partition", [[0, 0]], 2, 2), r"partition 0 is twice in \[0, 0\]"),
+    (("cross", [[0]], 1, 1), "the strategy must be one of cross_replica, cross_partition, .*, got 'cross'"),
+    (("cross_replica", [[0, 1], [1]], 2, 2), r"replica 1 appears twice, in \[0, 1\] and in \[1\]; an id belongs to "
+                                             r"one group"),
+    (("cross_partition", [[0, 0]], 2, 2), r"partition 0 appears twice, in \[0, 0\]"),
     (("cross_replica", [[0, 2]], 2, 4), r"of cross_replica hold replica ids 0 to 1, got 2 in \[0, 2\]"),
     (("cross_partition", [[2]], 4, 2), "of cross_partition hold partition ids 0 to 1, got 2"),
     (("flattened_ids", [[-1, 0]], 2, 2), "of flattened_ids hold process ids 0 to 3, got -1"),
     (("cross_replica", [[0], []], 1, 1), r"at least one replica, got an empty one in groups=\[\[0\], \[\]\]"),
-    (("cross_replica", [[0]], 0, 1), "num_replicas is at least 1, got 0"),
-    (("cross_replica", [[0]], 1, -2), "num_partitions is at least 1, got -2"),
+    (("cross_replica", [[0]], 0, 1), "num_replicas must be at least 1, got 0"),
+    (("cross_replica", [[0]], 1, -2), "num_partitions must be at least 1, got -2"),
 ])
 def test_invalid_groups_are_refused_with_the_reason(arguments, words):
     with pytest.raises(ValueError, match=words):
@@ -97,5 +98,5 @@ def test_missing_ids_are_refused_where_all_are_asked_for():
     ("cross_replica", [[0]], 2.0, 1), ("cross_replica", [[0]], 2, None), ("cross_replica", ["01"], 2, 1),
 ])
 def test_what_is_no_integer_is_a_type_error(arguments):
-    with pytest.raises(TypeError, match=r"integer|a group is a sequence"):
+    with pytest.raises(TypeError, match=r"integer|a group must be a sequence"):
         replica_groups(*arguments)

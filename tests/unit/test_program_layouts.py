@@ -289,7 +289,7 @@ def test_a_conflict_tells_both_ways_that_led_to_it_and_is_no_error():
     assert (conflict.lies.short(), conflict.wanted.short()) == ("[x, None]", "[None, None]")
     assert [op.kind for op in conflict.lies_from.ops] == ["negative"]
     assert [op.kind for op in conflict.wanted_from.ops] == ["exp"]
-    assert str(conflict) == ("%1 lies as [x, None], from %w, dim 0, through negative %1; matmul needs it as "
+    assert str(conflict) == ("%1 has layout [x, None], from %w, dim 0, through negative %1; matmul needs it as "
                              "[None, None], from %x, dim 0, through exp %0")
     assert [op.kind for op in localize(function, Mesh(x=2)).program(0).ops][-2:] == ["all_gather", "matmul"]
 
@@ -299,7 +299,7 @@ def test_a_dim_that_an_op_sees_whole_is_a_conflict_of_its_own():
     found(lambda x: ir.apply("softmax", x, axis=1), [T("f8", (4, 6))], {"x": "[None, x]"}, Mesh(x=2),
           conflicts=conflicts)
     assert list(map(str, conflicts)) == [
-        "%x lies as [None, x], from %x, dim 1; softmax needs it as [None, None], it sees dim 1 whole"
+        "%x has layout [None, x], from %x, dim 1; softmax needs it as [None, None], because it needs dim 1 whole"
     ]
 
 
@@ -308,7 +308,7 @@ def test_what_an_op_makes_otherwise_than_annotated_is_a_conflict_too():
     function = found(lambda x: np.exp(x), [T("f8", (4, 6))], {"x": "[x, None]", "0": "[None, x]"}, Mesh(x=2),
                      conflicts=conflicts)
     assert list(map(str, conflicts)) == [
-        "%0: exp makes it as [x, None]; it is to lie as [None, x], from %0, dim 0"
+        "%0: exp computes it as [x, None]; it must have layout [None, x], from %0, dim 0"
     ]
     assert [op.kind for op in localize(function, Mesh(x=2)).program(0).ops] == ["exp", "all_to_all"]
 
@@ -393,7 +393,7 @@ def test_an_operator_registered_from_outside_carries_a_pending_sum_if_it_says_th
     if linear:
         assert microbatched(function).ops[-1].kind == "roll"
     else:
-        with pytest.raises(ValueError, match="of a sum over all rows it makes something that is none"):
+        with pytest.raises(ValueError, match="it is not linear in a sum over all rows"):
             microbatched(function)
 
 
@@ -450,7 +450,7 @@ def test_the_gradient_of_what_is_annotated_lies_as_it_does():
 
 @pytest.mark.parametrize(("layouts", "message"), [
     ({"y": "[x, None]"}, r"@fn has no value %y; its inputs are %x"),
-    ({"x": "[x]"}, r"TensorSharding\('x'\) is of 1 dim, the tensor has 2"),
+    ({"x": "[x]"}, r"TensorSharding\('x'\) has 1 dim, the tensor has 2"),
     ({"x": "[x, y]"}, r"@fn, %x: TensorSharding\('x', 'y'\) names axis 'y', but the axes of Mesh\(x=2\) are 'x'"),
 ])
 def test_annotations_that_do_not_fit(layouts, message):
@@ -463,5 +463,6 @@ def test_annotations_that_do_not_fit(layouts, message):
 
 def test_the_program_of_a_device_is_not_laid_out_again():
     program = localize(annotate(ir.record(np.sum, X), {"a": "[x, None]"}), Mesh(x=2)).program(0)
-    with pytest.raises(ValueError, match="@sum has collectives, as the program of one device: %0 = \"all_reduce\""):
+    with pytest.raises(ValueError, match="@sum has collectives, so it is the program of one device: %0 = "
+                                         "\"all_reduce\""):
         propagate(program, Mesh(x=2))

@@ -352,7 +352,7 @@ def test_what_cannot_come_back_is_a_runtime_error_that_names_it(error, text):
 
 def test_an_exception_that_cannot_be_printed_is_described():
     failure = caught(raising(Unprintable()))
-    assert failure.text == "<str() of it raised ZeroDivisionError>"
+    assert failure.text == "<str() of the exception raised ZeroDivisionError>"
     assert "Unprintable" in failure.format()
 
 

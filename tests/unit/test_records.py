@@ -84,7 +84,7 @@ def test_templates_stand_once_however_often_they_are_used():
         with recorder.compute("work", None, {"flops": 1.0}):
             pass
     packed = pack(recorder.stop())
-    assert len(packed.looks) <= 4 and len(packed.look) >= 2000      # what is under no label, too, where it took long
+    assert len(packed.descriptions) <= 4 and len(packed.description) >= 2000    # long unlabelled compute counts, too
     trace = make_trace([packed, packed], {"tp": 2})
     assert trace.count("all_reduce") == 1000 and trace.flops() == 2000
     np.testing.assert_array_equal(trace.filter(name="all_reduce", rank=1).columns["sequence"], range(1000))

@@ -48,9 +48,9 @@ def test_a_forged_file_whose_numbers_overflow_is_reported_without_a_traceback(ca
     Trace([*forged, Event(0, "memory", "x", 0, nbytes=-1.7e308)]).save(tmp_path / "f.json")
     status, out, err = run(capsys, "report", tmp_path / "f.json", "--html", tmp_path / "f.html")
     assert (status, err) == (0, "") and "1 device, 5 events" in out
-    assert "add up to more than a number can hold" in (tmp_path / "f.html").read_text()
+    assert "add up to more than a float can hold" in (tmp_path / "f.html").read_text()
     told = run(capsys, "compare", tmp_path / "f.json", tmp_path / "f.json")
-    assert told == (0, "not to be compared: makespan inf s -> inf s\n", "")
+    assert told == (0, "cannot be compared: makespan inf s -> inf s\n", "")
 
 
 @pytest.mark.parametrize("field", ["start_seconds", "nbytes", "flops", "wall_duration_seconds"])
@@ -95,7 +95,7 @@ def test_help_is_no_mistake(capsys, command):
     (["report", "{t}", "--html", "{t}"], "report: --html: {t} is the trace itself"),
     (["compare", "{t}"], "compare: the following arguments are required: B.json"),
     (["compare", "{t}", "{d}/broken.json"], "compare: {d}/broken.json: expected a vcluster trace"),
-    (["reports"], "there is no 'reports'; did you mean report?"),
+    (["reports"], "there is no command 'reports'; did you mean report?"),
 ])
 def test_what_is_wrong_is_one_line_and_status_2(capsys, trace, tmp_path, words, message):
     (tmp_path / "broken.json").write_text('{"format": "vcluster trace", "version"')

@@ -95,10 +95,10 @@ def test_an_empty_trace_says_so_and_has_no_other_section():
 def test_of_too_many_events_the_shortest_are_left_out_and_it_says_so():
     trace = Trace([Event(0, "compute", f"c{i}", 2.0 ** i, 2.0 ** i) for i in range(6)])
     data = payload(trace, most_bars=2)
-    assert data["left_out"] == ["Of 6 events that take time the 2 longest are in the timeline, 76.2% of all their "
-                                "time; the figures count every event."]
+    assert data["left_out"] == ["The timeline shows the 2 longest of 6 events that take time, 76.2% of all their "
+                                 "time; the figures count every event."]
     assert data["timeline"]["details"]["name"]["values"] == ["c4", "c5"] and sum(data["split"]["total"]) == 63
-    with pytest.raises(ValueError, match="most_bars should be at least 1, got 0"):
+    with pytest.raises(ValueError, match="most_bars must be at least 1, got 0"):
         report.html(trace, "never", most_bars=0)
 
 
@@ -106,10 +106,10 @@ def test_of_too_many_devices_the_first_are_shown_and_it_says_so():
     trace = Trace([Event(r, "compute", "c", 0, 1) for r in (0, 4000)], size=4001)
     data = payload(trace)
     assert len(data["ranks"]) == 1024 == len(data["split"]["rows"]) and data["timeline"]["count"] == 1
-    assert data["left_out"][0].startswith("Of 4,001 devices the first 1,024 are shown")
+    assert data["left_out"][0].startswith("The first 1,024 of 4,001 devices are shown")
     received = Trace([Event(3999, "recv", "recv", peer=0, bytes_received=8)], size=4000)
     assert "matrix" not in payload(received)
-    assert "The communication matrix is shown of up to 256 devices." in payload(received)["left_out"]
+    assert "The communication matrix is shown for up to 256 devices." in payload(received)["left_out"]
 
 
 def test_messages_without_a_mesh_and_collectives_without_axes_have_labels_too():

@@ -107,8 +107,9 @@ def test_what_the_times_are_of_is_said_with_them():
     def words(*events, **header):
         return " ".join(measured(Trace(events or [both()], **header))["words"])
 
-    assert "how far off" in words() and "free in the virtual time" in words()
-    assert "how far off the virtual one is" in words(hardware=CALIBRATED) and "free" not in words(hardware=CALIBRATED)
+    assert "is the error" in words() and "take no virtual time" in words()
+    assert "is the error of the virtual time" in words(hardware=CALIBRATED)
+    assert "take no virtual time" not in words(hardware=CALIBRATED)
     assert "Virtual time is that of dgx-h100, wall time that of the machine which ran it" in words(hardware="dgx-h100")
     assert "Compute had a core for 25% of its wall time: devices took turns" in words(both(cpu_seconds=1.0))
     assert words(both(cpu_seconds=4.0)).endswith("Compute had a core for 100% of its wall time.")

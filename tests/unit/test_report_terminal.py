@@ -27,7 +27,7 @@ PIPELINE = Trace([
 def test_forward_and_backward_of_a_pipeline_differ_without_colour():
     assert timeline(PIPELINE, 8 + 18) == """\
 virtual time: 9 s, 500 ms
-a column
+per column
 rank 0  0011....aaaa..bbbb
 rank 1  ..00aaaa11bbbb....
         |---------|-------

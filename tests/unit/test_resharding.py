@@ -501,13 +501,13 @@ def test_it_is_a_value():
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ((T("z"), T("x"), (4,)), "^the source of a resharding: .* names axis 'z', but the axes of .* are 'x'$"),
-    ((T("x"), T("x", None), (4,)), r"^the target of a resharding: .* is of 2 dims, the tensor has 1: shape \(4,\)$"),
+    ((T("x"), T("x", None), (4,)), r"^the target of a resharding: .* has 2 dims, the tensor has 1: shape \(4,\)$"),
     ((T("x"), T("x"), (-4,)), r"an extent cannot be negative, got shape \(-4,\)"),
-    ((T("x"), T(None, partial="x", op="max"), (4,), complex), "target of a resharding: no max of complex128 can be"),
+    ((T("x"), T(None, partial="x", op="max"), (4,), complex), "target of a resharding: a max of complex128 cannot be"),
 ])
 def test_what_does_not_fit_is_refused(arguments, words):
     source, target, shape, dtype = (*arguments, np.float64)[:4]
     with pytest.raises(ValueError, match=words):
         plan_resharding(source, target, shape, dtype, Mesh(x=2))
-    with pytest.raises(TypeError, match="the target of a resharding is a TensorSharding, got 'x'"):
+    with pytest.raises(TypeError, match="the target of a resharding must be a TensorSharding, got 'x'"):
         plan_resharding(T("x"), "x", (4,), np.float64, Mesh(x=2))

@@ -66,7 +66,7 @@ def test_an_ellipsis_stands_for_any_number_of_whole_dims():
     assert T(..., "y").over(1) == T("y")
     assert T("x", ...).over(2).ellipsis is None
     assert T("x", ...).local_shape((4, 5, 6), MESH, 0) == (2, 5, 6)
-    with pytest.raises(ValueError, match=r"\('x', \.\.\., 'y'\) is of at least 2 dims, the tensor has 1"):
+    with pytest.raises(ValueError, match=r"\('x', \.\.\., 'y'\) has at least 2 dims, the tensor has 1"):
         T("x", ..., "y").over(1)
 
 
@@ -179,19 +179,19 @@ def test_scalars():
     (lambda: T(None, partial="a", op="mean"), "one of sum, prod, max, min, got op='mean'"),
     (lambda: T("z").local_shape((4,), MESH, 0), r"names axis 'z', but the axes of Mesh\(x=2, y=3\) are 'x', 'y'"),
     (lambda: T(None, partial="z").shard(np.ones(4), MESH), "names axis 'z'"),
-    (lambda: T("x").local_shape((4, 4), MESH, 0), r"TensorSharding\('x'\) is of 1 dim, the tensor has 2: .*\(4, 4\)"),
+    (lambda: T("x").local_shape((4, 4), MESH, 0), r"TensorSharding\('x'\) has 1 dim, the tensor has 2: .*\(4, 4\)"),
     (lambda: T("x").slices((-1,), MESH, 0), r"an extent cannot be negative, got shape \(-1,\)"),
     (lambda: T("x").slices((4,), MESH, 6), "ranks 0 to 5, got 6"),
     (lambda: T("x").unshard([np.ones(2)] * 5, MESH), "has 6 devices, got 5 shards"),
     (lambda: T("x").unshard([np.ones(2)] * 5 + [np.ones(3)], MESH),
-     r"of one of shape \(4,\) rank 5 holds \(2,\), and it has \(3,\)"),
+     r"for shape \(4,\) rank 5 must hold \(2,\), got \(3,\)"),
     (lambda: T("x").unshard([np.ones(2)] * 5 + [np.ones((2, 1))], MESH),
-     r"rank 0 has one of shape \(2,\), rank 5 of \(2, 1\)"),
+     r"rank 0 has shape \(2,\), rank 5 has \(2, 1\)"),
     (lambda: T("x").unshard([np.ones(1)] * 3 + [np.ones(2)] * 3, MESH),
-     r"of one of shape \(3,\) rank 0 holds \(2,\), and it has \(1,\)"),
-    (lambda: T().unshard([1] * 5 + [1.5], MESH), "one dtype; rank 0 has int64, rank 5 float64"),
-    (lambda: T(partial="x", op="max").shard(1j, MESH), "no max of complex128 can be pending"),
-    (lambda: T(partial="x").shard("text", MESH), "no sum of <U4 can be pending"),
+     r"for shape \(3,\) rank 0 must hold \(2,\), got \(1,\)"),
+    (lambda: T().unshard([1] * 5 + [1.5], MESH), "one dtype; rank 0 has int64, rank 5 has float64"),
+    (lambda: T(partial="x", op="max").shard(1j, MESH), "a max of complex128 cannot be pending"),
+    (lambda: T(partial="x").shard("text", MESH), "a sum of <U4 cannot be pending"),
 ])
 def test_what_does_not_fit_is_told_with_both_names_and_values(make, words):
     with pytest.raises(ValueError, match=words):

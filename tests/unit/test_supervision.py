@@ -160,7 +160,7 @@ def test_what_a_device_called_last_is_there_when_it_has_died():
     status.note(1, "all_reduce", "/a/long/path/kernel.py:123")
     status.note(1, "recv", HERE)  # shorter than what was there
     assert status.last_seen(1) == LastSeen("recv", HERE)
-    assert str(status.last_seen(1)) == f"; the last it called was recv at {HERE}"
+    assert str(status.last_seen(1)) == f"; its last call was recv at {HERE}"
     status.set_blocked(1, [receives(2, 1)], HERE)
     assert str(status.last_seen(1)) == f" while it waited in recv(from rank 2, tag 0) at {HERE}"
     assert status.last_seen(1).operation == "recv"

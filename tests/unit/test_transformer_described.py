@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(options, reason):
         ([[0.5]], [[1]], TypeError, "tokens must be integers, got float64"),
         ([1, 2], [1, 2], ValueError, r"tokens must have shape \(rows, sequence\), both at least 1, got \(2,\)"),
         (np.zeros((0, 3), int), np.zeros((0, 3), int), ValueError, r"both at least 1, got \(0, 3\)"),
-        ([[1, 2]], [[1]], ValueError, r"targets are of the shape of the tokens, \(1, 2\), got \(1, 1\)"),
+        ([[1, 2]], [[1]], ValueError, r"targets must have the shape of the tokens, \(1, 2\), got \(1, 1\)"),
         ([[11]], [[1]], ValueError, "tokens must be 0 to 10, the vocabulary, got 11"),
         ([[1]], [[-1]], ValueError, "targets must be 0 to 10, the vocabulary, got -1"),
     ],

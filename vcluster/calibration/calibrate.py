@@ -1,11 +1,12 @@
-"""This machine as a `Hardware`: measured through the tracer, fitted, written with where its numbers are from.
+"""Calibration: this machine is measured through the tracer and described as a `Hardware`, with the sources of its
+numbers.
 
-    python -m vcluster calibrate                from now on what hardware="host" means
-    python -m vcluster calibrate --check        how far off it is; nothing is written
+    python -m vcluster calibrate                defines what hardware="host" means from now on
+    python -m vcluster calibrate --check        prints the prediction errors; writes nothing
 
-The model is `parallelism.cost`'s, with one level of links: the memory that the devices share.  Everything is fitted to
-every other case of `vcluster.calibration.cases`, by wall time; the others are held out, and say how far it can be
-trusted.  What Python does around a piece of compute, in programs such as these, is part of its launch.
+The model is that of `parallelism.cost`, with one level of links: the memory that the devices share. All parameters are
+fitted, by wall time, to every second case of `vcluster.calibration.cases`. The other cases are held out and measure how
+accurate the predictions are. In programs such as these, the Python code around a piece of compute counts as its launch.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from vcluster.calibration.fitting import Floats, fitted
 from vcluster.collectives import INLINE_BYTES, PRIVATE_BYTES
 
 PREDICTED = (MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES)
-"""The families of which it is told how far off they are; products and copies only serve the fit."""
+"""The families whose prediction errors are reported. Products and copies serve only the fit."""
 TURNS = (INLINE_BYTES + 1, PRIVATE_BYTES)
-"""From so many bytes on an array goes another way."""
+"""Sizes in bytes from which an array is transferred in a different way."""
 _ROUNDS = 15
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Relative errors, without their signs."""
+    """The distribution of relative errors, without their signs."""
 
     cases: int
     median: float
@@ -56,7 +57,7 @@ class Spread:
 
     @classmethod
     def of(cls, errors: Iterable[float]) -> Spread:
-        """Of at least one error."""
+        """The spread of ``errors``, of which there is at least one."""
         sizes = np.abs(list(errors))
         low, middle, high = np.quantile(sizes, (0.25, 0.5, 0.75)).tolist()
         return cls(len(sizes), middle, (low, high), float(sizes.max()))
@@ -64,14 +65,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A machine as it was found, and how well the model tells what it was not fitted to."""
+    """A measured machine, and the cases that tell how well the model predicts what it was not fitted to."""
 
     hardware: Hardware
     fitted_to: tuple[Case, ...]
     held_out: tuple[Case, ...]
 
     def errors(self, family: str | None = None) -> tuple[float, ...]:
-        """Predicted over measured, less 1, of the cases held out: virtual against wall time."""
+        """Predicted divided by measured seconds, minus 1, for each held out case: virtual against wall time."""
         families = PREDICTED if family is None else (family,)
         return tuple(case.error(self.hardware) for case in self.held_out if case.family in families)
 
@@ -89,7 +90,7 @@ class Calibration:
 
 
 def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
-    """The hardware that fits every other case; ``ValueError`` for fewer than two of one name."""
+    """The hardware that fits every second case. ``ValueError`` if there are fewer than two cases of one name."""
     names = [(case.family, case.name) for case in cases]
     for family, name in dict.fromkeys(names):
         if len({case.held_out for case in cases if (case.family, case.name) == (family, name)}) < 2:
@@ -105,7 +106,7 @@ def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
     hardware = _nearest(hardware, of(COLLECTIVES), _with_collectives,
                         (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10, *(2e10 for _ in COLLECTIVE_NAMES)))
     hardware = _nearest(hardware, of(POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
-    return _told(Calibration(hardware, fitted_to, held_out), copies)
+    return _with_sources(Calibration(hardware, fitted_to, held_out), copies)
 
 
 def _start(devices: int) -> Hardware:
@@ -115,24 +116,24 @@ def _start(devices: int) -> Hardware:
         title="this machine, as it was measured")
 
 
-def _with_rates(hardware: Hardware, found: Floats) -> Hardware:
-    launch, single, double, bandwidth = found.tolist()
+def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
+    launch, single, double, bandwidth = parameters.tolist()
     return replace(
         hardware, kernel_launch_seconds=launch, flops_per_second=dict(zip(DTYPES, (single, double), strict=True)),
         memory_bytes_per_second=bandwidth)
 
 
-def _with_messages(hardware: Hardware, found: Floats) -> Hardware:
+def _with_messages(hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
-    latency, bandwidth, *values = found.tolist()
+    latency, bandwidth, *values = parameters.tolist()
     joined = Link(link.name, link.extents, latency, bandwidth, "memory", pieces=_pieces(TURNS, values))
     return replace(hardware, links=(joined,), host=HostLink(latency, bandwidth))
 
 
-def _with_collectives(hardware: Hardware, found: Floats) -> Hardware:
+def _with_collectives(hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
     turns = (1, *TURNS)
-    values = found.tolist()
+    values = parameters.tolist()
     pieces, rates = _pieces(turns, values), values[2 * len(turns):]
     joined = Link(link.name, link.extents, link.latency_seconds, link.bytes_per_second, "memory", pieces=link.pieces,
                   collective_pieces=pieces)
@@ -140,8 +141,8 @@ def _with_collectives(hardware: Hardware, found: Floats) -> Hardware:
                    collective_bytes_per_second=dict(zip(COLLECTIVE_NAMES, rates, strict=True)))
 
 
-def _with_programs(hardware: Hardware, found: Floats) -> Hardware:
-    launch, bandwidth, apart = found.tolist()
+def _with_programs(hardware: Hardware, parameters: Floats) -> Hardware:
+    launch, bandwidth, apart = parameters.tolist()
     return replace(hardware, kernel_launch_seconds=launch, memory_bytes_per_second=bandwidth,
                    memory_overlap=1 / (1 + apart))
 
@@ -160,24 +161,25 @@ def _nearest(
     return changed(hardware, fitted(predict, [case.seconds for case in cases], start, _ROUNDS))
 
 
-def _told(found: Calibration, copied_per_second: float) -> Calibration:
-    """The same, with where its numbers are from."""
-    errors = [abs(error) for error in found.errors()]
-    told = (f"fitted to {len(found.fitted_to)} cases by python -m vcluster calibrate, {datetime.now(UTC):%Y-%m-%d}, on "
-            f"{platform.machine()} with {os.cpu_count()} cores, {platform.system()}, NumPy {np.__version__}; virtual "
-            f"against wall time: median error {median(errors):.1%} of {len(errors)} cases held out")
-    programs = f"{told}; in programs: the Python around it, and the traffic that nothing declares, are in it"
+def _with_sources(calibration: Calibration, copied_per_second: float) -> Calibration:
+    """The calibration with the sources of its hardware's numbers."""
+    errors = [abs(error) for error in calibration.errors()]
+    fit = (f"fitted to {len(calibration.fitted_to)} cases by python -m vcluster calibrate, "
+           f"{datetime.now(UTC):%Y-%m-%d}, on {platform.machine()} with {os.cpu_count()} cores, {platform.system()}, "
+           f"NumPy {np.__version__}; virtual against wall time: median error {median(errors):.1%} of {len(errors)} "
+           f"cases held out")
+    programs = f"{fit}; includes the Python code around compute, and memory traffic that programs do not declare"
     sources = {
-        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second"), told),
+        **dict.fromkeys(("flops_per_second", "links", "collective_bytes_per_second"), fit),
         **dict.fromkeys(("kernel_launch_seconds", "memory_overlap"), programs),
-        "memory_bytes_per_second": f"{programs}; a copy alone goes at {copied_per_second:.3g} bytes a second",
-        "memory_bytes": "what the system has, in equal parts", "host": "as a message between devices"}
-    return replace(found, hardware=replace(found.hardware, sources=sources))
+        "memory_bytes_per_second": f"{programs}; a copy alone reaches {copied_per_second:.3g} bytes per second",
+        "memory_bytes": "the memory of the system, in equal parts", "host": "the same as a message between devices"}
+    return replace(calibration, hardware=replace(calibration.hardware, sources=sources))
 
 
 def calibrate(devices: int, path: str | PathLike[str] | None = None) -> Calibration:
-    """Measures this machine with so many devices, and writes what was found to ``path``, if one is given."""
-    found = calibrated(measured(devices), devices)
+    """Measure this machine with ``devices`` devices, and write the hardware to ``path`` if one is given."""
+    calibration = calibrated(measured(devices), devices)
     if path is not None:
-        found.hardware.save(path)
-    return found
+        calibration.hardware.save(path)
+    return calibration

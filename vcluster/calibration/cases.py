@@ -1,8 +1,8 @@
-"""What a machine is calibrated by: small programs, run again and again, and how long one run of each took by the wall.
+"""The cases of a calibration: small programs, repeated many times, and the wall time of one repetition of each.
 
-A case is the record of one repetition, the one of the median wall time, of a program whose repetitions barriers part.
-Its seconds are from when the last device left the barrier before until the last one came to the barrier behind.  What
-the same takes on a hardware, tells the record itself, priced there: `parallelism.trace.Trace.on`, ``modelled``.
+A case is the record of one repetition, the one with the median wall time. Barriers separate the repetitions. The time
+of a repetition runs from when the last device leaves the barrier before it to when the last device reaches the barrier
+after it. To predict the time on a hardware, the record is priced there: `parallelism.trace.Trace.on`, ``modelled``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRODUCTS, COPIES, MESSAGES, STREAMS, COLLECTIVES, POLICIES, PIPELINES = FAMILIES
 COLLECTIVE_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 DTYPES = ("float32", "float64")
 STREAM = 8
-"""Messages one after the other, in one direction."""
+"""Number of messages in a stream. They are sent one after another in one direction."""
 LAYOUTS: dict[MatMulShardingPolicy, tuple[tuple[str | None, str | None], ...]] = {
     MatMulShardingPolicy.UNSHARDED: ((None, None), (None, None), (None, None)),
     MatMulShardingPolicy.MATCHED_INNER: ((None, "x"), ("x", None), (None, None)),
@@ -43,14 +43,14 @@ LAYOUTS: dict[MatMulShardingPolicy, tuple[tuple[str | None, str | None], ...]] =
     MatMulShardingPolicy.OUTER: (("x", "y"), ("x", None), ("x", None)),
     MatMulShardingPolicy.FULL: (("x", "y"), ("x", "y"), ("x", "y")),
 }
-"""Of A, B and C, on a mesh of x by y."""
+"""The layouts of A, B and C, on a mesh of x by y."""
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "zero_bubble_h1": 1, "interleaved_1f1b": 2}
-"""With the chunks on each device."""
+"""Schedules, with the number of chunks on each device."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the cases are."""
+    """The sizes of the cases: widths of matrices, bytes moved, numbers of microbatches and rows."""
 
     products: Sequence[int] = (48, 64, 96, 128, 192, 256, 384, 512, 768)
     copies: Sequence[int] = tuple(1 << k for k in range(12, 26))
@@ -61,43 +61,43 @@ class Sizes:
     rows: Sequence[int] = (128, 512)
     repeats: int = 12
     rounds: int = 3
-    """Each with fresh devices."""
+    """Number of rounds. Each uses new devices."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that was measured."""
+    """One measured program of one size."""
 
     family: str
     """One of `FAMILIES`."""
     name: str
-    """Which of them, with its dtype: what is of one name differs in size."""
+    """The program, with its dtype. Cases of one name differ in size."""
     size: str
     place: tuple[int, ...]
-    """Among those of its name, along each way in which they differ."""
+    """The index of the size, one for each quantity that varies."""
     seconds: float
-    """By the wall."""
+    """Wall seconds of one repetition."""
     trace: Trace
-    """Of one repetition."""
+    """The trace of that repetition."""
 
     @property
     def held_out(self) -> bool:
-        """Whether nothing is fitted to it: every other one."""
+        """Whether the case is held out of the fit. Every second case is."""
         return sum(self.place) % 2 == 1
 
     def predicted(self, hardware: Hardware) -> float:
-        """Virtual seconds on a hardware."""
+        """Predicted virtual seconds on a hardware."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UndeclaredComputeWarning)
             return self.trace.on(hardware, compute="modelled").makespan_seconds
 
     def error(self, hardware: Hardware) -> float:
-        """The relative error of what is predicted."""
+        """The relative error of the prediction."""
         return self.predicted(hardware) / self.seconds - 1
 
 
 def measured(devices: int, sizes: Sizes | None = None, backend: str = "process") -> list[Case]:
-    """Every case on so many devices, at least 2."""
+    """Every case, measured on ``devices`` devices (at least 2)."""
     sizes = sizes or Sizes()
     with _uncalibrated():
         rounds = [list(_runs(devices, sizes, backend)) for _ in range(sizes.rounds)]
@@ -110,7 +110,7 @@ def measured(devices: int, sizes: Sizes | None = None, backend: str = "process")
 
 @contextmanager
 def _uncalibrated() -> Iterator[None]:
-    """An earlier calibration, perhaps a broken one, is not in the way."""
+    """Ignore an earlier calibration, which may be invalid."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = ""
     try:
@@ -147,7 +147,8 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
 def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
     """Single products, copies, messages and collectives.
 
-    Each on fresh devices: by what was freed before, the C library decides whether memory is new each time.
+    Each program runs on new devices. Otherwise memory freed by an earlier one would decide whether the C library maps
+    new memory at every allocation.
     """
     works: list[tuple[str, str, Any, Sequence[int]]] = [
         *((PRODUCTS, dtype, _multiply, sizes.products) for dtype in DTYPES),
@@ -159,8 +160,8 @@ def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         with VirtualCluster(devices, backend=backend) as cluster:
             for i, size in enumerate(different):
                 times = _fewer(sizes.repeats, size**3 // 8 if family == PRODUCTS else size)
-                told = f"{size} wide" if family == PRODUCTS else f"{size} bytes"
-                yield family, name, told, (i,), cluster.run(_again, work, size, dtype, times).trace
+                label = f"{size} wide" if family == PRODUCTS else f"{size} bytes"
+                yield family, name, label, (i,), cluster.run(_again, work, size, dtype, times).trace
 
 
 def _fewer(repeats: int, nbytes: int) -> int:
@@ -170,13 +171,13 @@ def _fewer(repeats: int, nbytes: int) -> int:
 # -- the programs ------------------------------------------------------------------------------------------------------
 
 class Again(Operation):
-    """An operation, again and again, with barriers between."""
+    """An operation that is repeated, with barriers between the repetitions."""
 
     def __init__(self, operation: Operation, times: int) -> None:
         self.operation, self.times = operation, times
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """Those of the operation."""
+        """The inputs of the repeated operation."""
         return self.operation.inputs(mesh, *args)
 
     def __call__(self, device: Device, *inputs: Any) -> None:
@@ -190,8 +191,8 @@ def _again(device: Device, make: Callable[..., Callable[[], object]], size: int,
 def _parted(device: Device, work: Callable[[], object], times: int) -> None:
     for _ in range(times):
         device.barrier()
-        made = work()
-        del made
+        result = work()
+        del result
     device.barrier()
 
 
@@ -262,10 +263,10 @@ def _collective(name: str, device: Device, nbytes: int, dtype: str) -> Callable[
 # -- the repetitions ---------------------------------------------------------------------------------------------------
 
 def middle(traces: Sequence[Trace]) -> tuple[float, Trace]:
-    """Seconds by the wall, and the record, of the repetition of median length; the first of each does not count."""
-    found = [(seconds, number, which) for number, trace in enumerate(traces)
-             for which, seconds in enumerate(_repetitions(trace)[0]) if which]
-    seconds, number, which = sorted(found)[(len(found) - 1) // 2]
+    """Wall seconds and trace of the repetition of median length. The first repetition of each trace is a warm-up."""
+    repetitions = [(seconds, number, which) for number, trace in enumerate(traces)
+                   for which, seconds in enumerate(_repetitions(trace)[0]) if which]
+    seconds, number, which = sorted(repetitions)[(len(repetitions) - 1) // 2]
     trace = traces[number]
     columns, (_, barriers) = trace.columns, _repetitions(trace)
     ranks, places = columns.numbers("rank"), np.arange(len(columns))
@@ -276,7 +277,7 @@ def middle(traces: Sequence[Trace]) -> tuple[float, Trace]:
 
 
 def _repetitions(trace: Trace) -> tuple[list[float], list[npt.NDArray[np.int64]]]:
-    """How long each took by the wall; and by rank where the barriers are."""
+    """Wall seconds of each repetition, and for each rank the indices of its barriers."""
     columns = trace.columns
     is_barrier = columns.isin("name", {"barrier"}) & ~columns.present("parent")
     ranks, begin = columns.numbers("rank"), columns.numbers("wall_start_seconds")

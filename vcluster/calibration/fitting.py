@@ -1,7 +1,7 @@
-"""Parameters of a model fitted to measurements: least squares on the relative error.
+"""Parameters of a model are fitted to measurements by least squares on the relative error.
 
-Levenberg and Marquardt's method (Marquardt, *An algorithm for least-squares estimation of nonlinear parameters*, 1963)
-in the logarithms of the parameters, which so stay positive.
+The method is that of Levenberg and Marquardt (Marquardt, *An algorithm for least-squares estimation of nonlinear
+parameters*, 1963). It works on the logarithms of the parameters, which therefore stay positive.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ Floats = NDArray[np.float64]
 
 _STEP = 1e-6
 _LONGEST = 1.5
-"""Of a move in the logarithm of a parameter."""
+"""The largest change of the logarithm of a parameter in one step."""
 
 
 def fitted(
     predict: Callable[[Floats], Sequence[float]], measured: Sequence[float], start: Sequence[float], rounds: int = 60
 ) -> Floats:
-    """The parameters for which ``predict`` comes nearest to what was measured, from ``start`` on; all are positive.
-
-    Nearest: the sum of ``(predicted / measured - 1)**2`` is least.
+    """The positive parameters that minimise the sum of ``(predicted / measured - 1)**2``, searched from ``start`` on.
     """
     goal, at, damping = np.asarray(measured, np.float64), np.log(np.asarray(start, np.float64)), 1e-2
 

@@ -1,6 +1,6 @@
-"""What would get in the way of a cluster on this machine, and what to do: `python -m vcluster doctor`.
+"""`python -m vcluster doctor` reports what would prevent a cluster on this machine from working well, and what to do.
 
-`vcluster.cli.machine` looks, `examine` judges, `report` tells.
+`vcluster.cli.machine` collects the facts, `examine` judges them, and `report` formats the findings.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelism.display.quantities import fit, nbytes, plural
-from parallelism.hardware.host import told as told_of_host
+from parallelism.hardware.host import told as host_summary
 from vcluster.cli.machine import DEVICES, Container, Facts, Started, gather
 
 WANTED_DEVICES = 16
-"""Limits that leave room for fewer are in the way."""
+"""A limit that leaves room for fewer devices than this is a problem."""
 DESCRIPTORS_PER_DEVICE = 3
 WANTED_MEMORY = 512 << 20
 LONGEST_START_SECONDS = 10.0
@@ -21,7 +21,7 @@ LONGEST_START_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; and one on what to do, if this gets in the way."""
+    """One line of the report, and if it is a problem, one line on how to solve it."""
 
     subject: str
     found: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """What there is to say about each fact."""
+    """The findings about all facts."""
     return [
         _versions_found(facts.versions), _cores(facts), _memory(facts), _container(facts.container),
         _shared_memory(facts), *_start(facts.started), _files(facts), _processes(facts),
@@ -47,7 +47,7 @@ def _versions_found(versions: str) -> Finding:
 
 def _cores(facts: Facts) -> Finding:
     if facts.cores is None and facts.usable_cores is None:
-        return Finding("cores", "cannot be told")
+        return Finding("cores", "unknown")
     usable, there = facts.usable_cores or facts.cores, facts.cores or facts.usable_cores
     return Finding("cores", f"{usable}" if usable == there else f"{usable} of {there} may be used here")
 
@@ -57,24 +57,24 @@ def _memory(facts: Facts) -> Finding:
     left = None if box.memory is None else max(0, box.memory - box.memory_used)
     free = min((n for n in (facts.memory_available, left) if n is not None), default=None)
     if free is None:
-        return Finding("memory", "cannot be told")
+        return Finding("memory", "unknown")
     found = f"{nbytes(free)} free" + (f" of {nbytes(facts.memory)}" if facts.memory is not None else "")
     if free >= WANTED_MEMORY:
         return Finding("memory", found)
     limited = left is not None and free == left
-    who = "raise the memory limit of the container" if limited else "end other programs"
-    return Finding("memory", found, f"{who}: a device may be killed with less than {nbytes(WANTED_MEMORY)}")
+    remedy = "raise the memory limit of the container" if limited else "end other programs"
+    return Finding("memory", found, f"{remedy}: with less than {nbytes(WANTED_MEMORY)}, a device may be killed")
 
 
 def _container(box: Container) -> Finding:
-    told = []
+    limits = []
     if box.cores is not None:
-        told.append(f"{box.cores:g} cores' time")
+        limits.append(f"{box.cores:g} cores' time")
     if box.memory is not None:
-        told.append(f"{nbytes(box.memory)} memory")
+        limits.append(f"{nbytes(box.memory)} memory")
     if box.processes is not None:
-        told.append(f"{box.processes} processes and threads")
-    return Finding("container", f"limits to {', '.join(told)}" if told else "no limits")
+        limits.append(f"{box.processes} processes and threads")
+    return Finding("container", f"limits to {', '.join(limits)}" if limits else "no limits")
 
 
 def _shared_memory(facts: Facts) -> Finding:
@@ -82,7 +82,7 @@ def _shared_memory(facts: Facts) -> Finding:
         return Finding(
             "shared memory", facts.shared_memory_error, 'allow memfd_create, or run with backend="thread"'
         )
-    return Finding("shared memory", f"{facts.shared_memory or 'cannot be told'}; /dev/shm is not used")
+    return Finding("shared memory", f"{facts.shared_memory or 'unknown'}; /dev/shm is not used")
 
 
 def _start(started: Started) -> list[Finding]:
@@ -90,14 +90,15 @@ def _start(started: Started) -> list[Finding]:
         return [Finding("start", f"fails: {started.error}", 'see the limits below, or use backend="thread"')]
     found = f"{DEVICES} devices and a first run in {started.seconds:.2f} s, by {started.method}"
     slow = started.seconds > LONGEST_START_SECONDS
-    start = Finding("start", found, "wait, or find what is slow: other programs, a file system?" if slow else None)
+    remedy = "wait, or look for the cause: other programs, a slow file system" if slow else None
+    start = Finding("start", found, remedy)
     if started.threads is None:
-        return [start, Finding("BLAS", "cannot be told; pip install threadpoolctl shows it")]
+        return [start, Finding("BLAS", "unknown; pip install threadpoolctl to see its threads")]
     several = {name: count for name, count in started.threads.items() if count > 1}
-    told = ", ".join(f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items())
+    threads = ", ".join(f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items())
     if not several:
-        return [start, Finding("BLAS", told or "none with threads of its own")]
-    return [start, Finding("BLAS", told, f"limit {' and '.join(several)} to 1 thread, or devices crowd the cores")]
+        return [start, Finding("BLAS", threads or "uses no threads of its own")]
+    return [start, Finding("BLAS", threads, f"limit {' and '.join(several)} to 1 thread, or devices crowd the cores")]
 
 
 def _files(facts: Facts) -> Finding:
@@ -123,7 +124,7 @@ def _processes(facts: Facts) -> Finding:
 
 
 def _space(facts: Facts) -> Finding:
-    """Sparse: only what is touched costs memory, but all of it counts against these limits."""
+    """Limits of the address space. The mapping is sparse and uses little memory, but all of it counts against them."""
     needed = facts.shared_memory_needed
     for limit, what, to_do in (
         (facts.address_space_limit, "address space", "ulimit -v unlimited"),
@@ -136,21 +137,23 @@ def _space(facts: Facts) -> Finding:
 
 
 def _private_memory(started: Started) -> Finding:
-    """Never in the way: without it, what lies in private memory is copied once more."""
-    told = {
-        None: "cannot be told", True: "devices read large arrays there (ptrace allows it)",
+    """Whether devices can read each other's private memory. This is never a problem: without it, arrays there are
+    copied once more.
+    """
+    found = {
+        None: "unknown", True: "devices read large arrays there (ptrace allows it)",
         False: "is copied once more (ptrace_scope forbids more); device.empty is not",
     }
-    return Finding("private memory", told[started.private])
+    return Finding("private memory", found[started.private])
 
 
 def _bytecode(facts: Facts) -> Finding:
     if facts.keeps_bytecode:
         return Finding("bytecode", "kept")
-    return Finding("bytecode", "not kept: modules are compiled anew at every start", "unset PYTHONDONTWRITEBYTECODE")
+    return Finding("bytecode", "not kept: every start compiles all modules again", "unset PYTHONDONTWRITEBYTECODE")
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
+# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def report(findings: Sequence[Finding]) -> str:
@@ -162,12 +165,12 @@ def report(findings: Sequence[Finding]) -> str:
         if finding.to_do is not None:
             lines.append(f"{'':<17}to do: {finding.to_do}")
     wrong = sum(finding.to_do is not None for finding in findings)
-    verdict = "Nothing gets in the way." if not wrong else f"{plural(wrong, 'thing')} in the way, marked with !"
+    verdict = "No problems." if not wrong else f"{plural(wrong, 'problem')}, marked with !"
     return "\n".join([*map(fit, lines), "", verdict])
 
 
-def show() -> int:
-    """Looks, prints the report; the exit status: 1 if something gets in the way."""
-    findings = [*examine(gather()), Finding("host", told_of_host())]
+def run_checks() -> int:
+    """Examine this machine and print the report. Returns the exit status: 1 if there is a problem."""
+    findings = [*examine(gather()), Finding("host", host_summary())]
     print(report(findings))
     return int(any(finding.to_do is not None for finding in findings))

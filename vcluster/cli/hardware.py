@@ -1,4 +1,4 @@
-"""Described hardware on a terminal: `python -m vcluster hardware`."""
+"""Described hardware as text for a terminal: `python -m vcluster hardware`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from textwrap import wrap
 
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware
-from parallelism.hardware.host import told as told_of_host
+from parallelism.hardware.host import told as host_summary
 
 
-def every() -> str:
-    """The presets, a line each."""
+def preset_list() -> str:
+    """The presets, one line each, and this machine."""
     presets = [Hardware.preset(name) for name in Hardware.presets()]
     width = max(len(hardware.name) for hardware in presets)
     lines = [f"{hardware.name:{width}}  {hardware.title}" for hardware in presets]
-    return "\n".join([*lines, f"{'host':{width}}  {told_of_host()}"])
+    return "\n".join([*lines, f"{'host':{width}}  {host_summary()}"])
 
 
-def one(name: str) -> str:
-    """One, preset or file or ``host``, as a table with where its numbers are from.
+def description(name: str) -> str:
+    """One hardware as a table with the sources of its numbers. ``name`` is a preset, a file or ``host``.
 
-    ``ValueError`` for one that there is not.
+    ``ValueError`` if there is no such hardware.
     """
     hardware = Hardware.of_host() if name == "host" else Hardware.of(name)
     if hardware is None:
-        return f"host: {told_of_host()}"
+        return f"host: {host_summary()}"
     lines = [str(hardware)]
     if hardware.sources:
         lines += ["", "where the numbers are from"]

@@ -1,4 +1,4 @@
-"""What this machine offers: each fact looked up by itself, so that one that cannot be had hides no other."""
+"""Facts about this machine. Each is looked up separately, so that one that is unavailable hides no other."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 from vcluster.memory import Arena, Layout
 
 DEVICES = 4
-"""As many are started, to see that they do."""
+"""Number of devices that are started as a test."""
 PROBE_SECONDS = 60.0
-"""After so long they are taken not to start."""
+"""Seconds after which the start of the devices counts as failed."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Container:
-    """The limits of the cgroup; None where there is none."""
+    """The limits of the cgroup. None where there is no limit."""
 
     cores: float | None = None
     memory: int | None = None
@@ -39,19 +39,20 @@ class Container:
 
 @dataclass(frozen=True)
 class Started:
-    """How the start of a few devices went, and the threads of the BLAS in them by library (None: cannot be told)."""
+    """The result of starting a few devices. ``threads`` is the number of BLAS threads in a device, by library (None:
+    not known)."""
 
     seconds: float = 0.0
     method: str = ""
     threads: dict[str, int] | None = None
     error: str | None = None
     private: bool | None = None
-    """Whether the devices can read each other's private memory (None: cannot be told)."""
+    """Whether the devices can read each other's private memory. None if not known."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen; None for what this system has not, or would not tell, and for limits that are none.  In bytes."""
+    """The facts. None where a fact is not available and where there is no limit. Memory is in bytes."""
 
     versions: str
     cores: int | None = None
@@ -60,10 +61,10 @@ class Facts:
     memory_available: int | None = None
     container: Container = Container()
     shared_memory: str | None = None
-    """What it is."""
+    """The kind of shared memory."""
     shared_memory_error: str | None = None
     shared_memory_needed: int = 0
-    """Address space that the devices map, nearly all of it never touched."""
+    """Bytes of address space that the devices map. Nearly all of it stays untouched."""
     started: Started = Started()
     files_limit: int | None = None
     files_open: int = 0
@@ -75,23 +76,24 @@ class Facts:
 
 
 def gather() -> Facts:
-    """Looks at this machine, and starts a few devices in a process of its own."""
+    """Look at this machine, and start a few devices in a process of their own."""
     shared, shared_error = _try_shared_memory()
     files = _limit("RLIMIT_NOFILE")
     return Facts(
-        versions=_versions(), cores=os.cpu_count(), usable_cores=told(_usable_cores), memory=told(_total_memory),
-        memory_available=told(_available_memory), container=told(container_limits) or Container(),
+        versions=_versions(), cores=os.cpu_count(), usable_cores=attempt(_usable_cores), memory=attempt(_total_memory),
+        memory_available=attempt(_available_memory), container=attempt(container_limits) or Container(),
         shared_memory=shared, shared_memory_error=shared_error,
-        shared_memory_needed=told(lambda: Layout.for_devices(DEVICES).nbytes) or 0, started=_start_some(),
-        files_limit=files, files_open=told(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
-        processes_limit=_limit("RLIMIT_NPROC"), processes_used=told(_own_processes) or 0,
+        shared_memory_needed=attempt(lambda: Layout.for_devices(DEVICES).nbytes) or 0, started=_start_some(),
+        files_limit=files, files_open=attempt(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
+        processes_limit=_limit("RLIMIT_NPROC"), processes_used=attempt(_own_processes) or 0,
         address_space_limit=_limit("RLIMIT_AS"), file_size_limit=_limit("RLIMIT_FSIZE"),
         keeps_bytecode=not sys.dont_write_bytecode,
     )
 
 
 def container_limits(root: Path = Path("/")) -> Container:
-    """The limits of this process's cgroup and of those above it, in version 2 or 1; ``root`` is the file system's."""
+    """The limits of this process's cgroup and of its ancestors, in version 2 or 1. ``root`` is the file system's
+    root."""
     paths = {}
     for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -115,20 +117,20 @@ def container_limits(root: Path = Path("/")) -> Container:
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
-    """The directory of a cgroup and those above it.  Inside a container the path may be the one outside."""
+    """The directory of a cgroup and its ancestors. Inside a container, the path may be that outside the container."""
     parts = Path(path).parts
     inner = [base.joinpath(*parts[:count]) for count in range(len(parts), 0, -1)]
     return [*(directory for directory in inner if directory.is_dir()), base]
 
 
 def _tightest(directories: Sequence[Path], limit: str, used: str) -> tuple[int | None, int]:
-    """The limit that leaves the least, and what counts against it."""
-    found = []
+    """The limit that leaves the least room, and the amount already used of it."""
+    limits = []
     for directory in directories:
         text, count = _read(directory / limit), _read(directory / used)
-        if text.isdigit() and int(text) < 1 << 60:  # version 1 says "none" by a very large number
-            found.append((int(text), int(count) if count.isdigit() else 0))
-    return min(found, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+        if text.isdigit() and int(text) < 1 << 60:  # version 1 writes a very large number for "no limit"
+            limits.append((int(text), int(count) if count.isdigit() else 0))
+    return min(limits, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
 def _read(path: Path) -> str:
@@ -138,18 +140,18 @@ def _read(path: Path) -> str:
         return ""
 
 
-def told(look: Callable[[], T]) -> T | None:
-    """What ``look`` finds; None where this system has no such thing, or forbids to look."""
+def attempt(look: Callable[[], T]) -> T | None:
+    """The result of ``look()``. None if the system does not have the fact or forbids to read it."""
     try:
         return look()
-    except Exception:  # anything may be missing; a doctor does not fall ill from it
+    except Exception:  # anything may be missing
         return None
 
 
 def _versions() -> str:
     versions = [f"Python {platform.python_version()}"]
     for name in ("numpy", "cloudpickle", "psutil"):
-        module = told(partial(import_module, name))
+        module = attempt(partial(import_module, name))
         versions.append(f"{name} {getattr(module, '__version__', 'missing')}")
     return ", ".join(versions)
 
@@ -171,7 +173,7 @@ def _available_memory() -> int:
 
 
 def _own_processes() -> int:
-    """Processes and threads of this user, which is what the limit counts."""
+    """Number of processes and threads of this user. The limit counts both."""
     import psutil
 
     me = os.getuid()
@@ -184,7 +186,7 @@ def _own_processes() -> int:
 
 
 def _limit(name: str) -> int | None:
-    """A soft limit of this process; None if there is none."""
+    """A soft limit of this process. None if there is none."""
 
     def look() -> int | None:
         import resource
@@ -193,8 +195,8 @@ def _limit(name: str) -> int | None:
         return None if soft in (resource.RLIM_INFINITY, -1) else int(soft)
 
     if name == "RLIMIT_NPROC" and getattr(os, "geteuid", lambda: 1)() == 0:
-        return None  # does not bind root
-    return told(look)
+        return None  # the limit does not apply to root
+    return attempt(look)
 
 
 def _try_shared_memory() -> tuple[str | None, str | None]:
@@ -210,7 +212,7 @@ def _try_shared_memory() -> tuple[str | None, str | None]:
 
 
 def _start_some() -> Started:
-    """Start devices in a process of their own: a limit may kill it."""
+    """Start devices in a process of their own, because a limit may kill it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
     try:
         done = subprocess.run(
@@ -219,8 +221,8 @@ def _start_some() -> Started:
         )
         if done.returncode == 0:
             return Started(**json.loads(done.stdout))
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return Started(error=said[0])
+        last_line = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return Started(error=last_line[0])
     except subprocess.TimeoutExpired:
         return Started(error=f"not within {PROBE_SECONDS:.0f} seconds")
     except Exception as error:
@@ -228,7 +230,7 @@ def _start_some() -> Started:
 
 
 def probe() -> None:
-    """Start devices, run something on them, and print how it went as JSON."""
+    """Start devices, run a program on them, and print the result as JSON."""
     from vcluster.processes import default_start_method
     from vcluster.runs import VirtualCluster
 
@@ -237,8 +239,8 @@ def probe() -> None:
         run = cluster.run(_kernel)
     seconds = time.perf_counter() - start
     threads, private = run[0]
-    told = {"seconds": seconds, "method": default_start_method(), "threads": threads, "private": private}
-    print(json.dumps(told))
+    result = {"seconds": seconds, "method": default_start_method(), "threads": threads, "private": private}
+    print(json.dumps(result))
 
 
 def _kernel(device: Any) -> tuple[dict[str, int] | None, bool]:

@@ -1,4 +1,4 @@
-"""Programs in files, on the command line: shown, simulated on described hardware, run on this machine."""
+"""Commands on programs in files: `show` prints them, `simulate` predicts their time, `run` executes them here."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-10
 FOLDED_FROM = 65
-"""Devices from which on equal ones are folded, unless somebody says otherwise."""
+"""Number of devices from which equal devices are folded by default."""
 MOST_DESCRIBED = 1 << 20
-"""Devices that are shown or simulated."""
+"""Maximal number of devices for `show` and `simulate`."""
 MOST_BYTES = 1 << 26
 ONE_DEVICE = Mesh(devices=1)
 
 LAYOUTS = """
-a file is written in Python, where layouts name axes of the mesh; the rest is in
-docs/ir.md and docs/layouts.md:
+a file is written in Python, where layouts name axes of the mesh; docs/ir.md and
+docs/layouts.md describe the rest:
 
     program = annotate(ir.record(function, *types), {"x": "[dp, None]"})
     Path("model.mlir").write_text(str(program))
 
-layouts stand in the program, behind the types of values:
+in the file, a layout follows the type of its value:
 
     func @f(%x: tensor<8x16xf32> [dp, None], %w: tensor<16x4xf32> [None, tp])
         -> (tensor<8x4xf32>) {
@@ -60,30 +60,32 @@ layouts stand in the program, behind the types of values:
       return %0
     }
 
-those of the other values are found from these; what a device then does,
-collectives and all, tells `show --mesh`
+the layouts of all other values follow from these; `show --mesh` prints the
+program of one device, with its collectives
 """
 
 
 def parser(program: str, command: str, description: str, *examples: str) -> Parser:
-    """What all three commands take."""
+    """A parser with the arguments of all three commands."""
     lines = "\n".join(f"  {program} {command} {example}" for example in examples)
-    made = Parser(prog=f"{program} {command}", description=description, epilog=f"{LAYOUTS}\nexamples:\n\n{lines}\n")
-    made.add_argument("file", type=Path, metavar="MODEL.mlir", help="a program as text, as `print(function)` writes it")
-    made.add_argument("--mesh", metavar="AXES", help="the devices, outermost axis first: dp=2,tp=2 (one device)")
-    made.add_argument("--size", action="append", default=[], metavar="B=64",
-                      help="what a symbol in the shapes stands for; once for each")
-    made.add_argument("--gradient", action="store_true",
-                      help="of the number that it returns, by its floating-point inputs, besides that number")
-    return made
+    result = Parser(prog=f"{program} {command}", description=description, epilog=f"{LAYOUTS}\nexamples:\n\n{lines}\n")
+    result.add_argument("file", type=Path, metavar="MODEL.mlir",
+                        help="a program as text, as `print(function)` writes it")
+    result.add_argument("--mesh", metavar="AXES",
+                        help="the devices, outermost axis first, as dp=2,tp=2 (default: one device)")
+    result.add_argument("--size", action="append", default=[], metavar="B=64",
+                        help="the value of a symbol in the shapes; may be repeated")
+    result.add_argument("--gradient", action="store_true",
+                        help="take the program with the gradients of its result by its floating-point inputs")
+    return result
 
 
 def show(program: str, words: Sequence[str]) -> int:
-    """A program, and what the first device of a mesh does."""
-    made = parser(program, "show", "A program checked and counted; with --mesh, laid out, and what one device does.",
-                  "model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3")
-    made.add_argument("--rank", type=whole(0), default=0, metavar="N", help="the device (0)")
-    arguments = _parsed(made, words)
+    """Print a program, or the program of one device of a mesh."""
+    options = parser(program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
+                     "model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3")
+    options.add_argument("--rank", type=whole(0), default=0, metavar="N", help="the device (default: 0)")
+    arguments = _parsed(options, words)
     if arguments is None:
         return 0
     function = _function(arguments, symbols=arguments.mesh is None)
@@ -98,7 +100,7 @@ def show(program: str, words: Sequence[str]) -> int:
     localized = _right(lambda: localize(propagate(function, mesh, conflicts), mesh))
     local = _right(lambda: localized.program(arguments.rank))
     print(localized.function)
-    print(f"what rank {arguments.rank} of {mesh!r} does:\n")
+    print(f"the program of rank {arguments.rank} of {mesh!r}:\n")
     print(local)
     kinds = len(localized.classes)
     print(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
@@ -109,14 +111,15 @@ def show(program: str, words: Sequence[str]) -> int:
 
 
 def simulated(program: str, words: Sequence[str]) -> int:
-    """What it would take on described hardware."""
-    made = parser(
-        program, "simulate", "What a program would take on described hardware, op by op; nothing is run.",
+    """Predict the time of a program on described hardware."""
+    options = parser(
+        program, "simulate", "Predicts the time of a program on described hardware, op by op, without running it.",
         "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
-    _add_hardware(made, required=True)
-    made.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
-                      help=f"one of devices that do the same (from {FOLDED_FROM} devices on, where it can be)")
-    arguments = _parsed(made, words)
+    _add_hardware(options, required=True)
+    options.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
+                         help="simulate one representative of each class of equal devices "
+                              f"(default: from {FOLDED_FROM} devices on, where it is possible)")
+    arguments = _parsed(options, words)
     if arguments is None:
         return 0
     executable = _executable(arguments, None)
@@ -127,30 +130,31 @@ def simulated(program: str, words: Sequence[str]) -> int:
     except WrongWords:
         if arguments.fold or not fold:
             raise
-        fold = False    # nobody asked for it, and where links are shared it is refused
+        fold = False    # folding was not requested, and is refused where links are shared
         trace = _right(lambda: simulate(executable, **on))
     print(trace.summary())
     if fold:
         sizes = equal_devices(executable, **on).sizes.tolist()
-        told = ", ".join(f"{rank} ({count})" for rank, count in list(zip(trace.ranks, sizes, strict=True))[:8])
-        print(f"\neach of these stands for as many devices that do the same: {told}"
-              f"{', ...' if len(sizes) > 8 else ''}; totals are of these alone")
+        counts = ", ".join(f"{rank} ({count})" for rank, count in list(zip(trace.ranks, sizes, strict=True))[:8])
+        print(f"\nrepresentatives, with the number of equal devices of each: {counts}"
+              f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only")
     _memory(trace, executable, arguments.hardware)
     _keep(arguments, {"simulated": trace})
     return 0
 
 
 def run(program: str, words: Sequence[str]) -> int:
-    """Runs it on devices of this machine, against one process; 1 if they differ."""
-    made = parser(
-        program, "run", "A program run on devices here, compared with one process and the simulation.",
+    """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
+    options = parser(
+        program, "run", "Runs a program on devices here and compares it with one process and with the simulation.",
         "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
-    _add_hardware(made, required=False)
-    made.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
-    made.add_argument("--seed", type=whole(0), default=0, metavar="N",
-                      help="of random floats, where no inputs are given; integers are 0 (0)")
-    made.add_argument("--backend", choices=("process", "thread"), default="process", help="of the cluster (process)")
-    arguments = _parsed(made, words)
+    _add_hardware(options, required=False)
+    options.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
+    options.add_argument("--seed", type=whole(0), default=0, metavar="N",
+                         help="seed of random floats if no inputs are given; integers are 0 (default: 0)")
+    options.add_argument("--backend", choices=("process", "thread"), default="process",
+                         help="backend of the cluster (default: process)")
+    arguments = _parsed(options, words)
     if arguments is None:
         return 0
     executable = _executable(arguments, MOST_DEVICES)
@@ -160,41 +164,41 @@ def run(program: str, words: Sequence[str]) -> int:
     if arguments.hardware is not None:
         on = {"hardware": arguments.hardware, "compute": "modelled", "priced_dtype": arguments.priced_dtype}
     with np.errstate(all="ignore"):
-        wanted = _right(lambda: ir.interpret(function, inputs)).outputs
+        expected = _right(lambda: ir.interpret(function, inputs)).outputs
     with _right(lambda: VirtualCluster(executable.mesh, backend=arguments.backend, **on)) as cluster:
         done = cluster.run(executable, inputs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UndeclaredComputeWarning)
             trace = done.trace
-    apart = max((_apart(a, b) for a, b in zip(done.result, wanted, strict=True)), default=0.0)
+    apart = max((_apart(a, b) for a, b in zip(done.result, expected, strict=True)), default=0.0)
     for value, array in zip(function.outputs, done.result, strict=True):
         print(f"{value} = {np.array2string(array, threshold=8, edgeitems=2, precision=6)}")
-    print(f"\n{executable.mesh!r} and one process differ by {apart:.2g} of the largest number\n")
+    print(f"\nthe results on {executable.mesh!r} and in one process differ by {apart:.2g} of the largest number\n")
     print(trace.summary())
     traces = {"run": trace}
     if arguments.hardware is not None:
         traces = {"simulated": simulate(executable, arguments.hardware, priced_dtype=arguments.priced_dtype), **traces}
-        print(f"\nagainst the simulation: {compare(*traces.values())}")
+        print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
     _keep(arguments, traces)
     floats = all(value.type.dtype.itemsize >= 8 for value in function.values if value.type.dtype.kind == "f")
     return int(apart > (TOLERANCE if floats else 1e-2))
 
 
-# -- what was asked for ------------------------------------------------------------------------------------------------
+# -- the arguments -----------------------------------------------------------------------------------------------------
 
 
-def _add_hardware(made: Parser, *, required: bool) -> None:
-    made.add_argument("--hardware", required=required, metavar="NAME",
-                      help="a preset (see `hardware`), a file, or host")
-    made.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as these: bfloat16")
-    made.add_argument("--profile", type=Path, metavar="FILE.json",
-                      help="ops take what they take on this machine, measured once and kept here")
-    made.add_argument("--report", type=Path, metavar="FILE.html", help="write it as one page")
-    made.add_argument("--save", type=Path, metavar="FILE.json", help="write the trace, for `report` and `compare`")
+def _add_hardware(options: Parser, *, required: bool) -> None:
+    options.add_argument("--hardware", required=required, metavar="NAME",
+                         help="a preset (see `hardware`), a file, or host")
+    options.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as this dtype, as bfloat16")
+    options.add_argument("--profile", type=Path, metavar="FILE.json",
+                         help="use the times of ops on this machine, measured once and stored in this file")
+    options.add_argument("--report", type=Path, metavar="FILE.html", help="write a page")
+    options.add_argument("--save", type=Path, metavar="FILE.json", help="write the trace, for `report` and `compare`")
 
 
-def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    arguments = parsed(made, words)
+def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace | None:
+    arguments = parsed(options, words)
     if arguments is None:
         return None
     for option in ("report", "save", "profile"):
@@ -206,13 +210,13 @@ def _parsed(made: Parser, words: Sequence[str]) -> argparse.Namespace | None:
 
 
 def _right(make: Callable[[], Any]) -> Any:
-    """What comes of it; what is wrong with it is told to who typed."""
+    """The result of ``make()``. Its errors become errors of the command line."""
     try:
         return make()
     except (ValueError, TypeError, IndexError, OSError) as error:
         raise WrongWords(str(error)) from None
     except MemoryError as error:
-        raise WrongWords(f"it does not fit into the memory of this machine: {error}") from None
+        raise WrongWords(f"this machine has too little memory for it: {error}") from None
 
 
 def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Function:
@@ -233,12 +237,11 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
     laid = [value.layout for value in function.values if value.layout is not None]
     axes = dict.fromkeys(axis for layout in laid for axis in (*layout.axes, *layout.partial))
     if axes and arguments.mesh is None and not symbols:
-        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must say how many devices there are along "
+        raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must give the number of devices along "
                          f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
     if function.symbols and not symbols:
         names = sorted(function.symbols)
-        stand = "stands" if len(names) == 1 else "stand"
-        raise WrongWords(f"--size must say what {', '.join(names)} {stand} for, as {names[0]}=64")
+        raise WrongWords(f"--size must give a value for {', '.join(names)}, as {names[0]}=64")
     if arguments.gradient:
         by = [value.name for value in function.inputs if value.type.dtype.kind == "f"]
         function = _right(lambda: ir.gradient(function, by, keep_outputs=True))
@@ -253,10 +256,10 @@ def _size(text: str) -> tuple[str, int]:
 
 
 def _described(arguments: argparse.Namespace) -> Mesh:
-    """The mesh, of devices that are not run."""
+    """The mesh of devices that are not run."""
     mesh = mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
     if mesh.size > MOST_DESCRIBED:
-        raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are described")
+        raise WrongWords(f"--mesh: {mesh!r} has {mesh.size} devices; at most {MOST_DESCRIBED} are supported")
     return mesh
 
 
@@ -278,19 +281,19 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
         }
     try:
         with accessing(arguments.inputs, "read", "inputs"):
-            with zipfile.ZipFile(arguments.inputs):     # NumPy would take others for pickles, and advise to trust them
+            with zipfile.ZipFile(arguments.inputs):     # NumPy would take another file for a pickle
                 pass
             with np.load(arguments.inputs, allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in arrays.files}
     except WrongWords:
         raise
-    except Exception as error:      # of a broken archive zipfile and what unpacks it raise many kinds
-        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is no .npz, as numpy.savez writes it "
+    except Exception as error:      # a broken archive raises many types, in zipfile and in its decompressors
+        raise WrongWords(f"--inputs: {arguments.inputs} cannot be read: it is not an .npz file of numpy.savez "
                          f"({error})") from None
 
 
 def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference, by the largest number; of what is no finite number, none or infinitely much."""
+    """The largest difference divided by the largest number. Infinite if NaNs or infinities differ."""
     if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
         return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -305,13 +308,13 @@ def _memory(trace: Trace, executable: Executable, hardware: Hardware) -> None:
     peaks = trace.peaks()
     rank = max(peaks, key=peaks.__getitem__, default=0)
     parts = {event.name for event in trace.filter(kind="memory", rank=rank)}
-    told = ", ".join(f"{part} {trace.peak_bytes(rank, part)}" for part in sorted(parts))
-    print(f"\nmost memory: {peaks.get(rank, 0)} bytes on rank {rank} (at their own most: {told or 'nothing'}); "
+    peaks_of_parts = ", ".join(f"{part} {trace.peak_bytes(rank, part)}" for part in sorted(parts))
+    print(f"\npeak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {peaks_of_parts or 'none'}); "
           f"{hardware.name} has {hardware.memory_bytes:.0f}")
 
 
 def _keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
-    """Writes the page, of one trace or of both beside each other, and the last trace."""
+    """Write the page of one trace or of two side by side, and save the last trace."""
     trace = list(traces.values())[-1]
     try:
         if arguments.report is not None:

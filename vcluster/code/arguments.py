@@ -1,4 +1,4 @@
-"""Arguments of a run that are not the same on every device."""
+"""Arguments of a run that differ between devices: `PerDevice` and `Sharded`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 
 class PerDevice:
-    """One value for each device, by rank: ``cluster.run(kernel, PerDevice(["a", "b"]))``."""
+    """One value for each device, by rank.
+
+    >>> from vcluster import PerDevice, VirtualCluster
+    >>> with VirtualCluster(2, backend="thread") as cluster:
+    ...     cluster.run(lambda device, name: f"{device.rank}: {name}", PerDevice(["a", "b"])).outputs
+    ['0: a', '1: b']
+    """
 
     __slots__ = ("values",)
 
@@ -23,9 +29,16 @@ class PerDevice:
 
 
 class Sharded:
-    """An array of which each device gets its shard: ``cluster.run(kernel, Sharded(x, TensorSharding("dp", None)))``.
+    """An array of which each device gets its shard.
 
-    Of a partial layout the first of each group gets the value, the others the identity of its operation.
+    >>> import numpy as np
+    >>> from vcluster import Sharded, TensorSharding, VirtualCluster
+    >>> with VirtualCluster(dp=2, backend="thread") as cluster:
+    ...     cluster.run(lambda device, x: x.tolist(), Sharded(np.arange(4), TensorSharding("dp"))).outputs
+    [[0, 1], [2, 3]]
+
+    Under a partial layout, the first member of each group gets the value and the others get the identity element of
+    the pending reduction.
     """
 
     __slots__ = ("sharding", "value")
@@ -45,7 +58,7 @@ class Sharded:
 
 
 class Hole:
-    """Stands, in what all devices get, for the argument that each has of its own."""
+    """A placeholder in the common arguments, where each device inserts its own value."""
 
     __slots__ = ("number",)
 
@@ -59,7 +72,7 @@ class Hole:
 def deal(
     args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[PerDevice]]:
-    """The arguments with holes in place of those that each device has of its own, and these."""
+    """The arguments with a `Hole` in place of each `PerDevice` or `Sharded`, and the list of these as `PerDevice`."""
     own: list[PerDevice] = []
 
     def common(value: Any, name: str) -> Any:
@@ -71,7 +84,10 @@ def deal(
         if not isinstance(value, PerDevice):
             return value
         if len(value.values) != mesh.size:
-            raise ValueError(f"{name} is a PerDevice of {len(value.values)} values for {mesh.size} devices")
+            raise ValueError(
+                f"{name} is a PerDevice and needs one value for each of the {mesh.size} devices, "
+                f"got {len(value.values)} values"
+            )
         own.append(value)
         return Hole(len(own) - 1)
 
@@ -83,5 +99,5 @@ def deal(
 
 
 def fill(value: Any, own: list[Any]) -> Any:
-    """An argument as a device gets it."""
+    """An argument with its hole filled from the device's own values."""
     return own[value.number] if isinstance(value, Hole) else value

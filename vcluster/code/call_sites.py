@@ -1,6 +1,6 @@
-"""Whose line of code is it: ours, an installed library's, or the user's?
+"""Every line of code belongs to the library, to an installed package, or to the user.
 
-Errors, traces and deadlock reports point at the user's own line, so every one of them asks this.
+Errors, traces and deadlock reports point at the user's line, and find it here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _sites: dict[tuple[CodeType, int], CallSite] = {}
 
 
 def code_of(program: Any) -> CodeType | None:
-    """The code that runs when ``program`` is called; None where that is none of Python's."""
+    """The code that runs when ``program`` is called. None if it is not Python code."""
     while isinstance(program, partial):
         program = program.func
     code = getattr(program, "__code__", None) or getattr(type(program).__call__, "__code__", None)
@@ -29,20 +29,21 @@ def code_of(program: Any) -> CodeType | None:
 
 
 class CallSite(NamedTuple):
-    """A line that called us: the user's, or our own at the end of a kernel."""
+    """The place where the user's code called the library."""
 
     location: str
     """``file:line``."""
     is_users: bool
-    """Whether the line is outside our packages."""
+    """Whether the location is the user's. At the end of a kernel the library itself makes calls."""
     drops_result: bool
-    """Whether the call is a statement of its own in a file of the user's: nothing takes its result."""
+    """Whether the call is a statement of its own, so that its result is discarded."""
 
 
 def call_site(skip: int = 0) -> CallSite:
-    """The nearest caller outside our packages; the outermost one of the kernel if all are ours.
+    """The nearest caller outside our packages, or the outermost caller if all are inside.
 
-    ``skip`` leaves out that many frames above the one that calls.  Below half a microsecond, after the first time.
+    ``skip`` is the number of frames to skip above the direct caller. A repeated call takes less than half a
+    microsecond.
     """
     frame = sys._getframe(skip + 1)
     site = _sites.get((frame.f_code, frame.f_lasti))
@@ -53,7 +54,7 @@ def call_site(skip: int = 0) -> CallSite:
     key = frame.f_code, frame.f_lasti
     site = _sites.get(key)
     if site is None:
-        if len(_sites) >= MOST_SITES:  # code that is made anew in every run
+        if len(_sites) >= MOST_SITES:  # a program may create new code in every run
             _sites.clear()
         drops = not is_installed(filename) and _is_dropped(frame.f_code, frame.f_lasti)
         site = _sites[key] = CallSite(f"{filename}:{frame.f_lineno}", not is_ours(filename), drops)

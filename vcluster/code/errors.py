@@ -1,8 +1,7 @@
-"""Errors of a cluster: `ClusterError` and its subclasses.
+"""The errors of a cluster: `ClusterError` and its subclasses.
 
-Wrong arguments of a call are ``ValueError`` or ``TypeError`` in the device, before anything is sent.  The errors here
-are about the cluster itself, and say which ranks, in which operation, at which lines.  Those that a recorder raises as
-well are defined in `parallelism.operation.errors`.
+A wrong argument of a call raises ``ValueError`` or ``TypeError`` in the device, before anything is sent.
+The errors here concern the cluster itself. Each names the ranks, the operation and the lines of code involved.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ __all__ = [
 class DeviceFailedError(ClusterError):
     """A kernel raised, or the process of a device died.
 
-    For an exception, the original of the lowest rank among the first is ``__cause__`` and ``exceptions`` has
-    them all by rank.  For a death, ``exitcode`` or ``signal`` (its name) say how.
+    For an exception, ``__cause__`` is the exception of the lowest rank that raised first, and ``exceptions`` holds
+    all exceptions by rank. For a death, ``exitcode`` or ``signal`` (the name of the signal) gives the reason.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class DeviceFailedError(ClusterError):
         super().__init__(message, ranks=ranks, operation=operation, locations=locations)
         self.exceptions = dict(exceptions or {})
         self.failures: dict[int, Failure] = {}
-        """Those exceptions as they crossed, with the lines they came through."""
+        """The same exceptions as they crossed to the host, with their tracebacks."""
         self.exitcode = exitcode
         self.signal = signal
 
@@ -55,9 +54,9 @@ class ClusterTimeoutError(ClusterError, TimeoutError):
 
 
 class OperationCancelled(BaseException):
-    """Raised by the pending call of a device whose peer failed.
+    """The pending call of a device raises this when the run is cancelled because another device failed.
 
-    A ``BaseException``, so that ``except Exception`` in a kernel cannot swallow it.
+    It is a ``BaseException``, so that ``except Exception`` in a kernel does not swallow it.
     """
 
 

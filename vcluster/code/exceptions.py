@@ -1,7 +1,7 @@
-"""An exception as a value that crosses processes: told on the host in the user's own lines.
+"""An exception as a value that crosses processes and is printed on the host with the user's own lines.
 
-The device notes what it can say cheaply (types, text, frames); the host, which has the sources and the notebook's
-cells, makes the traceback of it.
+The device collects what is cheap: types, text, frames. The host formats the traceback, because it has the source files
+and the cells of a notebook.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from vcluster.code.line_values import values_on_lines
 from vcluster.code.pickling import dump, load, type_name
 
 LONGEST_TRACEBACK = 200
-"""Frames that are kept of an endless recursion: this many, half from each end."""
+"""Maximal number of frames that are kept of an endless recursion: half from each end."""
 
 DEEPEST_CHAIN = 16
-"""Causes that are followed behind an exception."""
+"""Maximal number of causes that are followed from an exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Frame:
     end_column: int | None
     function: str
     first_line: int = 0
-    """Where the function begins."""
+    """The first line of the function."""
     hidden: bool = False
-    """Does it say ``__tracebackhide__``, as helpers of tests do?"""
+    """Whether the function sets ``__tracebackhide__``, as helpers of tests do."""
 
     @property
     def place(self) -> str:
@@ -48,54 +48,54 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that was raised in a device, as it crosses to the host."""
+    """An exception raised in a device, in the form in which it crosses to the host."""
 
     type_name: str
     text: str
-    """What ``str`` says of it."""
+    """``str`` of the exception."""
     summary: str
-    """Its last lines in a traceback, notes included."""
+    """The last lines of its traceback: type and message, notes included."""
     frames: tuple[Frame, ...]
-    """Outermost first, our own left out (unless there are no others)."""
+    """Outermost first. Frames of the library itself are left out, unless there are no others."""
     omitted: int
-    """Frames left out in the middle of a very long traceback."""
+    """Number of frames left out in the middle of a very long traceback."""
     pickled: bytes | None
-    """The exception itself; None if it cannot be pickled."""
+    """The pickled exception. None if it cannot be pickled."""
     cause: Failure | None = None
     explicit: bool = False
-    """Was the cause named with ``raise ... from``?"""
+    """Whether the cause was given with ``raise ... from``."""
     members: tuple[Failure, ...] = ()
     """The exceptions of an ``ExceptionGroup``."""
     values: str = ""
-    """Of the variables on the innermost line of the user's."""
+    """The values of the variables on the user's innermost line."""
 
     @property
     def location(self) -> str | None:
-        """``file:line`` of the innermost line of the user's; of a library's where there is no such line."""
+        """``file:line`` of the user's innermost line, or of a library's innermost line if there is none."""
         users = [frame for frame in self.frames if not is_installed(frame.filename)]
         innermost = (users or self.frames)[-1:]
         return innermost[0].place if innermost else None
 
     def exception(self) -> BaseException:
-        """The original, its causes attached; or a ``RuntimeError`` that names its type if it cannot be had."""
-        found: object = None
+        """The original exception with its causes. If it cannot be unpickled, a ``RuntimeError`` that names its type."""
+        error: object = None
         if self.pickled is not None:
             try:
-                found = load(self.pickled)
-            except Exception:  # anything may go wrong in a foreign constructor
-                found = None
-        if not isinstance(found, BaseException):
-            found = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
+                error = load(self.pickled)
+            except Exception:  # the constructor of a user's exception may raise anything
+                error = None
+        if not isinstance(error, BaseException):
+            error = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
         if self.cause is not None:
             cause = self.cause.exception()
             if self.explicit:
-                found.__cause__ = cause
+                error.__cause__ = cause
             else:
-                found.__context__ = cause
-        return found
+                error.__context__ = cause
+        return error
 
     def format(self) -> str:
-        """The traceback, as Python prints it, with source lines as this process knows them."""
+        """The traceback as Python prints it. Source lines are looked up in this process."""
         text = ""
         if self.cause is not None:
             link = (
@@ -116,7 +116,7 @@ class Failure:
 
     @property
     def in_a_line(self) -> str:
-        """The exception without its traceback."""
+        """The exception on one line, without its traceback."""
         words = self.summary.strip().split("\n")[0]
         return words + (f", with {self.values}" if self.values else "")
 
@@ -138,18 +138,19 @@ class Failure:
 
 
 def describe_exception(exception: BaseException, program: CodeType | None = None) -> Failure:
-    """All of an exception that can cross: never raises, whatever the exception's own methods do.
+    """Describe an exception for the host. This never raises, whatever the exception's own methods do.
 
-    ``program`` is the code that was run: where no line of the user's took part, the failure is told at its first.
+    ``program`` is the code that ran. If no line of the user's is in the traceback, the failure is reported at its first
+    line.
     """
     return replace(_describe(exception, frozenset(), program), values=_values(exception.__traceback__))
 
 
 def where_cancelled(exception: BaseException) -> tuple[Frame, ...]:
-    """The user's lines, outermost first, at which a kernel was when its run was broken off."""
+    """The user's lines, outermost first, at which a kernel was when its run was cancelled."""
     error: BaseException | None = exception
     while error is not None and not isinstance(error, OperationCancelled):
-        error = error.__context__  # the kernel has made another exception of it
+        error = error.__context__  # the kernel caught the cancellation and raised another exception
     frames = [] if error is None else _frames(error.__traceback__)
     return tuple(frame for frame in frames if not is_installed(frame.filename))
 
@@ -186,7 +187,7 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
 
 
 def _frames(tb: TracebackType | None) -> list[Frame]:
-    """The frames of others; all of them when the failure lies in our own code from end to end."""
+    """The frames outside the library; all frames if the failure lies entirely inside the library."""
     frames = []
     while tb is not None:
         code, line = tb.tb_frame.f_code, tb.tb_lineno
@@ -208,7 +209,7 @@ def _values(tb: TracebackType | None) -> str:
     span = next(itertools.islice(frame.f_code.co_positions(), max(0, users[-1].tb_lasti) // 2, None), None)
     try:
         return values_on_lines(frame, first, max(first, (span and span[1]) or first))
-    except Exception:  # it is only an extra
+    except Exception:  # the values are optional
         return ""
 
 
@@ -219,7 +220,7 @@ def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_internal(exception: BaseException) -> bool:
-    """Was it raised and caught without a line of the user's, by our own code, which then told what it means?"""
+    """Whether the library itself raised and caught the exception, and then raised one that explains it."""
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(exception.__traceback__)]
     return bool(frames) and is_ours(frames[0]) and all(map(is_installed, frames))
 
@@ -227,8 +228,8 @@ def _is_internal(exception: BaseException) -> bool:
 def _text(exception: BaseException) -> str:
     try:
         return str(exception)
-    except BaseException as error:  # even KeyboardInterrupt: it comes from the user's __str__
-        return f"<str() of it raised {type(error).__name__}>"
+    except BaseException as error:  # even KeyboardInterrupt: the user's __str__ raised it
+        return f"<str() of the exception raised {type(error).__name__}>"
 
 
 def _summary(exception: BaseException, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The values of the variables on the line that failed: what one would ask first, before a debugger."""
+"""The values of the variables on a failing line, for the error message."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ MOST_VARIABLES = 8
 
 
 def values_on_lines(frame: FrameType, first: int, last: int) -> str:
-    """``divisor = 0, x = float64[3, 4]``: the variables that the lines ``first`` to ``last`` of a function read.
+    """The variables that the lines ``first`` to ``last`` of a function read: ``divisor = 0, x = float64[3, 4]``.
 
-    Only of types whose ``repr`` is known to be harmless; the others, and what has no value yet, are left out.
+    Only values of types with a harmless ``repr`` are shown. Variables without a value yet are left out.
     """
     names: dict[str, None] = {}
     for instruction in dis.get_instructions(frame.f_code):
         line = instruction.positions.lineno if instruction.positions is not None else None
         if line is not None and first <= line <= last and instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
             read = instruction.argval
-            names.update(dict.fromkeys(read if isinstance(read, tuple) else (read,)))  # some read two at once
+            names.update(dict.fromkeys(read if isinstance(read, tuple) else (read,)))  # some instructions read two
     variables = frame.f_locals
-    told = [(name, _told(variables[name])) for name in names if name in variables and name.isidentifier()]
-    return ", ".join([f"{name} = {value}" for name, value in told if value is not None][:MOST_VARIABLES])
+    texts = [(name, _text(variables[name])) for name in names if name in variables and name.isidentifier()]
+    return ", ".join([f"{name} = {text}" for name, text in texts if text is not None][:MOST_VARIABLES])
 
 
-def _told(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray:
         elements = f" {value.tolist()}" if value.size <= MOST_ELEMENTS and value.dtype.kind in "biufc" else ""

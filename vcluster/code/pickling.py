@@ -1,9 +1,9 @@
-"""How a program travels to a device: by value where only the host knows it, by name where both can import it.
+"""How a program travels to a device: by value if only the host knows it, by name if both can import it.
 
-By value go the functions and classes of ``__main__`` (scripts, ``python -c``, notebooks), of test modules, and of
-modules that no import would find again.  All others go by reference: the device gets the host's ``sys.path``,
-imports the module itself, and imports it anew when the file has changed.  Arrays never enter the pickle: they
-leave through ``buffer_callback`` (PEP 574), wherever in the program they hang.
+Functions and classes of ``__main__`` (scripts, ``python -c``, notebooks), of test modules, and of modules that cannot
+be imported again travel by value. All others travel by reference: the device gets the host's ``sys.path``, imports the
+module itself, and imports it again when the file has changed. Arrays never enter the pickle. They leave it through
+``buffer_callback`` (PEP 574), wherever in the program they are referenced.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from parallelism.collectives import registry
 from parallelism.operation import is_installed
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
-"""Files pytest collects.  They are not meant to be imported twice, and often cannot be imported by name at all."""
+"""Names of files that pytest collects. They should not be imported twice, and often cannot be imported by name."""
 
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, where arrays go out of band whatever their strides and test modules travel by value.
+    """cloudpickle with arrays out of band, whatever their strides, and with test modules by value.
 
-    With ``buffer_callback`` every array without object fields leaves as a `pickle.PickleBuffer`; one that is
-    contiguous in neither order is copied first.  As in protocol 5, the buffer stays in the stream if the
+    With ``buffer_callback``, every array without object fields leaves the pickle as a `pickle.PickleBuffer`. An array
+    that is contiguous in neither order is copied first. As in protocol 5, the buffer stays in the stream if the
     callback returns a true value.
     """
 
@@ -55,12 +55,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             if obj.flags.forc or obj.dtype.hasobject:
                 return NotImplemented
             return np.ascontiguousarray(obj).__reduce_ex__(5)
-        if kind is np.memmap:  # the mapping cannot travel, what it shows can
+        if kind is np.memmap:  # the mapping cannot travel, but its content can
             return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
         if isinstance(obj, BaseException) and _skips_init(kind):
             return _rebuild_exception, (kind, obj.args), obj.__dict__ or None
         if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, name := obj.__name__):
-            outcomes = sys.modules.get("_pytest.outcomes")  # of pytest.skip and fail: they say that they are built in
+            outcomes = sys.modules.get("_pytest.outcomes")  # pytest.skip and pytest.fail claim to be built in
             if outcomes is not None and vars(outcomes).get(name) is obj:
                 return getattr, (outcomes, name)
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
@@ -73,10 +73,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def dump(value: object, subject: str, buffer_callback: BufferCallback | None = None) -> bytes:
-    """``value`` as bytes; its arrays go to ``buffer_callback``, in the order in which `load` wants them back.
+    """Pickle ``value``. Its arrays go to ``buffer_callback``, in the order in which `load` needs them.
 
-    ``subject`` names the value in an error: "argument 'x'", "the function".  Raises ``TypeError`` that tells which
-    part of it cannot be sent, and that part's type.
+    ``subject`` names the value in an error, for example "argument 'x'" or "the function". Raises ``TypeError`` that
+    names the part that cannot be pickled and its type.
     """
     stream = io.BytesIO()
     try:
@@ -92,7 +92,8 @@ def dump(value: object, subject: str, buffer_callback: BufferCallback | None = N
 
 
 def load(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
-    """What `dump` was given.  Arrays lie in ``buffers`` without a copy, and are as writable as those are."""
+    """The value that was given to `dump`. Its arrays lie in ``buffers`` without a copy and are writable if those are.
+    """
     return pickle.loads(data, buffers=buffers)  # noqa: S301  (between processes of one program)
 
 
@@ -100,12 +101,12 @@ def load(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
 
 
 def travels_by_value(module_name: object) -> bool:
-    """Must the functions and classes of this module be sent whole, because a device could not import it?"""
+    """Whether the functions and classes of this module must travel by value, because a device could not import it."""
     if module_name in ("__main__", "__mp_main__"):
         return True
     module = sys.modules.get(module_name) if isinstance(module_name, str) else None
     if module is None or not isinstance(module_name, str):
-        return False  # cloudpickle finds out by itself
+        return False  # cloudpickle decides
     spec = getattr(module, "__spec__", None)
     origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)
     return _unimportable(module_name, spec is not None, origin, tuple(sys.path))
@@ -113,11 +114,11 @@ def travels_by_value(module_name: object) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str, ...]) -> bool:
-    """Keyed by all that the answer depends on: a directory may have left ``sys.path`` since the import."""
+    """The arguments are everything that the answer depends on: ``sys.path`` may have changed since the import."""
     package, _, _ = name.rpartition(".")
     if origin is None or not Path(origin).is_file():
-        # Made by hand.  Pieces that an importable package makes of itself (six.moves) come with that package;
-        # built-in and frozen modules, and namespace packages, have a spec.
+        # The module was created by hand. Parts that an importable package creates (six.moves) come with that package.
+        # Built-in and frozen modules, and namespace packages, have a spec.
         top = sys.modules.get(name.partition(".")[0])
         return not has_spec and getattr(top, "__spec__", None) is None
     if is_installed(origin):
@@ -130,7 +131,7 @@ def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str
     for finder in sys.meta_path:
         if type(finder).__module__.startswith("_pytest."):
             if getattr(sys.modules.get(name), "__loader__", None) is finder:
-                return True  # its asserts were rewritten, which a device would not do
+                return True  # pytest rewrote its asserts, which the import in a device would not do
         elif (spec := finder.find_spec(name, where)) is not None:
             return spec.origin is None or not Path(spec.origin).samefile(origin)
     return True
@@ -140,7 +141,8 @@ def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str
 
 
 def _culprit(value: object, error: Exception) -> tuple[list[str], object, str]:
-    """The smallest part that cannot be pickled: the steps that lead to it, outermost first, itself, and why."""
+    """The smallest part that cannot be pickled: the steps that lead to it, outermost first, the part, and the reason.
+    """
     trail: list[str] = []
     seen: set[int] = set()
     while len(trail) < 32:
@@ -165,7 +167,7 @@ def _failure(value: object) -> Exception | None:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What a value is made of, each part with the words that name it."""
+    """The parts of a value, each with the words that name it."""
     if isinstance(value, types.FunctionType):
         name = value.__qualname__
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
@@ -193,7 +195,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"item {i}", part) for i, part in enumerate(value.flat))
     elif isinstance(value, type):
         yield from ((f"class attribute {name!r}", part) for name, part in vars(value).items())
-    elif not isinstance(type(value).__reduce__, types.FunctionType):  # one of its own knows better what goes
+    elif not isinstance(type(value).__reduce__, types.FunctionType):  # a __reduce__ of its own selects the parts
         state: dict[str, object] = dict(getattr(value, "__dict__", None) or {})
         for kind in type(value).__mro__:
             slots = kind.__dict__.get("__slots__", ())
@@ -214,7 +216,7 @@ def _defaults(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def type_name(kind: type) -> str:
-    """The name of a type as tracebacks give it."""
+    """The name of a type as tracebacks print it."""
     return ("" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.") + kind.__qualname__
 
 
@@ -222,9 +224,10 @@ def type_name(kind: type) -> str:
 
 
 def _skips_init(kind: type[BaseException]) -> bool:
-    """Is this an exception with an ``__init__`` of its own, which the default pickle would call with ``args``?
+    """Whether this exception has an ``__init__`` of its own, which the default pickle would call with ``args``.
 
-    Those are often not what it takes (they are what it handed to ``super().__init__``), and it fails at the far end.
+    ``args`` are often not the arguments of that ``__init__`` but those it passed to ``super().__init__``. The call then
+    fails at the receiving end.
     """
     return isinstance(kind.__init__, types.FunctionType) and all(
         getattr(kind, name) is getattr(BaseException, name) for name in ("__reduce__", "__reduce_ex__")
@@ -243,13 +246,13 @@ def _rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> Base
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where imports and relative file names look: the same on the devices as on the host."""
+    """The places where imports and relative file names are looked up. Devices use the host's."""
 
     path: tuple[str, ...]
     directory: str | None
-    """None where the host's own directory has been removed."""
+    """None if the host's current directory was removed."""
     registered: bytes = b""
-    """The kinds and algorithms of collectives that were added on the host; empty: none were."""
+    """The kinds and algorithms of collectives that were registered on the host; empty if there are none."""
 
 
 def environment(*, processes: bool = True) -> Environment:
@@ -273,12 +276,12 @@ def _registered(version: int) -> bytes:
 
 
 def apply_environment(value: Environment) -> None:
-    """In a device: look for modules and files where the host does."""
+    """In a device: use the host's places for imports and files."""
     if tuple(sys.path) != value.path:
         sys.path[:] = value.path
         importlib.invalidate_caches()
     if value.directory is not None:
-        with suppress(OSError):  # gone since, or not ours to enter
+        with suppress(OSError):  # it was removed, or this process may not enter it
             os.chdir(value.directory)
     if value.registered or any(registry.registered()):
         importlib.import_module("parallelism.collectives.algorithms")  # has the table of algorithms
@@ -288,19 +291,19 @@ def apply_environment(value: Environment) -> None:
 class ModuleWatcher:
     """Notices that the file of a user's module has changed since this process imported it.
 
-    It stands in ``sys.meta_path`` before the usual finder, and notes a file's size and time before the module is
-    loaded, so no change falls between.  When one file has changed, every watched module is forgotten, since
-    those that imported it hold pieces of it; they are imported again as the next program names them.
+    It stands in ``sys.meta_path`` before the usual finder and notes a file's size and time before the module is loaded,
+    so that no change goes unnoticed. When one file has changed, all watched modules are removed from ``sys.modules``,
+    because modules that imported the changed one hold parts of it. The next program imports them again.
     """
 
     def __init__(self) -> None:
         self._versions: dict[str, tuple[str, tuple[int, int] | None]] = {}
         self._known: set[str] = set()
         self._seen: tuple[int, str | None] = 0, None
-        """How many modules there were at the last look, and the newest: another one is seen by that, at no cost."""
+        """The number of modules at the last check and the name of the newest. A new module changes them."""
 
     def install(self) -> None:
-        """Begin to watch: from here on exactly, and from their state now the modules that are there."""
+        """Begin to watch. Modules that are already imported are watched from their present state."""
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
         sys.meta_path.insert(place, self)
         self._note_others()
@@ -312,14 +315,14 @@ class ModuleWatcher:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The import system's question; answered as the usual finder does."""
+        """Answer the import system as the usual finder does, and note the file's version."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.has_location and spec.origin is not None and not is_installed(spec.origin):
             self._versions[name] = spec.origin, _version(spec.origin)
         return spec
 
     def refresh(self) -> tuple[str, ...]:
-        """Forget the user's modules if one of their files has changed; returns the names of those that have."""
+        """Remove the user's modules if one of their files has changed. Returns the names of the changed modules."""
         if self._seen != (len(sys.modules), next(reversed(sys.modules), None)):
             self._note_others()
         changed = tuple(
@@ -333,7 +336,7 @@ class ModuleWatcher:
                 package, _, attribute = name.rpartition(".")
                 if module is not None and getattr(sys.modules.get(package), attribute, None) is module:
                     delattr(sys.modules[package], attribute)
-                if name in changed:  # a .pyc knows whole seconds only: a quick edit that keeps the size escapes it
+                if name in changed:  # a .pyc stores whole seconds and the size, so it misses a quick edit of equal size
                     with suppress(OSError, NotImplementedError):
                         Path(importlib.util.cache_from_source(file)).unlink()
             self._known.difference_update(self._versions)
@@ -366,8 +369,8 @@ def _watcher() -> ModuleWatcher:
 
 
 def refresh_modules() -> tuple[str, ...]:
-    """In a device, before a program is loaded: import anew the user's modules whose files have changed.
+    """In a device, before a program is loaded: import the user's modules again whose files have changed.
 
-    The first call begins to watch, so it belongs before the first program.  Returns the changed modules' names.
+    The first call begins to watch and must precede the first program. Returns the names of the changed modules.
     """
     return _watcher().refresh()

@@ -1,4 +1,4 @@
-"""``python -m vcluster.demo``: the list of demos, and the one that is named, run."""
+"""``python -m vcluster.demo`` lists the demos or runs one of them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from vcluster.demo.options import PROGRAM, parser_of
 DEMOS = {
     "mlp": "train a perceptron on handwritten digits, as a pipeline",
     "gpt": "train a small GPT on pipeline stages, shards and replicas at once",
-    "collectives": "one collective, step by step: who sends what to whom",
-    "matmul": "a sharded matrix product: who holds what, what moves",
+    "collectives": "one collective, step by step: which device sends what where",
+    "matmul": "a sharded matrix product: layouts, plan and traffic",
     "ffn": "a sharded feed-forward block, forward and backward",
-    "attention": "sharded attention: who attends to whose keys at each step",
+    "attention": "sharded attention: which keys each device has at each step",
     "moe": "a mixture of experts: which token goes to which device",
-    "reshard": "a tensor from one layout to another: the plan, run",
+    "reshard": "a tensor from one layout to another: plan and traffic",
 }
 
-LIST = f"""A cluster of real processes on this machine, shown at work:
+LIST = f"""Demos on a cluster of real processes on this machine:
 
-{chr(10).join(f"  {name:<13}{what}" for name, what in DEMOS.items())}
+{chr(10).join(f"  {name:<13}{summary}" for name, summary in DEMOS.items())}
 
 Start with {PROGRAM} mlp --pp 4
-Every demo explains itself with --help."""
+Every demo explains its options with --help."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the demo that the words name; the exit status."""
+    """Run the demo that the words name. Returns the exit status."""
     if not words or words[0] in ("-h", "--help"):
         print(LIST)
         return 0
@@ -41,15 +41,15 @@ def main(words: Sequence[str]) -> int:
         raise WrongWords(f"there is no demo {name!r}{nearest(name, tuple(DEMOS))}")
     try:
         arguments = parser_of(name).parse(rest)
-        demo = import_module(f"vcluster.demo.{name}")     # after the words are right: these load what they run
-        status: int = demo.show(arguments)
+        demo = import_module(f"vcluster.demo.{name}")     # imported after the arguments are checked, because it is slow
+        status: int = demo.run_demo(arguments)
         return status
     except WrongWords as error:
         error.command = name
         raise
     except RuntimeError as error:
         if not isinstance(error, ClusterError) and type(error) is not RuntimeError:
-            raise  # a mistake of ours; the others say what is wrong with the cluster, or with this system
+            raise  # a bug in the demo; the other errors describe a problem of the cluster or of this system
         print(f"{PROGRAM} {name}: {error}", file=sys.stderr)
         return 1
 

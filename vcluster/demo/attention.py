@@ -1,4 +1,4 @@
-"""The attention demo: who attends to whose keys at each step, and the policies side by side, in bytes and memory."""
+"""The attention demo: the keys of each device at each step, and the policies compared by bytes and memory."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ class Policy:
 
 
 POLICIES = {
-    "unsharded": Policy("nothing but the batch is sharded", (), AttentionSharding.unsharded),
+    "unsharded": Policy("only the batch is split", (), AttentionSharding.unsharded),
     "megatron": Policy("heads over tp; the result is summed", ("tp",), lambda dp: AttentionSharding.megatron("tp", dp)),
     "sequence": Policy(
-        "so, and x and y are split along the sequence", ("tp",), lambda dp: AttentionSharding.sequence("tp", dp)
+        "like megatron, and x and y are split along the sequence", ("tp",),
+        lambda dp: AttentionSharding.sequence("tp", dp)
     ),
     "ring": Policy(
-        "rows over cp, keys and values go round", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
+        "rows over cp; keys and values travel round a ring", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
     ),
     "ulysses": Policy(
         "rows over cp, exchanged for heads and back", ("cp",), lambda dp: AttentionSharding.ring("cp", dp)
@@ -71,13 +72,13 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
-    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    """The checked arguments. Raises `WrongWords`. Starts nothing."""
     name, policy = arguments.policy, POLICIES[arguments.policy]
     usual = Mesh(**({axis: 4 // len(policy.axes) for axis in policy.axes} or {"dp": 2}))
     mesh = mesh_of(arguments, usual)
     if {*mesh.axes} - {"dp"} != {*policy.axes}:
         flags = " ".join(f"--{axis} {size}" for axis, size in usual.shape.items())
-        raise WrongWords(f"policy {name} is over {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
+        raise WrongWords(f"policy {name} needs {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
                          f"mesh is {mesh!r}")
     batch, sequence, heads, head_dim = extents_of(arguments, "BATCH,SEQUENCE,HEADS,HEAD_DIM", most=None)
     if batch * heads * sequence * sequence > MOST_SCORES or batch * sequence * heads * head_dim > MOST_SCORES:
@@ -96,8 +97,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
     return mesh, operation, shapes
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where values, bytes or memory are not what they should be."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if values, bytes or memory differ from what is expected."""
     mesh, operation, shapes = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     plan, screen = operation.plan(shapes, mesh), Screen()
@@ -105,7 +106,7 @@ def show(arguments: argparse.Namespace) -> int:
     screen.line(f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
                 f"{plan.shapes.kv_heads} key-value heads{', causal' * operation.causal}{', zigzag' * operation.zigzag}")
     screen.line(f"  {POLICIES[arguments.policy].summary}")
-    screen.heading("Who attends to whose keys")
+    screen.heading("Keys by device and step")
     _show_steps(screen, plan)
 
     rng = np.random.default_rng(0)
@@ -121,9 +122,9 @@ def show(arguments: argparse.Namespace) -> int:
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
         run = cluster.run(forward_backward, operation, *map(Sharded, whole, layouts))
 
-    screen.heading("What happens")
+    screen.heading("Plan")
     show_plan(screen, plan)
-    screen.heading("The policies side by side")
+    screen.heading("All policies compared")
     _show_policies(screen, operation, shapes, mesh)
 
     screen.heading("Verdict")
@@ -132,7 +133,7 @@ def show(arguments: argparse.Namespace) -> int:
     close = verdict_of_values(screen, results, in_one_process(values, grad, causal=operation.causal))
     predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     same = verdict_of_bytes(
-        screen, run.trace, predicted, "as planned, above; AttentionShardingPolicy has it in letters"
+        screen, run.trace, predicted, "as planned, above; AttentionShardingPolicy has it as a formula"
     )
     good = close and same and _few_blocks(screen, plan, run.trace)
     show_elsewhere(screen, run.trace, mesh, hardware)
@@ -150,18 +151,18 @@ def in_one_process(values: list[Any], grad: Any, *, causal: bool) -> list[Any]:
     out, lse = attend(q, k, v, mask)
     of_out = np.einsum("bsm,hdm->bshd", grad, wo)
     of_q, *of_keys = attend_backward(q, k, v, lse, row_products(out, of_out), of_out, mask)
-    made = [of_q, *(gather_heads(x, serves, wk.shape[1]) for x in of_keys)]
-    of_x = sum(np.einsum("bshd,mhd->bsm", g, w) for g, w in zip(made, (wq, wk, wv), strict=True))
-    weights = [np.einsum("bsm,bshd->mhd", x, g) for g in made]
+    projected = [of_q, *(gather_heads(x, serves, wk.shape[1]) for x in of_keys)]
+    of_x = sum(np.einsum("bshd,mhd->bsm", g, w) for g, w in zip(projected, (wq, wk, wv), strict=True))
+    weights = [np.einsum("bsm,bshd->mhd", x, g) for g in projected]
     return [np.einsum("bshd,hdm->bsm", out, wo), of_x, *weights, np.einsum("bshd,bsm->hdm", out, grad)]
 
 
 def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
-    """A row for each device: its rows and heads, at each step whose keys it has, and the scores that it computes."""
+    """Write one row for each device: its rows and heads, its keys at each step, and the number of its scores."""
     size, ulysses = len(plan.runs), plan.is_ulysses
     whole = (range(plan.shapes.x[1]),)
     if max(size, plan.mesh.size) > MOST_DRAWN:
-        screen.line(f"  {plan.mesh.size} devices, {1 if ulysses else size} steps: drawn for up to {MOST_DRAWN}")
+        screen.line(f"  {plan.mesh.size} devices, {1 if ulysses else size} steps: only drawn for up to {MOST_DRAWN}")
         return
     steps = 1 if ulysses else size
     table = []
@@ -175,29 +176,30 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
             scores += computed
             letter = "all" if steps == 1 else LETTERS[at]
             cells.append({"all": letter, "some": letter.lower()}.get(seen, "-"))
-        table.append((f"r{rank}", _told(rows), _told((heads.queries,)), _told((heads.keys,)), *cells, f"{scores:,}"))
+        spans = _spans(rows), _spans((heads.queries,)), _spans((heads.keys,))
+        table.append((f"r{rank}", *spans, *cells, f"{scores:,}"))
     screen.table(("device", "rows", "heads", "keys", "step 0", *map(str, range(1, steps)), "scores"), table)
     if steps > 1:
-        screen.line("  keys and values of these rows, a small letter where some are masked, - all:")
-        screen.line(fold([f"{LETTERS[i]}: {_told(runs)}" for i, runs in enumerate(plan.runs)], indent="    "))
-        screen.line("  backward they go back the way they came, with their gradients")
-    screen.line("  keys: key-value heads; scores: so many a head and a sequence of the batch")
+        screen.line("  keys and values of these rows; a small letter if some are masked, - if all:")
+        screen.line(fold([f"{LETTERS[i]}: {_spans(runs)}" for i, runs in enumerate(plan.runs)], indent="    "))
+        screen.line("  in the backward pass they travel back with their gradients")
+    screen.line("  keys: key-value heads; scores: number per head and sequence")
 
 
 def _seen(rows: Runs, columns: Runs, *, causal: bool) -> tuple[str, int]:
-    """Whether rows see ``all`` of some columns, ``some`` or none, and how many scores are computed."""
-    found = list(pieces(rows, columns, causal=causal))
-    scores = sum((piece.rows.stop - piece.rows.start) * (piece.columns.stop - piece.columns.start) for piece in found)
-    whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(piece.masked for piece in found)
-    return "all" if whole and found else "some" if found else "", scores
+    """Whether rows attend to ``all``, ``some`` or none of some columns, and the number of scores computed."""
+    blocks = list(pieces(rows, columns, causal=causal))
+    scores = sum((block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks)
+    whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(block.masked for block in blocks)
+    return "all" if whole and blocks else "some" if blocks else "", scores
 
 
-def _told(runs: Runs) -> str:
+def _spans(runs: Runs) -> str:
     return " ".join(f"{run.start}:{run.stop}" for run in runs if run) or "none"
 
 
 def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: Mesh) -> None:
-    """Forward and backward of each policy on as many devices, counted by the recorder."""
+    """Write forward and backward of each policy on the same number of devices, counted by the recorder."""
     replicas = {axis: size for axis, size in mesh.shape.items() if axis == "dp"}
     devices = mesh.size // prod(replicas.values())
     rows: list[tuple[str, ...]] = []
@@ -211,20 +213,20 @@ def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: M
         for zigzag in (False, True) if operation.causal and name in RINGS else (False,):
             layouts = policy.sharding(tuple(replicas))
             other = Attention(layouts, AttentionShardingPolicy(name), causal=operation.causal, zigzag=zigzag)
-            told = ("  zigzag" if zigzag else name, ",".join(f"{axis}={size}" for axis, size in sizes.items()))
+            head = ("  zigzag" if zigzag else name, ",".join(f"{axis}={size}" for axis, size in sizes.items()))
             try:
                 plan = other.plan(shapes, on)
             except ValueError:
-                rows.append((*told, *["-"] * 4, "heads do not fit"))
+                rows.append((*head, *["-"] * 4, "heads do not fit"))
                 continue
             trace = _recorded(other, shapes, on)
             peaks = max(trace.peaks().values()), max(trace.peaks("scores").values(), default=0)
             moved = sum(plan.bytes_received), sum(plan.backward_bytes_received)
             work = f"{max(plan.flops) / max(1, min(plan.flops)):.1f}"
-            rows.append((*told, *map(_short, (*moved, *peaks)), work))
+            rows.append((*head, *map(_short, (*moved, *peaks)), work))
     screen.table(("policy", "over", "forward", "backward", "peak", "scores", "work"), rows)
-    screen.line("  bytes that all devices receive; the most that one holds, and of scores alone;")
-    screen.line("  work: the flops of the busiest device while it attends by the idlest's")
+    screen.line("  bytes received by all devices; peak bytes of one device, and of its scores;")
+    screen.line("  work: attention flops of the busiest device relative to the least busy one")
 
 
 def _short(nbytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The collectives demo: a collective as its explanation shows it, and then as the cluster runs it."""
+"""The collectives demo: a collective is explained step by step and then executed on the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vcluster.demo.screen import Screen
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
-    """The collective, its algorithm, and the pairs of a permute.  Raises `WrongWords`; starts nothing."""
+    """The collective, its algorithm, and the pairs of a permute. Raises `WrongWords`. Starts nothing."""
     collective, size = arguments.collective, arguments.devices
     there_are = algorithms(collective, size)
     name = arguments.algorithm
@@ -33,13 +33,13 @@ def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
 
 
 def inputs(collective: str, size: int) -> list[np.ndarray]:
-    """An array for each device: the tens tell the device, the units the place."""
-    count = 2 if kind_of(collective).in_shards else size    # a result of all inputs together is kept short
+    """An array for each device. The tens digit is the device, the units digit the position."""
+    count = 2 if kind_of(collective).in_shards else size    # a result as long as all inputs together is kept short
     return [10 * rank + np.arange(count) for rank in range(size)]
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where the cluster does not do what the explanation says."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if the cluster's results differ from the explanation."""
     collective, name, pairs = prepare(arguments)
     values = inputs(collective, arguments.devices)
     screen = Screen()
@@ -63,9 +63,9 @@ def _run(device: Device, x: np.ndarray, collective: str, name: str, pairs: Pairs
 
 def _show_verdict(screen: Screen, explained: Explanation, run: Any) -> bool:
     ranks = range(explained.algorithm.size)
-    same = all(_equal(out, wanted) for out, wanted in zip(run.outputs, explained.results, strict=True))
+    same = all(_equal(out, expected) for out, expected in zip(run.outputs, explained.results, strict=True))
     if kind_of(explained.algorithm.collective).moves:
-        screen.verdict(same, f"every device's result is {'the one' if same else 'NOT what is'} shown above")
+        screen.verdict(same, f"every device's result {'equals' if same else 'does NOT equal'} the one above")
     received = tuple(run.trace.bytes_received(rank) for rank in ranks)
     bytes_agree = received == explained.bytes_received
     screen.verdict(bytes_agree, f"{sum(received)} bytes received, {_as_above(bytes_agree)}")
@@ -76,12 +76,12 @@ def _show_verdict(screen: Screen, explained: Explanation, run: Any) -> bool:
 
 
 def _as_above(agree: bool) -> str:
-    return "device by device as above" if agree else "NOT as above"
+    return "on each device as above" if agree else "NOT as above"
 
 
-def _equal(out: Any, wanted: Any) -> bool:
-    if wanted is None or out is None:
-        return out is wanted
-    if isinstance(wanted, list):
-        return len(out) == len(wanted) and all(map(_equal, out, wanted))
-    return np.array_equal(out, wanted) and np.asarray(out).dtype == np.asarray(wanted).dtype
+def _equal(out: Any, expected: Any) -> bool:
+    if expected is None or out is None:
+        return out is expected
+    if isinstance(expected, list):
+        return len(out) == len(expected) and all(map(_equal, out, expected))
+    return np.array_equal(out, expected) and np.asarray(out).dtype == np.asarray(expected).dtype

@@ -1,4 +1,4 @@
-"""Words from a command line, checked: what is wrong is one line with the nearest right words, and exit status 2."""
+"""Checked command lines: an error is one line with the nearest valid words, and exit status 2."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any, NoReturn
 from parallelism.mesh import Mesh
 
 AXES = ("pp", "dp", "cp", "ep", "tp")
-"""Outermost first, as Megatron orders them: the ranks of a tp group are neighbours."""
+"""The axes of a mesh, outermost first. The order is that of Megatron: the ranks of a tp group are neighbours."""
 
 MOST_DEVICES = 256
 
 
 class WrongWords(Exception):
-    """The command line cannot be served; the text is for who typed it."""
+    """The command line is invalid. The text is a message for the user."""
 
     command: str = ""
-    """The demo whose words they are."""
+    """The command whose arguments are invalid."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are `WrongWords`, with no abbreviations and examples kept as they are."""
+    """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         raise WrongWords(message.removeprefix("argument ") + hint)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The words as a namespace.  Raises `WrongWords` for one that is not known, with the nearest that is."""
+        """The words as a namespace. Raises `WrongWords` for an unknown word, with the nearest known one."""
         namespace, unknown = self.parse_known_args(words)
         if unknown:
             options = [option for option in self._option_string_actions if option.startswith("--")]
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    """The words as a namespace; None where ``--help`` has said all."""
+    """The words as a namespace. None after ``--help``, which prints its text."""
     try:
         return parser.parse(words)
     except SystemExit:
@@ -60,29 +60,29 @@ def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
 
 
 def nearest(word: str, right: Sequence[str]) -> str:
-    """`` (did you mean ...?)`` where one of the right words is close, else all of them."""
+    """The hint ``; did you mean ...?`` if one of the valid words is close, otherwise a list of all of them."""
     close = get_close_matches(word.lower(), right, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else f"; there is {', '.join(right)}"
 
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """A type for argparse: a whole number of at least ``least`` and at most ``most``."""
-    wanted = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    """A type for argparse: an integer of at least ``least`` and at most ``most``."""
+    expected = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
 
     def convert(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"needs {wanted}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"needs {expected}, got {text!r}") from None
         if number < least or (most is not None and number > most):
-            raise argparse.ArgumentTypeError(f"needs {wanted}, got {number}")
+            raise argparse.ArgumentTypeError(f"needs {expected}, got {number}")
         return number
 
     return convert
 
 
 def positive(text: str) -> float:
-    """A type for argparse: a finite number above 0."""
+    """A type for argparse: a finite number greater than 0."""
     try:
         number = float(text)
     except ValueError:
@@ -93,12 +93,12 @@ def positive(text: str) -> float:
 
 
 def wholes(text: str) -> tuple[int, ...]:
-    """A type for argparse: whole numbers of at least 1, with commas between them."""
+    """A type for argparse: integers of at least 1, separated by commas."""
     return tuple(whole()(part.strip()) for part in text.split(","))
 
 
 def choice(right: Sequence[str]) -> Callable[[str], str]:
-    """A type for argparse: one of the right words, whatever its case, with - for _."""
+    """A type for argparse: one of the valid words. Case does not matter, and - may replace _."""
     canonical = {word.lower().replace("-", "_"): word for word in right}
 
     def convert(text: str) -> str:
@@ -111,26 +111,26 @@ def choice(right: Sequence[str]) -> Callable[[str], str]:
 
 
 def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
-    """Adds ``--mesh`` and a flag for each axis, given with its help."""
+    """Add ``--mesh``, and a flag for each of the given axes with its help."""
     for axis in AXES:
         if axis in axes:
             parser.add_argument(f"--{axis}", type=whole(), metavar="N", help=axes[axis])
     example = ",".join(f"{axis}=2" for axis in AXES if axis in axes)
-    parser.add_argument("--mesh", metavar="AXES", help=f"the mesh outright, outermost axis first: {example}")
+    parser.add_argument("--mesh", metavar="AXES", help=f"the whole mesh, outermost axis first, as {example}")
 
 
 def mesh_of(
     arguments: argparse.Namespace, usual: Mesh, *, any_axes: bool = False, most: int | None = MOST_DEVICES
 ) -> Mesh:
-    """The mesh that was asked for: ``--mesh`` as it stands, or the flags with pp outermost, then dp, cp and tp.
+    """The requested mesh: that of ``--mesh``, or the flags with pp outermost, then dp, cp, ep and tp.
 
-    ``usual`` is the mesh where no axis was given; ``any_axes``: ``--mesh`` may name others than there are flags for;
-    ``most`` devices (None: any number).  Raises `WrongWords`.
+    ``usual`` is the mesh if no axis is given. With ``any_axes``, ``--mesh`` may name axes that have no flag. ``most``
+    limits the number of devices (None: no limit). Raises `WrongWords`.
     """
     flags = {axis: getattr(arguments, axis) for axis in AXES if getattr(arguments, axis, None) is not None}
     if arguments.mesh is not None:
         if flags:
-            raise WrongWords(f"--mesh says it all; leave out {' and '.join('--' + axis for axis in flags)}")
+            raise WrongWords(f"--mesh gives all axes; leave out {' and '.join('--' + axis for axis in flags)}")
         flags = _axes_of(arguments.mesh, None if any_axes else [axis for axis in AXES if hasattr(arguments, axis)])
     mesh = Mesh(**flags) if flags else usual
     if most is not None and mesh.size > most:
@@ -146,7 +146,7 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
             raise WrongWords(f"--mesh needs axis=size pairs, as in --mesh pp=2,dp=2; got {text!r}")
         if known is None:
             if not axis.isidentifier():
-                raise WrongWords(f"--mesh: the name of an axis is letters, digits and _, got {axis!r}")
+                raise WrongWords(f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}")
         elif axis not in known:
             raise WrongWords(f"--mesh has no axis {axis!r} here{nearest(axis, known)}")
         if axis in extents:
@@ -160,7 +160,7 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
 
 @contextmanager
 def accessing(path: Path, verb: str = "written", option: str = "") -> Iterator[None]:
-    """Turns an `OSError` into `WrongWords`: the file of an option cannot be written, or read."""
+    """Turn an `OSError` into `WrongWords`: the file of an option cannot be written, or read."""
     try:
         yield
     except OSError as error:
@@ -168,10 +168,10 @@ def accessing(path: Path, verb: str = "written", option: str = "") -> Iterator[N
 
 
 def writable(path: Path, option: str = "") -> Path:
-    """``path``, which is found to be writable now and left as it was.  Raises `WrongWords`."""
+    """Check that ``path`` can be written, without changing it, and return it. Raises `WrongWords`."""
     with accessing(path, option=option):
         existed = path.exists()
-        if path.is_fifo():  # to open it would wait for a reader
+        if path.is_fifo():  # opening it would wait for a reader
             raise WrongWords(f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file")
         with path.open("ab"):
             pass
@@ -181,9 +181,9 @@ def writable(path: Path, option: str = "") -> Path:
 
 
 def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
-    """Runs ``main`` on the words and gives its exit status; 2 after one line on stderr where they were wrong."""
+    """Run ``main`` on the words and return its exit status. For an invalid command line: one line on stderr, and 2."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal or file that knows no box-drawing characters gets a "?"
+        if hasattr(stream, "reconfigure"):  # a terminal or file without box-drawing characters gets a "?"
             stream.reconfigure(errors="replace", line_buffering=True)
     try:
         return main(sys.argv[1:] if words is None else words)
@@ -193,7 +193,7 @@ def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[st
     except KeyboardInterrupt:
         print(f"{program}: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of the output has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

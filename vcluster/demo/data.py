@@ -1,7 +1,6 @@
-"""What the perceptron learns from: the packaged handwritten digits, or a file of the user's.
+"""The data that the perceptron learns: the packaged handwritten digits, or a file of the user's.
 
-A file of the user's is foreign bytes: nothing in it is unpickled, and whatever is wrong with it is one
-`DataError` that names the file.
+A user's file is untrusted: nothing in it is unpickled, and every problem with it is a `DataError` that names the file.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from pathlib import Path
 import numpy as np
 
 TEST_SHARE = 5
-"""One row in this many is kept for the test."""
+"""One of this many rows is used for testing."""
 
 MOST_CLASSES = 1000
-"""Whole numbers below this are taken for classes, larger ones for values to be met."""
+"""A target of integers below this is taken for classes, any other target for real values."""
 
 
 class DataError(ValueError):
-    """A data file that cannot be used; the text is one line for whoever gave the file."""
+    """A data file cannot be used. The text is one line for the user."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows to learn from and rows to test on, ready for a network.
+    """Rows for training and rows for testing, ready for a network.
 
-    ``x`` and ``x_test``: float64 (rows, features), each feature with mean 0 and spread 1 over the training rows.
-    ``targets`` and ``targets_test``: float64 (rows, outputs); one-hot where ``classes``, else scaled like x.
+    ``x`` and ``x_test`` are float64 (rows, features), each feature with mean 0 and spread 1 over the training rows.
+    ``targets`` and ``targets_test`` are float64 (rows, outputs): one-hot if ``classes``, otherwise scaled like x.
     """
 
     name: str
@@ -41,17 +40,17 @@ class Dataset:
 
     @property
     def features(self) -> int:
-        """Inputs of the network."""
+        """The number of inputs of the network."""
         return int(self.x.shape[1])
 
     @property
     def outputs(self) -> int:
-        """Outputs of the network: the number of classes, or of values per row."""
+        """The number of outputs of the network: of classes, or of values per row."""
         return int(self.targets.shape[1])
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
-    """The packaged digits: images uint8 (1797, 8, 8) of 0 to 16, labels uint8 (1797,).  Source: digits.txt."""
+    """The packaged digits: images uint8 (1797, 8, 8) of 0 to 16, labels uint8 (1797,). Source: digits.txt."""
     with (
         resources.files("vcluster.demo").joinpath("digits.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as arrays,
@@ -68,14 +67,14 @@ def digits(seed: int = 0) -> Dataset:
 def load_npz(path: str | Path, seed: int = 0) -> Dataset:
     """The arrays ``x`` and ``y`` of an .npz file as a `Dataset`.
 
-    ``x`` is (rows, ...), real and finite.  Whole numbers from 0 to 999 in a one-dimensional ``y`` are classes; any
-    other real ``y`` of (rows,) or (rows, outputs) is values to be met.  Raises `DataError` for all else.
+    ``x`` is (rows, ...), real and finite. If ``y`` is one-dimensional with integers from 0 to 999, they are classes.
+    Any other real ``y`` of shape (rows,) or (rows, outputs) holds real values. Raises `DataError` for everything else.
     """
     path = Path(path)
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DataError(f"{path} is not a file that can be read twice")
-        # Opened here, because np.load leaves a file that it cannot read open; its remarks on odd headers are no news.
+        # The file is opened here, because np.load does not close a file that it cannot read.
         with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
@@ -83,8 +82,8 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
             with loaded as arrays:
                 missing = [name for name in ("x", "y") if name not in arrays.files]
                 if missing:
-                    found = ", ".join(arrays.files) or "nothing"
-                    raise DataError(f"{path} has no array {' and no array '.join(missing)}; it holds {found}")
+                    names = ", ".join(arrays.files) or "nothing"
+                    raise DataError(f"{path} has no array {' and no array '.join(missing)}; it holds {names}")
                 x, y = arrays["x"], arrays["y"]
     except DataError:
         raise
@@ -93,7 +92,7 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except MemoryError:
-        raise DataError(f"{path} says it holds more than fits in memory") from None
+        raise DataError(f"{path} needs more memory than this machine has") from None
     except Exception as error:
         # zipfile, zlib and NumPy's header parser raise a dozen types for bytes that are not an archive.
         raise DataError(f"{path} is not a whole .npz file ({_one_line(error)})") from None
@@ -105,23 +104,23 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
 def _checked(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for name, array in (("x", x), ("y", y)):
         if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool) or np.iscomplexobj(array):
-            raise DataError(f"{path}: {name} must hold real numbers, it holds {array.dtype}")
+            raise DataError(f"{path}: {name} must hold real numbers, got {array.dtype}")
     if x.ndim < 2 or x[:1].size == 0:
-        raise DataError(f"{path}: x must be (rows, features), it is {x.shape}")
+        raise DataError(f"{path}: x must be (rows, features), got shape {x.shape}")
     if y.ndim not in (1, 2) or y[:1].size == 0:
-        raise DataError(f"{path}: y must be (rows,) or (rows, outputs), it is {y.shape}")
+        raise DataError(f"{path}: y must be (rows,) or (rows, outputs), got shape {y.shape}")
     if len(x) != len(y):
-        raise DataError(f"{path}: x has {len(x)} rows and y has {len(y)}")
+        raise DataError(f"{path}: x and y must have the same number of rows, got {len(x)} and {len(y)}")
     if len(x) < TEST_SHARE:
-        raise DataError(f"{path}: at least {TEST_SHARE} rows are needed to train and to test, there are {len(x)}")
+        raise DataError(f"{path}: training and testing need at least {TEST_SHARE} rows, got {len(x)}")
     x = x.reshape(len(x), -1)
     for name, array in (("x", x), ("y", y.reshape(len(y), -1))):
         with np.errstate(over="ignore"):
             row, column = np.nonzero(~(np.abs(array.astype(np.float64)) < 1e150))
         if row.size:
             worst = array[row[0], column[0]]
-            what = "is not finite" if not np.isfinite(worst) else "is too large to be scaled"
-            raise DataError(f"{path}: {name}[{row[0]}] holds {worst}, which {what} ({row.size} such values)")
+            problem = "is not finite" if not np.isfinite(worst) else "is too large to be scaled"
+            raise DataError(f"{path}: {name}[{row[0]}] holds {worst}, which {problem} ({row.size} such values)")
     return x, y
 
 
@@ -140,8 +139,8 @@ def _dataset(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Dataset:
 def _scaled(values: np.ndarray, by: np.ndarray) -> np.ndarray:
     """``values`` with mean 0 and spread 1 over the rows of ``by``, column by column.
 
-    A column that is nearly always the same (a pixel at the rim) is not blown up: its spread counts as a tenth of its
-    range at least.
+    The spread of a column counts as at least a tenth of its range. Otherwise a column that is nearly constant (a pixel
+    at the edge) would be amplified.
     """
     spread = np.maximum(by.std(axis=0), 0.1 * np.ptp(by, axis=0))
     scaled: np.ndarray = (values - by.mean(axis=0)) / np.where(spread > 0, spread, 1.0)

@@ -1,4 +1,4 @@
-"""What a run of a demo would take on described hardware: the word for it, and what is shown."""
+"""The predicted time of a demo's run on described hardware: the option ``--hardware`` and its output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from parallelism.display.quantities import seconds
-from parallelism.hardware.host import told as told_of_host
+from parallelism.hardware.host import told as host_summary
 from parallelism.mesh import Mesh
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
-    """The hardware of ``--hardware``, with a place for so many devices (None: any number).  Raises `WrongWords`."""
+    """The hardware of ``--hardware``, with room for ``size`` devices (None: any number). Raises `WrongWords`."""
     if name is None:
         return None
     from parallelism.hardware import Hardware
     from parallelism.timeline import Pricing
 
     try:
-        found = Hardware.of_host(size) if name == "host" else Hardware.of(name)
-        if found is None:
-            raise WrongWords(f"--hardware host: {told_of_host()}")
+        hardware = Hardware.of_host(size) if name == "host" else Hardware.of(name)
+        if hardware is None:
+            raise WrongWords(f"--hardware host: {host_summary()}")
         if size is not None:
-            Pricing(found).for_devices(size)
+            Pricing(hardware).for_devices(size)
     except (ValueError, OSError) as error:
         raise WrongWords(f"--hardware: {error}") from None
-    return found
+    return hardware
 
 
 def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware | None) -> Trace:
-    """The time of a run there, what it goes into, and the axes whose groups leave a node; the priced trace."""
+    """Print the predicted time, its parts, and the axes whose groups leave a node. Returns the priced trace."""
     if hardware is None:
         return trace
     from parallelism.trace.breakdown import split
@@ -52,13 +52,13 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     computing = sum(totals.compute_seconds for totals in there.totals.values())
     exposed = sum(parts.communication for parts in split(there).values())
     if dtype is not None:
-        screen.line(f"  priced as              {dtype}, as it has no float64")
+        screen.line(f"  priced as              {dtype}, because it has no float64")
     screen.line(f"  step time              {seconds(there.makespan_seconds)}")
     bubble = max(0.0, available - computing - exposed)
     for name, part in (("compute", computing), ("exposed communication", exposed), ("bubble", bubble)):
         share = part / available if available else 0.0
         screen.line(f"  {name:22} {share:.1%} of the devices' time")
-    screen.line(f"  not declared           {seconds(there.undeclared_seconds)} of CPU time here, free there")
+    screen.line(f"  undeclared compute     {seconds(there.undeclared_seconds)} of CPU time here, not priced there")
     near = hardware.links[0].name
     apart = {axis: hardware.spans(mesh, axis) for axis in mesh.axes}
     leaving = [f"{axis} (over {level})" for axis, level in apart.items() if level not in (None, near)]

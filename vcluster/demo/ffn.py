@@ -1,4 +1,4 @@
-"""The ffn demo: the feed-forward block of a Transformer on a mesh, forward and backward, beside one process."""
+"""The ffn demo: the feed-forward block of a Transformer, forward and backward, compared with one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vcluster.demo.screen import Screen
 
 @dataclass(frozen=True)
 class Policy:
-    """A named policy over one axis X (the last of the mesh; a first one splits the batch), or over X and Y."""
+    """A policy over the last axis X of the mesh, where earlier axes split the batch, or over two axes X and Y."""
 
     summary: str
     least_axes: int
@@ -43,7 +43,7 @@ POLICIES = {
         lambda mesh: FeedForwardSharding.megatron(mesh.axes[-1], mesh.axes[:-1]),
     ),
     "sequence": Policy(
-        "so, and x and y are split along the sequence", 1,
+        "like megatron, and x and y are split along the sequence", 1,
         lambda mesh: FeedForwardSharding.sequence(mesh.axes[-1], mesh.axes[:-1]),
     ),
     "gspmd_2d": Policy(
@@ -54,7 +54,7 @@ POLICIES = {
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int, ...]]:
-    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    """The checked arguments. Raises `WrongWords`. Starts nothing."""
     policy = POLICIES[arguments.policy]
     mesh = mesh_of(arguments, Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2), any_axes=True)
     if len(mesh.axes) < policy.least_axes:
@@ -63,8 +63,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int
     return mesh, FeedForward(policy.sharding(mesh), activation=arguments.activation), shape
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     sharding, screen = operation.sharding, Screen()
@@ -76,7 +76,7 @@ def show(arguments: argparse.Namespace) -> int:
     values = [rng.standard_normal(shape) for shape in shapes]
     grad = rng.standard_normal(shapes[0])
 
-    screen.heading("Who holds what")
+    screen.heading("Layouts")
     named = dict(zip(NAMES, shapes, strict=True))
     labels = ("x[b, s, m]", "x"), ("W1[m, f]", "w1"), ("W2[f, m]", "w2")
     show_layouts(screen, ((label, named[name], getattr(sharding, name)) for label, name in labels), mesh)
@@ -87,7 +87,7 @@ def show(arguments: argparse.Namespace) -> int:
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
         run = cluster.run(forward_backward, operation, Sharded(grad, sharding.out), *inputs)
 
-    screen.heading("What happens")
+    screen.heading("Plan and traffic")
     plan = operation.plan((shapes[0], shapes[1], shapes[3]), mesh)
     show_plan(screen, plan)
     screen.line()

@@ -1,4 +1,4 @@
-"""The gpt demo: a small GPT trained on a mesh of stages, shards and replicas, beside the same in one process."""
+"""The gpt demo: a small GPT is trained on stages, shards and replicas, and compared with one process."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-9
-"""Between the losses of all steps, and the parameters at the end, and those of one process."""
+"""Largest difference from one process, of the losses of all steps and of the final parameters."""
 SEQUENCE = 32
-"""Tokens in a row of a batch."""
+"""Number of tokens in a row of a batch."""
 TEMPERATURE = 0.5
 MOST_WIDTH = 512
 MOST_PROMPT = 60
-"""Characters of the prompt that are shown."""
+"""Maximal number of characters of the prompt that are shown."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for, checked."""
+    """The checked arguments of the demo."""
 
     mesh: Mesh
     model: Transformer
@@ -63,13 +63,13 @@ class Job:
     hardware: Hardware | None
 
     def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and targets of a step: the targets are one token on."""
+        """Tokens and targets of a step. Each target is the token after the next."""
         drawn = pieces(self.tokens, self.rows, SEQUENCE + 1, (self.seed, step))
         return drawn[:, :-1], drawn[:, 1:]
 
 
 def prepare(arguments: argparse.Namespace) -> Job:
-    """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
+    """The arguments as a `Job`. Raises `WrongWords` if they cannot be run. Starts nothing."""
     mesh = mesh_of(arguments, Mesh(pp=1))
     if arguments.width > MOST_WIDTH:
         raise WrongWords(f"--width: a demo takes widths up to {MOST_WIDTH}, got {arguments.width}")
@@ -80,12 +80,12 @@ def prepare(arguments: argparse.Namespace) -> Job:
     layers = arguments.blocks + 2
     if stages > layers:
         raise WrongWords(f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
-                         f"head included; for more of them: --blocks {stages - 2}")
+                         f"head included; for more stages: --blocks {stages - 2}")
     if pipeline.schedule.weights != "one" or pipeline.schedule.local:
-        raise WrongWords(f"--schedule: {pipeline.schedule.name} does not learn what one process does, which this demo "
-                         f"shows")
+        raise WrongWords(f"--schedule: {pipeline.schedule.name} does not compute the same as one process, which this "
+                         f"demo compares with")
     check_rows(arguments, mesh.shape.get("dp", 1), arguments.rows,
-               f"a batch has {arguments.rows} rows; --rows says how many")
+               f"a batch has {arguments.rows} rows; --rows changes that")
     try:
         model = Transformer(
             vocabulary=VOCABULARY, width=arguments.width, heads=arguments.heads, blocks=arguments.blocks,
@@ -98,7 +98,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
     except ValueError as error:
         raise WrongWords(f"--heads {arguments.heads}: {error}") from None
     if not arguments.prompt:
-        raise WrongWords("--prompt: needs a character at least")
+        raise WrongWords("--prompt: needs at least one character")
     check_writable(trace=arguments.trace)
     hardware = hardware_of(arguments.hardware, mesh.size)
     return Job(
@@ -107,8 +107,8 @@ def prepare(arguments: argparse.Namespace) -> Job:
     )
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where the numbers are not those of one process, or the bytes not the closed form's."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if numbers differ from one process or bytes from the closed form."""
     job = prepare(arguments)
     model, screen = job.model, Screen()
     screen.line(f"A small GPT on {job.mesh!r}, each device a {job.backend}", "bold")
@@ -121,12 +121,12 @@ def show(arguments: argparse.Namespace) -> int:
     from vcluster import VirtualCluster
 
     with VirtualCluster(job.mesh, backend=job.backend) as cluster:
-        screen.heading("Who holds what")
+        screen.heading("Layers by device")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
         trained = train(model, job.optimizer, job.steps, job.batch, cluster, screen)
         written = generate(job, cluster)
-    screen.heading("The same in one process")
+    screen.heading("The same training in one process")
     with VirtualCluster(1, backend=job.backend) as cluster:
         whole = replace(model, pipeline=Pipeline(1, 1))
         alone = train(whole, job.optimizer, job.steps, job.batch, cluster, screen)
@@ -135,14 +135,14 @@ def show(arguments: argparse.Namespace) -> int:
     screen.heading("Bytes in the last step")
     good = _show_bytes(screen, job, trained.step) and good
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
-    write(screen, "trace", "record", job.trace, record.save)
-    screen.heading("What it writes, a byte after the other, all devices together")
+    write(screen, "trace", "trace", job.trace, record.save)
+    screen.heading("Generated text, one byte after the other, by all devices together")
     screen.line(f"  {_shown(job)}|{in_one_line(written)}")
     return 0 if good else 1
 
 
 def generate(job: Job, cluster: VirtualCluster) -> list[int]:
-    """What comes after the prompt: each byte drawn by its probability, sharpened, and fed back in."""
+    """Continue the prompt: draw each byte from its sharpened probabilities and append it to the context."""
     step, rng = job.model.predict_step(), np.random.default_rng(job.seed)
     context, written = [*job.prompt][-SEQUENCE:], list[int]()
     for _ in range(WIDTH - 3 - len(_shown(job))):
@@ -164,7 +164,7 @@ def _count(model: Transformer) -> int:
 
 
 def _shards(job: Job, rank: int) -> list[int]:
-    """The elements of each parameter that a rank holds a shard of."""
+    """The number of elements of each parameter of which a rank holds a shard."""
     place = job.mesh.index(rank)
     layers = layers_on(job.model.pipeline, job.model, place["pp"] if "pp" in job.mesh.axes else 0)
     return [
@@ -185,18 +185,18 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
         inner = [layer for layer in layers if 0 < layer < model.layer_count - 1]
         parts += [f"block {layer}" for layer in inner] if len(inner) <= 2 else [f"{len(inner)} blocks"]
         parts += ["head"] * (model.layer_count - 1 in layers)
-        told = ", ".join(parts)
-        cells.append((told if len(told) <= 28 else listed(layers), f"{heads} of {model.heads}",
+        names = ", ".join(parts)
+        cells.append((names if len(names) <= 28 else listed(layers), f"{heads} of {model.heads}",
                       f"{sum(_shards(job, rank)):,}"))
     show_holders(screen, job.mesh, cluster, ("layers", "heads", "parameters"), cells)
 
 
 def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> bool:
     first, last = trained.losses[0], trained.losses[-1]
-    screen.line(f"  loss {short(first)} at first (a guess among 256 has {np.log(VOCABULARY):.4f}), {short(last)} "
-                f"at last")
+    screen.line(f"  loss {short(first)} before the first step (a random guess among 256 has "
+                f"{np.log(VOCABULARY):.4f}),\n  {short(last)} before the last")
     if not last < first + 1:
-        screen.verdict(False, "the training ran away; a smaller step may hold it: --learning-rate 0.001")
+        screen.verdict(False, "the training diverged; try a smaller step: --learning-rate 0.001")
         return False
     apart = float(np.max(np.abs(np.subtract(trained.losses, alone.losses))))
     same = apart <= TOLERANCE
@@ -204,10 +204,10 @@ def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> bool:
     assert trained.last.parameters is not None and alone.last.parameters is not None
     difference = largest_difference(trained.last.parameters, alone.last.parameters)
     close = difference <= TOLERANCE
-    screen.verdict(close, f"and from its parameters at the end: {difference:.1e}")
+    screen.verdict(close, f"largest difference from its final parameters: {difference:.1e}")
     steps = len(trained.losses)
-    screen.line(f"       {trained.seconds / steps * 1e3:.0f} ms a step, {alone.seconds / steps * 1e3:.0f} ms in one "
-                f"process, by the wall")
+    screen.line(f"       wall time: {trained.seconds / steps * 1e3:.0f} ms per step, "
+                f"{alone.seconds / steps * 1e3:.0f} ms in one process")
     return same and close
 
 
@@ -225,18 +225,18 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
             count = len(step.filter(kind="send")) if axis == "pp" else step.filter(axes=axis).count(kind)
             rows.append((kind, axis, f"{count:,}", f"{moved[axis]:,}", what))
     for name, kind in (("host to devices", "h2d"), ("devices to host", "d2h")):
-        found = step.filter(kind=kind)
-        nbytes = found.bytes_received() if kind == "h2d" else found.bytes_sent()
-        rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss; this time parameters"))
-    screen.table(("kind", "axis", "how many", "bytes", "what"), rows)
+        traffic = step.filter(kind=kind)
+        nbytes = traffic.bytes_received() if kind == "h2d" else traffic.bytes_sent()
+        rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss; in this step parameters"))
+    screen.table(("kind", "axis", "count", "bytes", "content"), rows)
     good = all(moved[axis] == expected[axis] for axis in moved) and step.bytes_received() == sum(expected.values())
-    word = "is" if good else "is NOT"
-    screen.verdict(good, f"each axis {word} at its closed form: {', '.join(_told(expected)) or 'nothing moves'}")
+    word = "equals" if good else "does NOT equal"
+    screen.verdict(good, f"each axis {word} its closed form: {', '.join(_listing(expected)) or 'none'}")
     return good
 
 
 def expected_bytes(job: Job) -> dict[str, int]:
-    """What a step moves between devices over each axis, summed over them."""
+    """The bytes that a step moves between devices over each axis, summed over the devices."""
     model, shape = job.model, job.mesh.shape
     dp, tp = shape.get("dp", 1), shape.get("tp", 1)
     tokens = job.rows * SEQUENCE
@@ -252,5 +252,5 @@ def expected_bytes(job: Job) -> dict[str, int]:
     }
 
 
-def _told(expected: dict[str, int]) -> list[str]:
+def _listing(expected: dict[str, int]) -> list[str]:
     return [f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes]

@@ -1,4 +1,4 @@
-"""The matmul demo: `tensor_parallelism.MatMul` under a named policy, with what it moves beside the closed form."""
+"""The matmul demo: `tensor_parallelism.MatMul` under a named policy, with its traffic compared to the closed form."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ITEM_BYTES = 8
 
 @dataclass(frozen=True)
 class Policy:
-    """Which dims lie over which axes, X and Y, and what that moves in all."""
+    """The layouts over axes X and Y, and the bytes that they need to move."""
 
     summary: str
     axes: int
-    """How many it needs; one policy of one axis takes all that there are."""
+    """The number of axes it needs. A policy of one axis takes all axes of the mesh together."""
     layouts: Callable[[Axes, Axes], MatMulSharding]
     formula: str | None
     elements: Callable[[int, int, Extents], int] | None
-    """Received by all devices together, for X and Y devices; both are None: what the plan says."""
+    """Elements received by all devices together, for X and Y devices. If both are None, the plan gives the bytes."""
 
 
 def _sharding(lhs: tuple[Axes, Axes], rhs: tuple[Axes, Axes], out: tuple[Axes, Axes]) -> MatMulSharding:
@@ -42,7 +42,7 @@ def _sharding(lhs: tuple[Axes, Axes], rhs: tuple[Axes, Axes], out: tuple[Axes, A
 NONE: Axes = ()
 POLICIES = {
     "unsharded": Policy(
-        "nothing is sharded: every device multiplies everything", 1,
+        "nothing is sharded: every device computes the whole product", 1,
         lambda x, y: _sharding((NONE, NONE), (NONE, NONE), (NONE, NONE)), "0", lambda x, y, e: 0,
     ),
     "matched_inner": Policy(
@@ -69,31 +69,31 @@ POLICIES = {
         lambda x, y, e: (y - 1) * e[0] * e[1] + (x - 1) * e[1] * e[2],
     ),
     "general": Policy(
-        "m of A, n of B and of C lie over X: the cheapest way is chosen", 1,
+        "m of A, n of B and of C lie over X: the cheapest plan is chosen", 1,
         lambda x, y: _sharding((x, NONE), (NONE, x), (NONE, x)), None, None,
     ),
 }
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, matmul.MatMul, Extents]:
-    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    """The checked arguments. Raises `WrongWords`. Starts nothing."""
     name = arguments.policy
     policy = POLICIES[name]
     mesh = mesh_of(arguments, Mesh(tp=4) if policy.axes == 1 else Mesh(dp=2, tp=2), any_axes=True)
     if policy.axes == 2 and len(mesh.axes) != 2:
-        raise WrongWords(f"policy {name} is over two axes, as in --dp 2 --tp 2; the mesh is {mesh!r}")
+        raise WrongWords(f"policy {name} needs two axes, as in --dp 2 --tp 2; the mesh is {mesh!r}")
     m, k, n = extents_of(arguments, "M,K,N")
     x, y = _axes(mesh, policy)
     return mesh, matmul.MatMul(policy.layouts(x, y), policy=MatMulShardingPolicy(name)), (m, k, n)
 
 
 def _axes(mesh: Mesh, policy: Policy) -> tuple[Axes, Axes]:
-    """X and Y."""
+    """The axes X and Y."""
     return (mesh.axes, NONE) if policy.axes == 1 else (mesh.axes[:1], mesh.axes[1:])
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
     mesh, operation, extents = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     name, (m, k, n) = arguments.policy, extents
@@ -106,18 +106,18 @@ def show(arguments: argparse.Namespace) -> int:
     if name != "unsharded":
         screen.line(f"  X is {axes[0]}{f', Y is {axes[1]}' if axes[1] else ''}")
 
-    screen.heading("Who holds what")
+    screen.heading("Layouts")
     tensors = ("A[m, k]", (m, k), sharding.lhs), ("B[k, n]", (k, n), sharding.rhs), ("C[m, n]", (m, n), sharding.out)
     show_layouts(screen, tensors, mesh)
 
     rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 5, shape).astype(np.float64) for shape in ((m, k), (k, n)))  # small: sums are exact
+    a, b = (rng.integers(-4, 5, shape).astype(np.float64) for shape in ((m, k), (k, n)))  # small, so sums are exact
     from vcluster import VirtualCluster
 
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
         run = cluster.run(operation, a, b)
 
-    screen.heading("What happens")
+    screen.heading("Plan and traffic")
     plan = operation.plan((a.shape, b.shape), mesh)
     show_plan(screen, plan)
     screen.line()
@@ -125,8 +125,8 @@ def show(arguments: argparse.Namespace) -> int:
     show_devices(screen, run.trace, ("A", "B", "C"), list(shards))
 
     screen.heading("Verdict")
-    wanted = sharding.out.shard(a @ b, mesh)
-    equal = all(np.array_equal(out, want) for out, want in zip(run.outputs, wanted, strict=True))
+    expected = sharding.out.shard(a @ b, mesh)
+    equal = all(np.array_equal(out, shard) for out, shard in zip(run.outputs, expected, strict=True))
     screen.verdict(equal, "C equals NumPy's product on every device" if equal else "C differs from NumPy's product")
     if policy.elements is None:
         predicted = sum(plan.bytes_received)

@@ -1,4 +1,4 @@
-"""The mlp demo: a perceptron trained as a pipeline, held against the same training in one process."""
+"""The mlp demo: a perceptron is trained as a pipeline and compared with the same training in one process."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-12
-"""Between the pipeline's parameters and those of one process, relative to the largest of them (at least 1)."""
+"""Largest difference of the parameters from those of one process, relative to the largest of them (at least 1)."""
 
 _USUAL_HIDDEN = (128, 64, 128)
 
 SHOWN = 12
-"""Rows of a table before the rest is summed up."""
+"""Maximal number of rows of a table. The remaining rows are added up."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for, checked."""
+    """The checked arguments of the demo."""
 
     mesh: Mesh
     mlp: MLP
@@ -62,12 +62,12 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """How many copies of the pipeline there are."""
+        """The number of replicas of the pipeline."""
         return self.mesh.shape.get("dp", 1)
 
 
 def prepare(arguments: argparse.Namespace) -> Job:
-    """The words as a `Job`.  Raises `WrongWords` for what cannot be run; starts nothing."""
+    """The arguments as a `Job`. Raises `WrongWords` if they cannot be run. Starts nothing."""
     mesh = mesh_of(arguments, Mesh(pp=1))
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     hidden = arguments.hidden or (_USUAL_HIDDEN if chunks == 1 else (*_USUAL_HIDDEN, *[64] * (stages - 4)))
@@ -76,7 +76,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--pp {stages // chunks} with {chunks} stages on each: the perceptron has {layers} layers")
     if stages > layers:
         more = ",".join(["96"] * (stages - 1))
-        hint = f"; for more of them: --hidden {more}" if stages <= 16 else ""
+        hint = f"; for more stages: --hidden {more}" if stages <= 16 else ""
         raise WrongWords(f"--pp {stages}: the perceptron has {layers} layers, so at most {layers} stages{hint}")
     if max(hidden) > 4096:
         raise WrongWords(f"--hidden: a demo has layers up to 4096 wide, got {max(hidden)}")
@@ -93,16 +93,16 @@ def prepare(arguments: argparse.Namespace) -> Job:
         layer_sizes=(data.features, *hidden, data.outputs), pipeline=pipeline, seed=arguments.seed,
         loss="softmax_cross_entropy" if data.classes else "mean_squared_error",
     )
-    # The first layer's gradient grows with the number of features; 64 of them learn well at 0.1, and values, whose
-    # loss has no bound, at a tenth of that.
+    # The gradient of the first layer grows with the number of features. A rate of 0.1 suits 64 features. Real values,
+    # whose loss is not bounded, need a tenth of it.
     usual = (0.1 if data.classes else 0.01) * min(1, 64 / data.features)
     rate = usual if arguments.learning_rate is None else arguments.learning_rate
     return Job(mesh, mlp, SGD(rate, momentum=0.9), data, arguments.steps, arguments.backend, arguments.trace,
                arguments.html, hardware)
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where the pipeline's numbers are not those of one process."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if the pipeline's numbers differ from those of one process."""
     job = prepare(arguments)
     screen = Screen()
     sizes = "-".join(map(str, job.mlp.layer_sizes))
@@ -118,7 +118,7 @@ def show(arguments: argparse.Namespace) -> int:
     from vcluster import VirtualCluster
 
     with VirtualCluster(job.mesh, backend=job.backend) as cluster:
-        screen.heading("Who holds what")
+        screen.heading("Layers by device")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
         trained = train(job.mlp, job.optimizer, job.steps, lambda step: (job.data.x, job.data.targets), cluster, screen)
@@ -132,15 +132,15 @@ def show(arguments: argparse.Namespace) -> int:
     screen.heading("Bytes in that step")
     good = _show_bytes(screen, job, trained.step) and good
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
-    write(screen, "trace", "record", job.trace, record.save)
+    write(screen, "trace", "trace", job.trace, record.save)
     write(screen, "html", "page", job.html, lambda path: html(record, path, hardware=job.hardware))
     return 0 if good else 1
 
 
 def _train_here(device: Device, job: Job) -> tuple[list[float], Any]:
-    """The same training inside one device: rank 0 takes whole batches, rank 1 adds up in the pipeline's order.
+    """The same training in one device. Rank 0 uses whole batches; rank 1 adds up in the order of the pipeline.
 
-    Where the weights change after every microbatch there is one order only.
+    If the weights change after every microbatch, there is only one order.
     """
     whole = device.rank == 0 and job.mlp.pipeline.schedule.weights != "stashed"
     order = {} if whole else {"microbatches": job.mlp.pipeline.microbatches, "replicas": job.replicas}
@@ -166,16 +166,16 @@ def _show_verdict(
     screen: Screen, job: Job, trained: Trained, outputs: np.ndarray, whole: Any, same_order: Any
 ) -> bool:
     first, last = trained.losses[0], trained.losses[-1]
-    screen.line(f"  loss {short(first)} at first, {short(last)} before the last step")
+    screen.line(f"  loss {short(first)} before the first step, {short(last)} before the last")
     if job.data.classes:
         right = outputs.argmax(axis=1) == job.data.targets_test.argmax(axis=1)
-        screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows it never saw")
+        screen.line(f"  test accuracy {right.mean():.1%}: {right.sum()} of {len(right)} rows not used for training")
     else:
         error = float(np.mean((outputs - job.data.targets_test) ** 2))
-        screen.line(f"  test error {short(error)}, as a share of the variance of y")
+        screen.line(f"  test error {short(error)}, as a fraction of the variance of y")
     if not last < 10 * first + 1:
         rate = job.optimizer.lr / 10
-        screen.verdict(False, f"the training ran away; a smaller step may hold it: --learning-rate {rate:g}")
+        screen.verdict(False, f"the training diverged; try a smaller step: --learning-rate {rate:g}")
         return False
     parameters = trained.last.parameters
     assert parameters is not None
@@ -184,7 +184,7 @@ def _show_verdict(
     good = difference <= TOLERANCE * scale
     screen.verdict(good, f"largest difference from the same training in one process: {difference:.1e}")
     if largest_difference(parameters, same_order[1]) == 0 and trained.losses == same_order[0]:
-        screen.line("       and none at all, bit for bit, where that adds up in the pipeline's order")
+        screen.line("       bitwise equal to one process that adds in the order of the pipeline")
     return good
 
 
@@ -204,9 +204,9 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
     milliseconds = trained.step_seconds * 1e3
     screen.line(f"  wall    {milliseconds:.1f} ms for this step, {trained.seconds:.2f} s for all {job.steps}")
     if job.mesh.size > cores or job.backend == "thread":
-        whose = f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
-        whose = whose if job.backend == "process" else "threads take turns under one interpreter"
-        screen.line(f"          ({whose}: the wall shows no bubble)")
+        reason = f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
+        reason = reason if job.backend == "process" else "threads share one interpreter"
+        screen.line(f"          ({reason}, so wall time shows no bubble)")
 
 
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
@@ -221,7 +221,7 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
         rest = int(sum(matrix[channel] for channel in channels[SHOWN:]))
         rows = [*rows[:SHOWN], (f"{len(channels) - SHOWN} more", f"{rest:,}", "")]
     if rows:
-        screen.table(("channel", "bytes", "what"), rows)
+        screen.table(("channel", "bytes", "content"), rows)
         screen.line()
     kinds = {"messages": step.filter(kind="send").bytes_sent()}
     for name in sorted({event.name for event in step.filter(kind="collective")}):
@@ -232,13 +232,13 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
     good = all(matrix[channel] == nbytes for channel, (nbytes, _) in expected.items())
     if expected:
         screen.line()
-        word = "is" if good else "is NOT"
+        word = "carries" if good else "does NOT carry"
         screen.verdict(good, f"every channel of the pipeline {word} rows x width x 8 bytes")
     return good
 
 
 def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
-    """What the pipeline's channels carry in a step: bytes by the closed form, and in words."""
+    """The bytes that the pipeline's channels carry in a step, by the closed form, and a description of them."""
     expected = {}
     share = [len(part) for part in np.array_split(np.arange(len(job.data.x)), job.replicas)]
     for replica, rows in enumerate(share):

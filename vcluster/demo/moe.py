@@ -1,4 +1,4 @@
-"""The moe demo: a mixture of experts on a mesh, forward and backward: who goes where, who finds no room, what moves."""
+"""The moe demo: a mixture of experts, forward and backward: the experts of each token, dropped choices, and traffic."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from vcluster.demo.screen import Screen, fold
 
 MOST_TOKENS, MOST_EXPERTS = 4096, 64
 MOST_NAMED = 48
-"""So many tokens of an expert are named."""
+"""Maximal number of an expert's tokens that are listed."""
 ALPHA = 0.01
-"""What the load-balance loss is multiplied by, as in Switch Transformer."""
+"""The factor of the load-balance loss, as in Switch Transformer."""
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, MixtureOfExperts, tuple[int, ...]]:
-    """The words, checked.  Raises `WrongWords`; starts nothing."""
+    """The checked arguments. Raises `WrongWords`. Starts nothing."""
     mesh, experts = mesh_of(arguments, Mesh(ep=4)), arguments.experts
     shape = extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
     if prod(shape[:2]) > MOST_TOKENS:
@@ -60,7 +60,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, MixtureOfExperts, tupl
 
 
 def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) -> tuple[Any, ...]:
-    """The kernel: forward, then backward; and what the router of this device's tokens did."""
+    """The kernel: forward, then backward. It also returns the choices of the router for this device's tokens."""
     out, saved = operation.forward(device, *shards)
     grads = operation.backward(device, saved, grad, ALPHA)
     chosen, kept = saved.choice.experts, saved.dispatch.kept
@@ -69,22 +69,22 @@ def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) 
     return out, *grads, chosen.reshape(shape), kept.reshape(shape), rows, saved.balance_loss
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     experts, k, sharding, screen = arguments.experts, operation.top_k, operation.sharding, Screen()
     tokens = batch * sequence
     room = expert_capacity(tokens, experts, k, operation.capacity_factor)
     screen.line(f"a mixture of {experts} experts on {mesh!r}, each device a {arguments.backend}", "bold")
-    screen.line(f"  x[{batch}, {sequence}, {model}], so {tokens} tokens, {k} of the experts for each; {hidden} hidden")
+    screen.line(f"  x[{batch}, {sequence}, {model}], so {tokens} tokens with {k} experts each; {hidden} hidden")
     shapes = ((batch, sequence, model), (model, experts), (experts, model, hidden), (experts, hidden),
               (experts, hidden, model), (experts, model))
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(shape) for shape in shapes]
     grad = rng.standard_normal(shapes[0])
 
-    screen.heading("Who holds what")
+    screen.heading("Layouts")
     show_layouts(screen, [("x[b, s, m]", shapes[0], sharding.x), ("W1[e, m, f]", shapes[2], sharding.w1)], mesh)
 
     from vcluster import Sharded, VirtualCluster
@@ -98,11 +98,11 @@ def show(arguments: argparse.Namespace) -> int:
         choices.unshard([out[i] for out in run], mesh).reshape(tokens, k) for i in (-4, -3)
     )
     rows = np.array([out[-2] for out in run])
-    screen.heading("Which tokens go to which expert")
-    screen.line(f"  an expert takes at most {room} of the {tokens * k} choices; what finds no room is in brackets")
+    screen.heading("Tokens by expert")
+    screen.line(f"  an expert takes at most {room} of the {tokens * k} choices; dropped tokens are in brackets")
     _show_experts(screen, chosen, kept, experts, sharding, mesh)
 
-    screen.heading("What the all_to_alls move")
+    screen.heading("Traffic of the all_to_alls")
     received = _show_rows(screen, run.trace, rows, operation, mesh, 8 * model)
 
     screen.heading("Verdict")
@@ -116,7 +116,7 @@ def show(arguments: argparse.Namespace) -> int:
     same = verdict_of_bytes(
         screen, run.trace, received + others,
         f"rows times {model} x 8 bytes in the all_to_alls, {received:,}; {others:,} for counts of choices, "
-        f"probabilities and sums of gradients, as operation.plan has it",
+        f"probabilities and sums of gradients, as in operation.plan",
     )
     show_elsewhere(screen, run.trace, mesh, hardware)
     return 0 if close and alike and same else 1
@@ -125,27 +125,27 @@ def show(arguments: argparse.Namespace) -> int:
 def _show_experts(
     screen: Screen, chosen: Any, kept: Any, total: int, sharding: MixtureOfExpertsSharding, mesh: Mesh
 ) -> None:
-    """A line for each expert: where it is, how many it takes and refuses, and which tokens in the order of the rule."""
+    """Write one line for each expert: its devices, the number of tokens it takes and drops, and the tokens in order."""
     experts = TensorSharding(sharding.experts)
     screen.line("  expert  on       takes  drops  tokens: first choices, then second ones, ...", "dim")
     for expert in range(total):
         holders = [rank for rank in range(mesh.size)
                    if expert in range(*experts.slices((total,), mesh, rank)[0].indices(total))]
-        tokens, told = [], []
+        tokens, names = [], []
         for rank in range(chosen.shape[1]):
             for token in np.flatnonzero(chosen[:, rank] == expert):
                 tokens.append(bool(kept[token, rank]))
-                told.append(f"{token}" if kept[token, rank] else f"({token})")
-        named = told if len(told) <= MOST_NAMED else [*told[:MOST_NAMED], f"... {len(told) - MOST_NAMED} more"]
+                names.append(f"{token}" if kept[token, rank] else f"({token})")
+        listed = names if len(names) <= MOST_NAMED else [*names[:MOST_NAMED], f"... {len(names) - MOST_NAMED} more"]
         on = " ".join(f"r{rank}" for rank in holders[:2]) + (" .." if len(holders) > 2 else "")
         head = f"  {expert:>6}  {on:<7}  {sum(tokens):>5}  {len(tokens) - sum(tokens):>5}  "
-        screen.line((head + fold(named, " " * len(head), " ", WIDTH).lstrip()).rstrip())
+        screen.line((head + fold(listed, " " * len(head), " ", WIDTH).lstrip()).rstrip())
 
 
 def _show_rows(
     screen: Screen, trace: Trace, rows: Any, operation: MixtureOfExperts, mesh: Mesh, row_bytes: int
 ) -> int:
-    """A line for each device: rows to its experts and back, and the bytes of its all_to_alls beside the formula."""
+    """Write one line for each device: rows to its experts and back, and the bytes of its all_to_alls."""
     to_experts, back = rows_received(rows, TensorSharding(operation.sharding.experts), mesh)
     lines: list[Sequence[Any]] = []
     for rank in range(mesh.size):
@@ -153,7 +153,7 @@ def _show_rows(
         formula = 2 * (to_experts[rank] + back[rank]) * row_bytes
         lines.append((f"r{rank}", to_experts[rank], back[rank], f"{moved:,}", f"{formula:,}"))
     screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), lines)
-    screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many once more")
+    screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many again")
     return 2 * (sum(to_experts) + sum(back)) * row_bytes
 
 
@@ -171,9 +171,9 @@ def in_one_process(values: list[Any], grad: Any, k: int, room: int) -> list[Any]
         token, rank = np.nonzero((choice.experts == e) & (place < room))
         gate, mine = choice.gates[token, rank, None], rows[token]
         z = dense(mine, w1[e], b1[e])
-        made = dense(act.forward(z), w2[e], b2[e])
-        out[token] += gate * made
-        gates_grad[token, rank] = (made * grads[token]).sum(axis=1)
+        expert_out = dense(act.forward(z), w2[e], b2[e])
+        out[token] += gate * expert_out
+        gates_grad[token, rank] = (expert_out * grads[token]).sum(axis=1)
         back = gate * grads[token]
         z_grad = act.backward(z, back @ w2[e].T)
         rows_grad[token] += z_grad @ w1[e].T

@@ -1,4 +1,4 @@
-"""What the demos of layouts have in common: tensors as they lie on the mesh, plans, and who received how much."""
+"""Common parts of the demos on layouts: drawings of layouts, plans, and the traffic of each device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_EXTENT = 4096
 
 
 def extents_of(arguments: argparse.Namespace, names: str, most: int | None = MOST_EXTENT) -> tuple[int, ...]:
-    """The extents of ``--shape``: one for each of the names, none above ``most`` (None: any).  Raises `WrongWords`."""
+    """The extents of ``--shape``, one for each name, at most ``most`` each (None: no limit). Raises `WrongWords`."""
     extents: tuple[int, ...] = arguments.shape
     count = len(names.split(","))
     if len(extents) != count:
@@ -34,20 +34,20 @@ def extents_of(arguments: argparse.Namespace, names: str, most: int | None = MOS
 
 
 def forward_backward(device: Device, operation: Any, grad: Any, *shards: Any) -> tuple[Any, ...]:
-    """A kernel: forward, then backward; the output and the gradient of each shard."""
+    """A kernel that runs forward and backward. It returns the output and the gradient of each shard."""
     out, saved = operation.forward(device, *shards)
     return out, *operation.backward(device, saved, grad)
 
 
 def whole_outputs(run: Any, layouts: Iterable[TensorSharding], mesh: Mesh) -> list[Any]:
-    """The first outputs of a run's devices as whole arrays, by their layouts."""
+    """The first outputs of a run's devices as whole arrays, according to their layouts."""
     return [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
 
 
 def show_layouts(
     screen: Screen, tensors: Iterable[tuple[str, tuple[int, ...], TensorSharding]], mesh: Mesh
 ) -> None:
-    """Each tensor's layout, drawn: (what it is called, its shape, its layout)."""
+    """Draw the layout of each tensor. A tensor is given as (name, shape, layout)."""
     for number, (name, shape, layout) in enumerate(tensors):
         if number:
             screen.line()
@@ -56,7 +56,7 @@ def show_layouts(
 
 
 def show_plan(screen: Screen, plan: Any) -> None:
-    """A plan as it prints, its long lines broken."""
+    """Print a plan with its long lines broken."""
     for line in str(plan).splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 6)
         for part in wrap(line, WIDTH - 2, subsequent_indent=indent, break_on_hyphens=False) or [""]:
@@ -64,27 +64,27 @@ def show_plan(screen: Screen, plan: Any) -> None:
 
 
 def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Sequence[Sequence[Any]]) -> None:
-    """A row for each device: the shapes of its arrays, what it computed, what it received and from whom."""
+    """Write one row for each device: shapes of its arrays, flops, bytes received and their sources."""
     matrix = trace.communication_matrix()
     rows = []
     for rank, mine in enumerate(arrays):
         sources = [f"r{source}" for source in np.flatnonzero(matrix[:, rank])]
-        told = " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices"
+        origin = " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices"
         shapes = ["x".join(map(str, np.shape(array))) for array in mine]
-        rows.append((f"r{rank}", *shapes, f"{trace.flops(rank):,.0f}", f"{trace.bytes_received(rank):,}", told))
+        rows.append((f"r{rank}", *shapes, f"{trace.flops(rank):,.0f}", f"{trace.bytes_received(rank):,}", origin))
     screen.table(("device", *names, "flops", "bytes received", "from"), rows)
 
 
-def verdict_of_values(screen: Screen, arrays: Iterable[Any], wanted: Iterable[Any]) -> bool:
+def verdict_of_values(screen: Screen, arrays: Iterable[Any], expected: Iterable[Any]) -> bool:
     """Whether output and gradients are `CLOSE` to those of one process."""
     worst = max(float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
-                for one, other in zip(arrays, wanted, strict=True))
+                for one, other in zip(arrays, expected, strict=True))
     screen.verdict(worst < CLOSE, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
     return worst < CLOSE
 
 
 def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None) -> bool:
-    """Whether what moved is what a formula says; None: what the plan says."""
+    """Whether the bytes that were moved equal those of a formula, or with None those of the plan."""
     moved = trace.bytes_received()
     word, whose = "equal" if moved == predicted else "NOT equal", "plan" if formula is None else "closed form"
     screen.verdict(moved == predicted, f"{moved:,} bytes moved; {word} to the {whose}'s {predicted:,}")

@@ -1,4 +1,4 @@
-"""The words that each demo understands: its axes and options, with their help and examples."""
+"""The command line of each demo: its axes and options, with their help and examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vcluster.demo.command_line import Parser, add_mesh, choice, positive, whole
 PROGRAM = "python -m vcluster.demo"
 
 Options = Mapping[str, Mapping[str, Any]]
-"""The keyword arguments of ``add_argument``, by flag or positional word."""
+"""The keyword arguments of ``add_argument``, by flag or positional argument."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class DemoWords:
 
     description: str
     examples: str
-    """The calls shown by ``--help``: arguments of the demo, and explanations indented below them."""
+    """The examples of ``--help``: arguments of the demo, and explanations indented below them."""
     options: Options
     axes: Mapping[str, str] = field(default_factory=dict)
-    """The help of each axis of the mesh that has a flag; without any there is no ``--mesh`` either."""
+    """The help of each axis that has a flag. Without any, there is no ``--mesh`` either."""
     before: str = ""
-    """Lists that stand between the description of the options and the examples, each after a title."""
+    """Lists between the description of the options and the examples, each with a title."""
     after: str = ""
 
     def parser(self, name: str) -> Parser:
-        """The parser of the demo of that name."""
+        """The parser of the demo with this name."""
         calls = "\n".join(line if line.startswith("   ") else f"  {PROGRAM} {name} {line}"
                           for line in self.examples.splitlines())
         lists = [self.before, f"examples:\n{calls}", self.after]
@@ -54,13 +54,13 @@ def _name(words: tuple[str, ...], default: str, help: str) -> dict[str, Any]:
     return {"type": choice(words), "default": default, "metavar": "NAME", "help": help}
 
 
-_BACKEND = {"--backend": _name(("process", "thread"), "process", "what a device is: process (default) or thread")}
+_BACKEND = {"--backend": _name(("process", "thread"), "process", "run devices as process (default) or thread")}
 _HARDWARE = {"--hardware": {
-    "metavar": "NAME", "help": "what it would take there: a preset, as dgx-h100, or a file"}}
-_TRACE = {"--trace": {"type": Path, "metavar": "FILE.json", "help": "save the record of the last step"}}
+    "metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}}
+_TRACE = {"--trace": {"type": Path, "metavar": "FILE.json", "help": "save the trace of the last step"}}
 _SCHEDULE = {
-    "--schedule": {"default": "1f1b", "metavar": "NAME", "help": "order of the work (1f1b)"},
-    "--chunks": _count("stages on each device (1, or 2 where the schedule has several)"),
+    "--schedule": {"default": "1f1b", "metavar": "NAME", "help": "schedule of the pipeline (1f1b)"},
+    "--chunks": _count("stages on each device (1, or 2 if the schedule needs several)"),
 }
 
 
@@ -69,15 +69,15 @@ def _mlp() -> DemoWords:
     from vcluster.demo.screen import fold
 
     return DemoWords(
-        "Trains a multilayer perceptron as a pipeline: its layers are dealt to stages,\n"
+        "Trains a multilayer perceptron as a pipeline: its layers are split into stages,\n"
         "each stage is a process, and microbatches flow through them forward and\n"
-        "backward. Then says whether the numbers are those of the same training in one\n"
-        "process, and what it cost.",
+        "backward. Then compares the numbers with the same training in one process, and\n"
+        "shows time and bytes.",
         """\
 --pp 4
       four stages, one layer in each
 --pp 4 --schedule gpipe
-      all forwards first: more to hold
+      all forwards first: more activations to store
 --pp 4 --schedule zero_bubble_v
       two stages on each device, backwards in two halves: hardly a bubble
 --pp 4 --microbatches 2
@@ -90,19 +90,19 @@ def _mlp() -> DemoWords:
       arrays x (rows, features) and y (rows,): classes 0, 1, ... or real values""",
         {
             **_SCHEDULE,
-            "--microbatches": _count("pieces a batch is cut into (8)", 8),
+            "--microbatches": _count("microbatches of a batch (8)", 8),
             "--steps": _count("steps of the optimizer (40)", 40),
             "--hidden": _extents(
-                "N,N,...", None, "widths between input and output; one layer more than numbers (128,64,128)"),
+                "N,N,...", None, "widths of the hidden layers (128,64,128)"),
             "--learning-rate": {
                 "type": positive, "metavar": "X", "help": "of the optimizer (0.1 for classes, 0.01 for values)"},
             "--data": {"type": Path, "metavar": "FILE.npz", "help": "train on your arrays x and y (the digits)"},
             **_TRACE,
-            "--html": {"type": Path, "metavar": "FILE.html", "help": "the same as a page to look at"},
+            "--html": {"type": Path, "metavar": "FILE.html", "help": "write the trace as a page"},
             **_HARDWARE,
-            "--seed": _count("of the weights and of the split (0)", 0, least=0),
+            "--seed": _count("seed of the weights and of the split (0)", 0, least=0),
         },
-        {"pp": "stages of the pipeline, a device each (default 1)", "dp": "replicas of the pipeline"},
+        {"pp": "stages of the pipeline, one device each (default 1)", "dp": "replicas of the pipeline"},
         f"schedules:\n{fold(tuple(SCHEDULES))}",
     )
 
@@ -111,31 +111,31 @@ def _gpt() -> DemoWords:
     return DemoWords(
         "Trains a small GPT on the docstrings of this package, byte by byte: stages of a\n"
         "pipeline over pp, heads, hidden dims and vocabulary over tp, replicas over dp.\n"
-        "Then trains the same in one process, says whether losses and parameters are\n"
-        "equal, what moved over which axis, and lets the devices write a line.",
+        "Then trains the same model in one process, compares losses, parameters and the\n"
+        "bytes of each axis, and lets the devices generate a line.",
         """\
 --dp 2 --pp 2 --tp 2
-      eight processes, all three ways at once
+      eight processes, all three axes at once
 --tp 4
       one stage, a head on each device
 --pp 4 --schedule zero_bubble_h1
       four stages: the embedding, two blocks, the head
 --pp 2 --tp 2 --blocks 4 --steps 300
-      twice as deep, for longer: it spells better
+      twice as deep, for longer: its spelling is better
 --prompt "A rank " --seed 3
-      one process, another text to go on from""",
+      one process, another prompt""",
         {
             **_SCHEDULE,
-            "--microbatches": _count("pieces a batch is cut into (4)", 4),
+            "--microbatches": _count("microbatches of a batch (4)", 4),
             "--steps": _count("steps of the optimizer (100)", 100),
-            "--rows": _count("of a batch, 32 bytes each (16)", 16, most=1024),
-            "--blocks": _count("between embedding and head (2)", 2, most=64),
-            "--width": _count("of what goes from block to block (48)", 48),
-            "--heads": _count("of attention (4)", 4),
+            "--rows": _count("rows of a batch, 32 bytes each (16)", 16, most=1024),
+            "--blocks": _count("blocks between embedding and head (2)", 2, most=64),
+            "--width": _count("width of the model (48)", 48),
+            "--heads": _count("heads of attention (4)", 4),
             "--learning-rate": {"type": positive, "default": 0.005, "metavar": "X", "help": "of Adam (0.005)"},
-            "--prompt": {"default": "A device ", "metavar": "TEXT", "help": "what it goes on from (A device )"},
+            "--prompt": {"default": "A device ", "metavar": "TEXT", "help": "text to continue (A device )"},
             **_TRACE, **_HARDWARE,
-            "--seed": _count("of weights, batches and writing (0)", 0, least=0),
+            "--seed": _count("seed of weights, batches and the generated text (0)", 0, least=0),
         },
         {"pp": "stages of the pipeline (default 1)", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
     )
@@ -147,14 +147,14 @@ def _collectives() -> DemoWords:
 
     kinds = tuple(COLLECTIVES)
     return DemoWords(
-        "Shows one collective step by step on small arrays: who sends what to whom, and\n"
-        "what every device holds after each step. Then really runs it, and compares\n"
+        "Shows one collective step by step on small arrays: which device sends what\n"
+        "where, and what each device holds after each step. Then runs it, and compares\n"
         "values and bytes.",
         "--devices 4 --algorithm ring\n--algorithm recursive_doubling\n--devices 3 --collective broadcast",
         {
-            "--devices": _count("how many take part, up to 16 (4)", 4, most=16),
-            "--collective": _name(kinds, "all_reduce", "which one (all_reduce)"),
-            "--algorithm": {"metavar": "NAME", "help": "how (ring where there is one)"},
+            "--devices": _count("number of devices, up to 16 (4)", 4, most=16),
+            "--collective": _name(kinds, "all_reduce", "the collective (all_reduce)"),
+            "--algorithm": {"metavar": "NAME", "help": "its algorithm (ring if there is one)"},
         },
         after=f"collectives:\n{fold(kinds)}",
     )
@@ -165,11 +165,11 @@ def _matmul() -> DemoWords:
 
     return DemoWords(
         "Multiplies two sharded matrices, C[m, n] = A[m, k] B[k, n], under a policy that\n"
-        "says which dims lie over which axes of the mesh. Shows who holds what and what\n"
-        "has to move; compares with NumPy, and with the closed form of the bytes.",
+        "says which dims are split over which axes of the mesh. Shows the layouts and\n"
+        "the traffic; compares with NumPy, and with the closed form of the bytes.",
         "--policy matched_inner --tp 4\n--policy outer --dp 2 --tp 2\n--policy full --mesh x=2,y=4",
         {
-            "--policy": _name(tuple(POLICIES), "matched_inner", "what is sharded (matched_inner)"),
+            "--policy": _name(tuple(POLICIES), "matched_inner", "the layouts, see below (matched_inner)"),
             "--shape": _extents("M,K,N", (96, 120, 72), "extents of the product (96,120,72)"),
             **_HARDWARE,
         },
@@ -187,9 +187,9 @@ def _ffn() -> DemoWords:
         "output and gradients with one process, and the bytes with the plan's.",
         "--policy megatron --tp 4\n--policy sequence --dp 2 --tp 2\n--policy gspmd_2d --mesh x=2,y=2",
         {
-            "--policy": _name(tuple(POLICIES), "megatron", "how (megatron)"),
+            "--policy": _name(tuple(POLICIES), "megatron", "the layouts, see below (megatron)"),
             "--shape": _extents("B,S,M,F", (4, 12, 16, 32), "batch, sequence, model, hidden (4,12,16,32)"),
-            "--activation": _name(("gelu", "relu"), "gelu", "or relu"),
+            "--activation": _name(("gelu", "relu"), "gelu", "gelu (default) or relu"),
             **_HARDWARE,
         },
         {"dp": "devices along dp, for the batch", "tp": "devices along tp (default 4)"},
@@ -202,16 +202,16 @@ def _attention() -> DemoWords:
 
     return DemoWords(
         "Runs attention on a mesh, forward and backward, under a policy that says how\n"
-        "rows and heads are sharded. Draws who has which keys at each step, compares\n"
-        "results with one process and bytes with the plan's, and the policies with each\n"
-        "other: bytes, and the most memory that a device holds.",
+        "rows and heads are sharded. Draws which keys each device has at each step,\n"
+        "compares results with one process and bytes with the plan's, and the policies\n"
+        "with each other: bytes, and peak memory of a device.",
         "--policy ring --cp 4\n--policy ring --cp 4 --zigzag\n--policy ulysses --cp 2 --dp 2\n"
         "--policy megatron_ring --cp 2 --tp 2",
         {
-            "--policy": _name(tuple(POLICIES), "ring", "how (ring)"),
+            "--policy": _name(tuple(POLICIES), "ring", "the layouts, see below (ring)"),
             "--shape": _extents("B,S,H,D", (2, 16, 4, 8), "batch, sequence, heads, head_dim (2,16,4,8)"),
             "--kv-heads": _count("key-value heads (as many as heads)"),
-            "--full": {"action": "store_true", "help": "every row sees every row; causal otherwise"},
+            "--full": {"action": "store_true", "help": "no causal mask: every row attends to every row"},
             "--zigzag": {"action": "store_true", "help": "the rows of a causal ring in zigzag order"},
             **_HARDWARE,
         },
@@ -224,20 +224,20 @@ def _attention() -> DemoWords:
 def _moe() -> DemoWords:
     return DemoWords(
         "Runs a mixture of experts on a mesh, forward and backward: a router sends each\n"
-        "token to a few experts, which lie on different devices. Shows who goes where,\n"
-        "what finds no room, and what the all_to_alls move; compares with one process.",
+        "token to a few experts on different devices. Shows which token goes where, what\n"
+        "is dropped, and what the all_to_alls move; compares with one process.",
         "--ep 4\n--ep 4 --top-k 1 --capacity 0.75\n--dp 2 --ep 3 --experts 7",
         {
-            "--experts": _count("how many (6)", 6),
+            "--experts": _count("number of experts (6)", 6),
             "--top-k": {**_count("experts for each token (2)", 2), "metavar": "K"},
             "--capacity": {"type": positive, "default": 1.0, "metavar": "X",
-                           "help": "room of an expert, 1 for an even share (1.0)"},
+                           "help": "capacity factor of an expert, 1 for an even share (1.0)"},
             "--shape": _extents("B,S,M,F", (2, 12, 8, 16), "batch, sequence, model, hidden (2,12,8,16)"),
             **_HARDWARE,
         },
         {"dp": "devices along dp, for the batch", "ep": "devices along ep, for the experts (default 4)"},
         "an expert takes at most capacity * top-k * tokens / experts choices, first ones\n"
-        "before second ones, earlier tokens before later ones; the rest is dropped",
+        "before second ones, earlier tokens before later ones; the others are dropped",
     )
 
 
@@ -249,10 +249,10 @@ def _reshard() -> DemoWords:
         '"[x, None]" "[None, x]"\n"[x, y]" "[y, x]" --mesh x=2,y=3 --shape 7,5\n'
         '"[None, None] partial=x" "[x, None]"',
         {
-            "source": {"metavar": "SOURCE", "help": "the layout it has"},
-            "target": {"metavar": "TARGET", "help": "the layout it is to have"},
+            "source": {"metavar": "SOURCE", "help": "the layout before"},
+            "target": {"metavar": "TARGET", "help": "the layout after"},
             "--mesh": {"metavar": "AXES", "help": "the mesh: x=2,y=4 (2 devices along each axis that is named)"},
-            "--shape": _extents("N,N,...", None, "of the tensor (8,6,10,4, as many as dims)"),
+            "--shape": _extents("N,N,...", None, "shape of the tensor (8,6,10,4, as many as dims)"),
             **_HARDWARE,
         },
     )
@@ -269,5 +269,5 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a demo, whose module has the same name."""
+    """The parser of a demo. The demo's module has the same name."""
     return _WORDS[name]().parser(name)

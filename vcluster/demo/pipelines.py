@@ -1,4 +1,4 @@
-"""What the demos of pipelines have in common: the schedule as words, who holds which layers, bytes by kind and axis."""
+"""Common parts of the demos on pipelines: schedule, layers of each device, and differences of parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
-    """How many stages there are, and how many on each device."""
+    """The number of stages, and the number of stages on each device."""
     name = ALIASES.get(spelt(schedule))
     if chunks is None:
         chunks = 2 if name in V_SHAPED | CHUNKED else 1
@@ -32,18 +32,18 @@ def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
 
 
 def pipeline_of(stages: int, microbatches: int, schedule: str, chunks: int) -> Pipeline:
-    """A pipeline that trains; `WrongWords` for a schedule that does not, or does not exist."""
+    """A pipeline that trains. `WrongWords` if the schedule does not train or does not exist."""
     try:
         pipeline = Pipeline(stages, microbatches, schedule, chunks)
     except ValueError as error:
         raise WrongWords(f"--schedule: {error}") from None
     if not pipeline.schedule.training:
-        raise WrongWords(f"--schedule: {pipeline.schedule.name} has forwards only, and cannot train")
+        raise WrongWords(f"--schedule: {pipeline.schedule.name} has only forwards and cannot train")
     return pipeline
 
 
 def layers_on(pipeline: Pipeline, model: Any, position: int) -> list[int]:
-    """The layers of a model that lie at a position of the pipeline."""
+    """The layers of a model at a position of the pipeline."""
     return [
         layer for stage, holder in enumerate(pipeline.schedule.placement) if holder == position
         for layer in model.layers_of(stage)
@@ -51,7 +51,7 @@ def layers_on(pipeline: Pipeline, model: Any, position: int) -> list[int]:
 
 
 def listed(layers: Sequence[int]) -> str:
-    """``layer 3``, ``layers 0-2``, or some of them."""
+    """A list of layers as text: ``layer 3``, ``layers 0-2``, or a shortened list."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
     if layers[-1] - layers[0] == len(layers) - 1:
@@ -63,7 +63,7 @@ def listed(layers: Sequence[int]) -> str:
 def show_holders(
     screen: Screen, mesh: Mesh, cluster: VirtualCluster, header: Sequence[str], cells: Sequence[Sequence[object]]
 ) -> None:
-    """A row for each device: its place, what is to be said of it, the process that it is."""
+    """Write one row for each device: its index on the mesh, the given cells, and its process id."""
     pids = cluster.run(lambda device: os.getpid()).outputs
     rows: list[Sequence[object]] = []
     for rank, (index, own) in enumerate(zip(mesh, cells, strict=True)):
@@ -72,12 +72,12 @@ def show_holders(
 
 
 def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
-    """The largest absolute difference between two models' parameters; NaN counts as infinite."""
+    """The largest absolute difference between the parameters of two models. NaN counts as infinite."""
     pairs = [pair for p, q in zip(a, b, strict=True) for pair in zip(p, q, strict=True)]
     largest = float(np.max([np.max(np.abs(x - y), initial=0.0) for x, y in pairs]))
     return math.inf if math.isnan(largest) else largest
 
 
 def short(number: float) -> str:
-    """A loss, in four decimals while they say something."""
+    """A loss with four decimals, or in scientific notation if it is large."""
     return f"{number:.4f}" if abs(number) < 1e4 else f"{number:.3e}"

@@ -1,4 +1,4 @@
-"""The reshard demo: how a tensor gets from one layout to another, planned, drawn and run."""
+"""The reshard demo: a tensor gets from one layout to another; the plan is drawn and executed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ SHAPE = (8, 6, 10, 4)
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, TensorSharding, tuple[int, ...]]:
-    """The words, checked.  Raises `WrongWords`; starts nothing."""
-    asked = None if arguments.mesh is None else mesh_of(arguments, Mesh(x=1), any_axes=True)
+    """The checked arguments. Raises `WrongWords`. Starts nothing."""
+    requested = None if arguments.mesh is None else mesh_of(arguments, Mesh(x=1), any_axes=True)
     layouts = []
     for name in ("source", "target"):
         text = getattr(arguments, name)
         try:
-            layouts.append(TensorSharding.parse(text, asked))
+            layouts.append(TensorSharding.parse(text, requested))
         except ValueError as error:
-            told = str(error).replace("takes the mesh to read it: parse(text, mesh)", "needs --mesh, as in --mesh x=2")
-            raise WrongWords(f"{name}: {told}") from None
+            needs_mesh = "the mesh is needed to read it: parse(text, mesh)"
+            reason = str(error).replace(needs_mesh, "it needs --mesh, as in --mesh x=2")
+            raise WrongWords(f"{name}: {reason}") from None
     source, target = layouts
     given = [len(layout.dims) for layout in layouts if layout.ellipsis is None]
     if len(set(given)) > 1:
@@ -37,7 +38,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
             f"dim{'s' * (given[0] != 1)}, target {target.short()} of {given[1]}"
         )
     axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
-    mesh = asked or Mesh(**(dict.fromkeys(sorted(axes), 2) or {"x": 2}))
+    mesh = requested or Mesh(**(dict.fromkeys(sorted(axes), 2) or {"x": 2}))
     ndim = max(len(source.dims), len(target.dims), int(None not in (source.ellipsis, target.ellipsis)))
     shape = tuple(arguments.shape or SHAPE[:ndim])
     if not arguments.shape and ndim > len(SHAPE):
@@ -51,8 +52,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
     return mesh, source, target, shape
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Runs the demo; 0, or 1 where values or bytes are not what they should be."""
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
     mesh, source, target, shape = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     screen = Screen()
@@ -67,10 +68,10 @@ def show(arguments: argparse.Namespace) -> int:
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
         run = cluster.run(lambda device, shard: device.reshard(shard, source, target, shape=shape), Sharded(x, source))
 
-    screen.heading("What happens")
+    screen.heading("Plan and traffic")
     plan = plan_resharding(source, target, shape, x.dtype, mesh)
     show_plan(screen, plan)
-    screen.line(f"  largest array of a device on the way: {max(plan.peak_bytes):,} bytes")
+    screen.line(f"  largest array of a device during the plan: {max(plan.peak_bytes):,} bytes")
     screen.line()
     shards = zip(source.shard(x, mesh), run.outputs, strict=True)
     show_devices(screen, run.trace, ("before", "after"), list(shards))

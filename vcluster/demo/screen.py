@@ -1,4 +1,4 @@
-"""What the demos show, and where: 80 columns of plain text, with colour and a moving bar only on a terminal."""
+"""The output of the demos: 80 columns of plain text, with colour and a progress bar only on a terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parallelism.trace import Trace
 from vcluster.report import coloured_timeline, timeline
 
 MOST_ROWS = 16
-"""Rows of a table that are all shown."""
+"""Maximal number of rows of a table that is shown completely."""
 
 
 class Screen:
-    """Writes headings, lines and tables; reads the same in a file as on a terminal."""
+    """Writes headings, lines and tables. The text is the same in a file and on a terminal."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
         stream = sys.stdout if file is None else file
@@ -33,26 +33,26 @@ class Screen:
         )
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One or more lines as they are."""
+        """Write one or more lines unchanged."""
         self._console.print(Text(text, style=style))
 
     def heading(self, text: str) -> None:
-        """A title with an empty line before it."""
+        """Write a title after an empty line."""
         self.line()
         self.line(text, style="bold")
 
     def verdict(self, good: bool, text: str) -> None:
-        """What came out, told by a word as well as by a colour."""
+        """Write a result. A word and a colour tell whether it is good."""
         self._console.print(Text.assemble((" ok  " if good else " NO  ", "bold green" if good else "bold red"), text))
 
     def timeline(self, trace: Trace) -> None:
-        """A trace, a row for each device; in colour on a terminal."""
+        """Draw a trace, one row for each device. On a terminal it has colours."""
         self._console.print(coloured_timeline(trace, WIDTH) if self.live else Text(timeline(trace, WIDTH)))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Columns as wide as their longest cell; those of numbers are flush right, the others left.
+        """Write a table. Columns of numbers are flush right, all others flush left.
 
-        Of more than 16 rows the first 8 and the last 4 are shown.
+        A table of more than 16 rows shows the first 8 and the last 4.
         """
         if len(rows) > MOST_ROWS:
             rows = [*rows[: MOST_ROWS // 2], ("...", *[""] * (len(header) - 1)), *rows[-MOST_ROWS // 4 :]]
@@ -69,7 +69,7 @@ class Screen:
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[int, str], None]]:
-        """Gives ``update(done, text)``: a bar on a terminal, about five lines elsewhere."""
+        """Yield ``update(done, text)``, which draws a bar on a terminal and writes about five lines elsewhere."""
         if not self.live:
             shown = {1, total, *(round(total * part / 4) for part in range(1, 4))}
 
@@ -89,7 +89,7 @@ class Screen:
 
 
 def fold(words: Sequence[str], indent: str = "  ", separator: str = "  ", width: int = WIDTH) -> str:
-    """``words`` one after the other, broken into lines of ``width`` columns, each after ``indent``."""
+    """``words`` in lines of at most ``width`` columns. Each line begins with ``indent``."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(separator) + len(word) <= width:

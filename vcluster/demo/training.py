@@ -1,4 +1,4 @@
-"""What the demos that train have in common: the steps on a cluster, what they left, and the files they write."""
+"""Common parts of the demos that train: the steps on a cluster, their results, and the files that are written."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left."""
+    """The results of a training."""
 
     losses: list[float]
-    """Before each step."""
+    """The loss before each step."""
     last: Training
     """The last step, with the parameters after it."""
     step: Trace
-    """The record of the last step."""
+    """The trace of the last step."""
     step_seconds: float
     """Wall time of the last step."""
     seconds: float
@@ -40,7 +40,7 @@ def train(
     model: Any, optimizer: Any, steps: int, batch: Callable[[int], tuple[Any, Any]], cluster: VirtualCluster,
     screen: Screen,
 ) -> Trained:
-    """All steps on the cluster, each on ``batch(step)``, steps counted from 1; the last returns the parameters."""
+    """Run all steps on the cluster, each on ``batch(step)``, counted from 1. The last returns the parameters."""
     step = model.train_step(optimizer, returns="loss")
     last = model.train_step(optimizer, returns=("loss", "parameters"))
     losses: list[float] = []
@@ -56,14 +56,14 @@ def train(
 
 
 def check_rows(arguments: argparse.Namespace, replicas: int, rows: int, there: str) -> None:
-    """Raises `WrongWords` where there are fewer rows than microbatches or replicas; ``there`` says how many."""
+    """Raise `WrongWords` if there are fewer rows than microbatches or replicas. ``there`` describes the rows."""
     for flag, number in (("--microbatches", arguments.microbatches), ("--dp", replicas)):
         if number > rows:
             raise WrongWords(f"{flag} {number}: {there}")
 
 
 def check_writable(**files: Path | None) -> None:
-    """Raises `WrongWords` where a file of these options cannot be written, or two of them are the same."""
+    """Raise `WrongWords` if a file of these options cannot be written, or if two options name the same file."""
     given = {option: file for option, file in files.items() if file is not None}
     for file in given.values():
         writable(file)
@@ -72,11 +72,11 @@ def check_writable(**files: Path | None) -> None:
         raise WrongWords(f"{names} are both {next(iter(given.values()))}")
 
 
-def write(screen: Screen, option: str, what: str, path: Path | None, save: Callable[[Path], None]) -> None:
-    """Saves the file of an option, if one was named, and says so.  Raises `WrongWords` where it cannot be written."""
+def write(screen: Screen, option: str, content: str, path: Path | None, save: Callable[[Path], None]) -> None:
+    """Save the file of an option, if there is one, and report it. Raises `WrongWords` if it cannot be written."""
     if path is None:
         return
     with accessing(path, option=option):
         save(path)
     screen.line()
-    screen.line(f"The {what} of that step is in {path}")
+    screen.line(f"The {content} of that step is in {path}")

@@ -1,11 +1,11 @@
-"""Failures on purpose, the same ones each time: who tests how a program takes them plants them around its runs.
+"""Planted failures: reproducible faults in the runs of a cluster, to test how a program handles them.
 
     with faults.plant(cluster, faults.Kill(rank=2, operation=5)):
         cluster.run(kernel)             # DeviceFailedError: rank 2 was ended by SIGKILL
 
-A fault is a frozen description: `Kill`, `Exit`, `Raise`, `FlipBit`, `Drop`, `Duplicate`, `Reorder`, `Fill`.  Where a
-rank or an operation is given as a range, or no bit is named, the seed chooses.  In pytest, the mark
-``@pytest.mark.faults(faults.Kill(rank=2, operation=5), seed=1)`` does the same around a test.
+A fault is a frozen description: `Kill`, `Exit`, `Raise`, `FlipBit`, `Drop`, `Duplicate`, `Reorder` or `Fill`. If a rank
+or an operation is a range, or no bit is given, the seed chooses. In pytest, the mark
+``@pytest.mark.faults(faults.Kill(rank=2, operation=5), seed=1)`` plants faults in the runs of a test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be planted: frozen descriptions of single failures."""
+"""The faults: frozen descriptions of single failures."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 SEND, RECV = "send", "recv"
-"""By these names messages are counted, however they were sent."""
+"""The names under which messages are counted, for all ways to send and receive."""
 _OBJECTS = ("all_gather_object", "broadcast_object")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that goes wrong on ``rank`` at its ``operation``.
+    """A failure on ``rank`` at its ``operation``.
 
-    Operations are the collectives and messages that the kernel calls, counted on each rank from 1 in each run (a
-    sendrecv is two; waiting for a work is none).  With ``among="send"`` (which counts isend too; ``"recv"`` likewise)
-    or a collective's name only those count.  A range in place of ``rank`` or ``operation`` lets the seed choose.
-    ``run`` is the run of the ``with`` block in which it happens, from 1; None: in each.
+    Operations are the collectives and messages that the kernel calls. Each rank counts them from 1 in each run. A
+    sendrecv counts as two, and waiting for pending work does not count. With ``among="send"``, ``"recv"`` or the name
+    of a collective, only those operations count (isend counts as send, irecv as recv). If ``rank`` or ``operation`` is
+    a range, the seed chooses from it. ``run`` is the run inside the ``with`` block, counted from 1, in which the fault
+    happens; None means every run.
     """
 
     rank: int | range
@@ -28,14 +29,14 @@ class Fault:
     among: str | None = None
 
     def check(self, size: int) -> None:
-        """``ValueError`` or ``TypeError`` unless it can happen on ``size`` devices."""
+        """``ValueError`` or ``TypeError`` if the fault cannot happen on ``size`` devices."""
         self._whole("rank", 0, size - 1)
         self._whole("operation", 1)
         if self.run is not None:
             self._whole("run", 1)
 
     def check_operation(self, name: str) -> None:
-        """``ValueError`` unless it can happen in an operation of this name."""
+        """``ValueError`` if the fault cannot happen in an operation of this name."""
 
     def _whole(self, name: str, least: int, most: int | None = None) -> None:
         value = getattr(self, name)
@@ -50,7 +51,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill(Fault):
-    """The process gets a signal, SIGKILL if no other is given, as the operation begins."""
+    """The process gets a signal, by default SIGKILL, when the operation begins."""
 
     signal: int = getattr(signals, "SIGKILL", 9)
 
@@ -61,24 +62,24 @@ class Kill(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Exit(Fault):
-    """The process ends by ``os._exit(code)`` as the operation begins."""
+    """The process ends by ``os._exit(code)`` when the operation begins."""
 
     code: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raise(Fault):
-    """The operation raises ``exception`` in place of what it does."""
+    """The operation raises ``exception`` instead of running."""
 
     exception: BaseException | type[BaseException]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlipBit(Fault):
-    """One bit is flipped in what a message carries, or in what this rank puts into a collective.
+    """One bit flips in the payload of a message, or in this rank's input of a collective.
 
-    Bits are counted from the lowest of the first element; a bool has one.  None: the seed chooses.  The kernel's own
-    array is left as it is.
+    Bits are numbered from the lowest bit of the first element. A bool has one bit. None lets the seed choose. The
+    kernel's own array does not change.
     """
 
     bit: int | None = None
@@ -90,19 +91,19 @@ class FlipBit(Fault):
 
     def check_operation(self, name: str) -> None:
         if name == RECV or name in _OBJECTS:
-            raise ValueError(f"{self!r} is for a message that is sent, or a collective of arrays; this is {name}")
+            raise ValueError(f"{self!r} needs a sent message or a collective of arrays; this operation is {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OfMessage(Fault):
     def check_operation(self, name: str) -> None:
         if name != SEND:
-            raise ValueError(f"{self!r} is for a message that is sent; this is {name}")
+            raise ValueError(f"{self!r} needs a sent message; this operation is {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop(_OfMessage):
-    """The message is lost on the way; its sender takes it for sent."""
+    """The message is lost. For its sender, it counts as sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +115,16 @@ class Duplicate(_OfMessage):
 class Reorder(_OfMessage):
     """The message arrives after the next one of its channel and tag.
 
-    It is held back until then; at the latest until its sender receives, joins a collective, waits for something or
-    ends, so that it is late but not lost.
+    It is held back until then, but at most until its sender receives, joins a collective, waits or ends. So it is late
+    and not lost.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(Fault):
-    """From the operation on, the channel to ``peer`` is full: a send there waits until its message is taken.
+    """From this operation on, the channel to ``peer`` is full: a send waits until its message is taken.
 
-    A program that counts on room in its channels deadlocks then, as with ``channel_capacity=0``.
+    A program that relies on room in its channels then deadlocks, as with ``channel_capacity=0``.
     """
 
     peer: int
@@ -134,4 +135,4 @@ class Fill(Fault):
 
 
 ENDING = (Kill, Exit)
-"""They end a process, which a thread has not of its own."""
+"""Faults that end a process. On the thread backend, a device has no process of its own."""

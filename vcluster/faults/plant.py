@@ -1,4 +1,4 @@
-"""How failures are planted around the runs of a cluster, and how one learns whether they happened."""
+"""Faults are planted around the runs of a cluster; afterwards it is checked that they happened."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class FaultNotReachedError(ClusterError):
-    """The runs ended without a planted fault, so that they show nothing about it."""
+    """The runs ended before a planted fault happened, so they did not test it."""
 
 
 class Planted:
-    """What was planted, and what came of it."""
+    """The planted faults, and whether they happened."""
 
     def __init__(self, faults: tuple[Fault, ...], seed: int, size: int) -> None:
         self.faults = faults
-        """As the seed has chosen them."""
+        """The faults with the ranks and operations that the seed chose."""
         self.runs = 0
-        """How many there were so far."""
+        """Number of runs so far."""
         self.happened: set[Fault] = set()
         self._seed = seed
         self._size = size
@@ -37,7 +37,7 @@ class Planted:
 
     @contextmanager
     def around_run(self, endpoint: Endpoint, program: Any) -> Iterator[Any]:
-        """For the cluster: what is to run in the place of ``program``."""
+        """A context for a run. It yields the program to run in place of ``program``."""
         self.runs += 1
         now = tuple(fault if fault.run in (None, self.runs) else None for fault in self.faults)
         nbytes = 8 * words_of(self._size, len(now))
@@ -47,36 +47,36 @@ class Planted:
         try:
             yield PlantedProgram(program, now, self._seed, place)
         finally:
-            if words[0]:  # else the run has closed the cluster, and nobody knows
+            if words[0]:  # otherwise the run has closed the cluster and the counts are lost
                 self._made[self.runs] = words[1 : 1 + self._size].tolist()
-                told = words[1 + self._size :].tolist()
+                happened = words[1 + self._size :].tolist()
             else:
-                told = [True] * len(now)
-            self.happened.update(fault for fault, yes in zip(now, told, strict=True) if fault is not None and yes)
+                happened = [True] * len(now)
+            self.happened.update(fault for fault, yes in zip(now, happened, strict=True) if fault is not None and yes)
 
     def check(self) -> None:
-        """`FaultNotReachedError` if one of the faults has not happened."""
+        """Raise `FaultNotReachedError` if a fault has not happened."""
         for fault in self.faults:
             if fault in self.happened:
                 continue
             if self.runs < (fault.run or 1):
                 raise FaultNotReachedError(f"{fault!r} was not reached: there were {self.runs} runs")
             assert isinstance(fault.rank, int)
-            made = [counts[fault.rank] for run, counts in self._made.items() if fault.run in (None, run)]
+            counts = [operations[fault.rank] for run, operations in self._made.items() if fault.run in (None, run)]
             raise FaultNotReachedError(
-                f"{fault!r} was not reached: rank {fault.rank} made {max(made, default=0)} operations"
+                f"{fault!r} was not reached: rank {fault.rank} made {max(counts, default=0)} operations"
                 + ("" if fault.run is None else f" in run {fault.run}"), ranks=[fault.rank],
             )
 
 
 @contextmanager
 def plant(cluster: VirtualCluster, *faults: Fault, seed: int = 0, must_happen: bool = True) -> Iterator[Planted]:
-    """Runs of ``cluster`` inside of the ``with`` block have these faults; yields what becomes of them.
+    """Plant faults in the runs of ``cluster`` inside the ``with`` block. Yields a `Planted` with their state.
 
-    Runs count from 1 here, and a fault happens in the one it names, the first if it names none: so a run that is tried
-    again goes well.  Where the block ends without an error though a fault did not happen, that is a
-    `FaultNotReachedError`, unless ``must_happen=False``.  ``ValueError`` for a fault that cannot happen on this
-    cluster, and where faults are planted already.
+    Runs are counted from 1 inside the block. A fault happens in the run that it names, by default the first, so a run
+    that is repeated succeeds. If the block ends without an error and a fault did not happen, `FaultNotReachedError` is
+    raised, unless ``must_happen=False``. Raises ``ValueError`` for a fault that cannot happen on this cluster, and if
+    the cluster already has faults.
     """
     rng = np.random.default_rng(seed)
     for fault in faults:
@@ -84,9 +84,9 @@ def plant(cluster: VirtualCluster, *faults: Fault, seed: int = 0, must_happen: b
             raise TypeError(f"plant() takes faults, such as faults.Kill(rank=0, operation=1), got {fault!r}")
         fault.check(cluster.size)
         if isinstance(fault, ENDING) and cluster.backend == "thread":
-            raise ValueError(f"{fault!r} ends a process, and a device of backend='thread' has none of its own")
+            raise ValueError(f"{fault!r} ends a process, and a device of backend='thread' has no process of its own")
     if cluster.around_run is not None:
-        raise ValueError("this cluster has faults already; give all of them to one plant()")
+        raise ValueError("this cluster already has faults; pass all faults to one plant()")
     planted = Planted(
         tuple(replace(f, rank=_chosen(f.rank, rng), operation=_chosen(f.operation, rng)) for f in faults),
         seed, cluster.size,
@@ -111,18 +111,18 @@ class Mark(Protocol):
 
 @contextmanager
 def plant_marks(cluster: VirtualCluster, marks: Iterable[Mark]) -> Iterator[Planted | None]:
-    """`plant` what marks say, all together; nothing where there are none.
+    """`plant` the faults of all marks together. Does nothing without marks.
 
-    The positional arguments of a mark are faults, its keywords those of `plant`.
+    The positional arguments of a mark are faults, its keywords are those of `plant`.
     """
-    told = list(marks)
-    if not told:
+    planted_by = list(marks)
+    if not planted_by:
         yield None
         return
     options: dict[str, Any] = {}
-    for mark in told:
+    for mark in planted_by:
         options.update(mark.kwargs)
-    with plant(cluster, *(fault for mark in told for fault in mark.args), **options) as planted:
+    with plant(cluster, *(fault for mark in planted_by for fault in mark.args), **options) as planted:
         yield planted
 
 

@@ -1,7 +1,7 @@
-"""What planted failures do in the device where they lie.
+"""Planted faults happen in the device that they name.
 
-A device with faults is a `VirtualDevice` whose collectives and channels count operations and do what was planted; it
-exists only in the runs that have faults, so nobody else pays for them.
+A device with faults is a `VirtualDevice` whose collectives and channels count operations and apply the faults. It
+exists only in runs with faults, so other runs pay nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vcluster.messages import Encoded, Mailbox, Owner, Pending, VirtualChannel, 
 
 
 def words_of(size: int, faults: int) -> int:
-    """The words that runs with faults count in: a 1, the operations of each rank, whether each fault happened."""
+    """Number of 64-bit words for the counts: a 1, the operations of each rank, and whether each fault happened."""
     return 1 + size + faults
 
 
 @dataclass(frozen=True)
 class PlantedProgram:
-    """A program with the faults that lie in its way; what it counts goes to ``place`` in shared memory."""
+    """A program with its faults. The counts are written to offset ``place`` in shared memory."""
 
     program: Callable[..., Any]
     faults: tuple[Fault | None, ...]
-    """None where it is not for this run."""
+    """The faults. None in place of a fault that does not belong to this run."""
     seed: int
     place: int
 
@@ -51,12 +51,12 @@ class PlantedProgram:
 
 
 Faults = Sequence[tuple[int, Fault]]
-"""Of one operation, each with its number among those planted."""
+"""The faults of one operation, each with its index among the planted faults."""
 Steps = Generator[Wait, None, None]
 
 
 class _Plan:
-    """What happens on one device in one run."""
+    """The faults of one device in one run."""
 
     def __init__(self, device: VirtualDevice, planted: PlantedProgram) -> None:
         self._device = device
@@ -70,7 +70,7 @@ class _Plan:
         self.full: set[int] = set()
 
     def begin(self, name: str) -> Faults:
-        """An operation begins: ends the process or raises if that was planted; gives the other faults of it."""
+        """Count an operation that begins. Ends the process or raises if that was planted; returns the other faults."""
         self._made[0] += 1
         self._counts[name] = self._counts.get(name, 0) + 1
         now = []
@@ -93,22 +93,22 @@ class _Plan:
         return now
 
     def flipped(self, faults: Faults, name: str, x: Any) -> Any:
-        """``x`` as it is after the faults."""
+        """``x`` after the faults."""
         for i, fault in faults:
             if isinstance(fault, FlipBit):
                 x = _with_flipped_bit(fault, name, x, np.random.default_rng((self._seed, i)))
         return x
 
     def hold(self, peer: int, tag: int, steps: Steps) -> None:
-        """Keep a message back, whose sending is ``steps``."""
+        """Hold back a message. ``steps`` send it."""
         self._held[peer, tag] = steps
 
     def take_held(self, peer: int, tag: int) -> Steps:
-        """The sending of the message that is kept back in this channel; nothing if there is none."""
+        """The steps that send the held-back message of this channel. Empty if there is none."""
         return self._held.pop((peer, tag), _nothing())
 
     def release(self) -> None:
-        """Send on what is kept back."""
+        """Send all messages that are held back."""
         if self._held:
             self._device.recorder.enter()
             try:
@@ -118,7 +118,7 @@ class _Plan:
                 self._device.recorder.leave()
 
     def release_soon(self) -> None:
-        """The same from inside a call."""
+        """The same, from inside a call of the library."""
         for lane, steps in self._taken():
             self._device.endpoint.tasks.issue(lane, steps, "send of a message that was held back")
 
@@ -128,7 +128,7 @@ class _Plan:
 
 
 class _PlantedDevice(VirtualDevice):
-    """The device as the kernel sees it in a run with faults."""
+    """The device that the kernel gets in a run with faults."""
 
     def __init__(self, device: VirtualDevice, plan: _Plan) -> None:
         self.__dict__.update(device.__dict__)
@@ -138,15 +138,15 @@ class _PlantedDevice(VirtualDevice):
         self.collectives = cast(Collectives, _PlantedCollectives(device.collectives, plan))
 
     def channel(self, peer: int) -> VirtualChannel:
-        found = self._channels.get(peer)
-        if found is None:
-            super().channel(peer)  # refuses a rank that is none
-            found = self._channels[peer] = _PlantedChannel(self._owner, peer, self._plan)
-        return found
+        channel = self._channels.get(peer)
+        if channel is None:
+            super().channel(peer)  # raises if the rank does not exist
+            channel = self._channels[peer] = _PlantedChannel(self._owner, peer, self._plan)
+        return channel
 
 
 class _PlantedCollectives:
-    """The collectives of a device, counted."""
+    """The collectives of a device, with their operations counted."""
 
     def __init__(self, inner: Collectives, plan: _Plan) -> None:
         self._inner = inner
@@ -163,7 +163,7 @@ class _PlantedCollectives:
 
 
 class _PlantedChannel(VirtualChannel):
-    """A channel of a device, its messages counted."""
+    """A channel of a device, with its messages counted."""
 
     repeats = False
 
@@ -195,20 +195,20 @@ class _PlantedChannel(VirtualChannel):
 
 
 class _PlantedMailbox:
-    """The way of messages to a peer, on which they are lost, doubled and overtaken."""
+    """The mailbox of a peer, with faults: messages are lost, duplicated or overtaken."""
 
     def __init__(self, inner: Mailbox, peer: int, plan: _Plan) -> None:
         self._inner = inner
         self._peer = peer
         self._plan = plan
         self.faults: Faults = ()
-        """Of the message that is sent next."""
+        """The faults of the next message."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def sending(self, encoded: Encoded, tag: int, *, capacity: int | None) -> Steps:
-        """`Mailbox.sending`, with what was planted.  What that adds to the traffic waits for no room."""
+        """`Mailbox.sending` with the planted faults. The additional messages do not wait for room."""
         kinds = {type(fault) for _, fault in self.faults}
         self.faults = ()
         if Drop in kinds:
@@ -245,7 +245,7 @@ def _with_flipped_bit(fault: FlipBit, name: str, x: Any, rng: np.random.Generato
         if bit < _bits(array) * array.size:
             element, bit = divmod(bit, _bits(array))
             if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not np.little_endian):
-                bit ^= 8 * (array.dtype.itemsize - 1)  # the lowest byte is the last
+                bit ^= 8 * (array.dtype.itemsize - 1)  # the lowest byte comes last
             array.reshape(-1).view(np.uint8)[element * array.itemsize + bit // 8] ^= 1 << bit % 8
             return rebuild(x, [array if j == i and array.ndim else array[()] if j == i else part
                                for j, part in enumerate(parts)])
@@ -258,7 +258,7 @@ def _bits(array: np.ndarray) -> int:
 
 
 def _copied(encoded: Encoded) -> Encoded:
-    """The message as it is now, whatever its sender does to the arrays."""
+    """A copy of the message, which does not change when its sender changes the arrays."""
     return Encoded(encoded.description, [memoryview(memoryview(b).tobytes()) for b in encoded.buffers], encoded.nbytes)
 
 

@@ -1,10 +1,10 @@
-"""Shared memory that nobody can leak: one anonymous file, mapped by every endpoint of a cluster.
+"""Shared memory: one anonymous file, mapped by every endpoint of a cluster, which cannot leak.
 
-The file has no name (`memfd_create`; elsewhere a temporary file that is unlinked at once), so the kernel frees
-it when the last process that maps it is gone, however it went.  It is sparse: what is never touched costs nothing.
+The file has no name (`memfd_create`, or elsewhere a temporary file that is unlinked at once). The kernel therefore
+frees it when the last process that maps it ends, in whatever way. The file is sparse: untouched pages use no memory.
 
-An `Arena` is the mapping.  A `Heap` is one endpoint's own region of it: only its owner allocates there, so there is
-no lock.  A block that the owner handed to somebody else (a message, a result) is given back by a word in its header.
+An `Arena` is the mapping. A `Heap` allocates in one endpoint's region of it. Only the owner allocates there, so no
+lock is needed. A block that another endpoint reads (a message, a result) is released by a word in its header.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 LINE = 64
-"""Bytes of a cache line: words that different devices write lie this far apart."""
+"""Bytes of a cache line. Words that different devices write lie at least this far apart."""
 
 CACHED_BYTES_LIMIT = 256 << 20
-"""What a heap keeps of freed blocks; beyond that, those that were freed longest ago go back to the system."""
+"""Bytes of freed blocks that a heap keeps mapped. Beyond that, the memory of the oldest goes back to the system."""
 
 LARGE_BYTES = 1 << 20
-"""Only blocks of this size or more count and go back."""
+"""Size in bytes from which blocks count towards `CACHED_BYTES_LIMIT`."""
 
 
 class Arena:
-    """A shared mapping of ``nbytes``; offsets into it mean the same in every process."""
+    """A shared mapping of ``nbytes`` bytes. An offset means the same place in every process."""
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
-        """Maps the file behind ``fd``, which the arena owns from here on; makes a new one if there is none."""
+        """Map the file behind ``fd``, which the arena then owns, or a new anonymous file if ``fd`` is None."""
         self.nbytes = nbytes
-        if sys.platform == "win32":  # the thread backend only: pages of the process's own
+        if sys.platform == "win32":  # there is only the thread backend, so private pages suffice
             self.fd = -1
             self._mapping = mmap.mmap(-1, nbytes)
         else:
@@ -49,20 +49,20 @@ class Arena:
         self.address = np.frombuffer(self.view, np.uint8, 1).ctypes.data
 
     def words(self, offset: int, count: int = 1) -> memoryview:
-        """``count`` signed 64-bit words at ``offset`` (a multiple of 8)."""
+        """``count`` signed 64-bit words at ``offset``, which is a multiple of 8."""
         return self.view[offset : offset + 8 * count].cast("q")
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """The memory at ``offset`` as an array.  It does not keep the block alive: the caller sees to that."""
+        """The memory at ``offset`` as an array. The caller must keep the block alive."""
         return np.ndarray(shape, dtype, self.view, offset)
 
     def offset_of(self, array: NDArray[Any]) -> int | None:
-        """Where a contiguous array lies in the arena; None if it lies elsewhere."""
+        """The offset of a contiguous array in the arena. None if the array lies elsewhere."""
         offset = int(array.__array_interface__["data"][0]) - self.address
         return offset if offset >= 0 and offset + array.nbytes <= self.nbytes else None
 
     def clear(self, offset: int, nbytes: int) -> None:
-        """Make whole pages zero and give their memory back to the system."""
+        """Set whole pages to zero and give their memory back to the system."""
         if nbytes <= 0:
             return
         if hasattr(mmap, "MADV_REMOVE"):
@@ -73,14 +73,14 @@ class Arena:
                 self.view[start:stop] = bytes(stop - start)
 
     def close_descriptor(self) -> None:
-        """Close the file; the mapping stays until the last array in it has gone."""
+        """Close the file. The mapping stays until the last array in it is gone."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class Loan:
-    """A block that somebody else holds.  When it has ``ended``, the block may be in use for something else."""
+    """A block that another endpoint holds. Once the loan has ``ended``, the block may be reused."""
 
     __slots__ = ("ended", "offset", "released")
 
@@ -91,14 +91,14 @@ class Loan:
 
 
 class Heap:
-    """Allocates blocks in one region of an arena, for the one endpoint that owns the region.
+    """Allocates blocks in one region of an arena, for the endpoint that owns the region.
 
-    Blocks come in classes of sizes and are used again, page faults paid.  Freeing is safe at any moment, also
-    from a garbage collection that runs in the middle of an allocation.
+    Blocks come in size classes and are reused, so that their page faults are paid only once. Freeing is safe at any
+    moment, also from a garbage collection in the middle of an allocation.
     """
 
     def __init__(self, arena: Arena, start: int, nbytes: int, top: memoryview | None = None) -> None:
-        """``top`` is a shared word that follows the highest offset in use, for who comes after the owner's death."""
+        """``top`` is a shared word with the end of the used part, for the successor of an owner that died."""
         self.arena = arena
         self._start = start
         self._end = start + nbytes
@@ -110,16 +110,16 @@ class Heap:
         self._lent: dict[int, deque[Loan]] = {}
         self._leases: set[_Lease] = set()
         self._kept: dict[int, int] = {}
-        """Large free blocks that still have their memory, the one freed longest ago first: offset and size."""
+        """Large free blocks whose memory is still mapped: offset to size, the one freed longest ago first."""
         self._kept_nbytes = 0
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a block of at least ``nbytes``, a multiple of 64 (of 4096 for large ones)."""
+        """The offset of a block of at least ``nbytes`` bytes. It is a multiple of 64, and of 4096 for large blocks."""
         size = _size_class(nbytes)
         if self._freed:
             self._collect()
         free = self._free.get(size)
-        if (not free or size >= LARGE_BYTES) and size in self._lent:  # what was released last is in cache, perhaps
+        if (not free or size >= LARGE_BYTES) and size in self._lent:  # a block released just now may be in the cache
             self._collect_lent(size)
             free = self._free.get(size)
         if free:
@@ -130,7 +130,7 @@ class Heap:
             offset = -(-self._next // align) * align
             if offset + size > self._end:
                 raise MemoryError(
-                    f"the shared memory of one device is {(self._end - self._start) >> 20} MiB; "
+                    f"the shared memory of one device holds {(self._end - self._start) >> 20} MiB; "
                     f"{nbytes} bytes more do not fit"
                 )
             self._next = self._top[0] = offset + size
@@ -138,17 +138,17 @@ class Heap:
         return offset
 
     def free(self, offset: int) -> None:
-        """Give a block back.  Only takes a note: the block is sorted in at the next allocation."""
+        """Free a block. This only notes the offset; the next allocation sorts it in."""
         self._freed.append(offset)
 
     def lend(self, offset: int, released: memoryview) -> Loan:
-        """Somebody else holds the block until the word ``released[0]`` is not 0."""
+        """Lend a block to another endpoint until the word ``released[0]`` is not 0."""
         loan = Loan(offset, released)
         self._lent.setdefault(self._sizes[offset], deque()).append(loan)
         return loan
 
     def reclaim(self, is_stray: Callable[[int], bool]) -> None:
-        """Take back lent blocks whose offset ``is_stray``: nobody holds them, nobody will release them."""
+        """Take back the lent blocks for which ``is_stray(offset)`` is true: no endpoint will release them."""
         for size in list(self._lent):
             for loan in self._lent[size]:
                 if is_stray(loan.offset):
@@ -156,14 +156,14 @@ class Heap:
             self._collect_lent(size)
 
     def block(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """A block and its offset, freed when the last array that lies in it has gone."""
+        """A block and its offset. The block is freed when the last array in it is gone."""
         offset = self.allocate(nbytes)
         block = np.frombuffer(self.arena.view, np.uint8, nbytes, offset)
         self._leases.add(_Lease(block, self, offset))
         return offset, block
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A new array in the region, not initialised."""
+        """A new, uninitialised array in the region."""
         nbytes = dtype.itemsize
         for extent in shape:
             nbytes *= extent
@@ -200,7 +200,7 @@ class Heap:
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """Notices that the last array in a block has gone."""
+    """Frees a block when the last array in it is gone."""
 
     __slots__ = ("heap", "offset")
 
@@ -211,7 +211,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
         self.heap = heap
         self.offset = offset
 
-    def __hash__(self) -> int:  # a dead reference cannot be hashed by what it referred to
+    def __hash__(self) -> int:  # a dead reference cannot be hashed by its referent
         return id(self)
 
 
@@ -222,7 +222,7 @@ def _end_lease(lease: weakref.ref[Any]) -> None:
 
 
 def _size_class(nbytes: int) -> int:
-    """Sizes of blocks: powers of two up to a page, then eight steps to each power of two."""
+    """The size class of a block: powers of two up to a page, then eight steps for each power of two."""
     if nbytes <= PAGE:
         return max(LINE, 1 << (nbytes - 1).bit_length()) if nbytes > 1 else LINE
     step = max(PAGE, 1 << ((nbytes - 1).bit_length() - 4))

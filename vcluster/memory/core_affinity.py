@@ -1,10 +1,10 @@
-"""The core to which a device goes when it waits.
+"""Each device has a home core, to which it moves when it waits.
 
-Who is woken may find itself on the core of who woke it, or of another device, and there they take turns while another
-core idles, until the system notices, some milliseconds later: longer than many a run takes.  So a device goes to the
-core that is its own by its number when it waits for the first time in a run, and sleeps there when it sleeps for
-another device.  What runs may use all cores, as ever.  For its next program a device waits where it is: the host is
-awake then, and at home it would take turns with it.
+A device that is woken may run on the core of the device that woke it, or of a third one. The two then share that core
+while another idles, until the system notices after some milliseconds, which is longer than many runs take. So a device
+moves to its home core when it waits for the first time in a run, and sleeps there whenever it sleeps for another
+device. A running device may use all cores. A device that waits for its next program stays where it is: the host is
+awake then, and on the home core it could compete with the host.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from contextlib import suppress
 
 
 class HomeCore:
-    """That of one device's process; nothing happens where there is but one core, or where nobody can choose."""
+    """The home core of one device's process. It has no effect if there is only one core or no affinity control."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._allowed: set[int] = set()
-        """The cores that the process may use when it is not at home."""
+        """The cores that the process may use away from home. Empty while it is away."""
 
     def stay(self) -> None:
-        """Go there, and stay until `leave`."""
+        """Move to the home core until `leave`."""
         if not self._allowed and hasattr(os, "sched_setaffinity"):
-            with suppress(OSError):  # what may be used has just changed
+            with suppress(OSError):  # the allowed cores have just changed
                 allowed = os.sched_getaffinity(0)
                 if len(allowed) > 1:
                     os.sched_setaffinity(0, {sorted(allowed)[self._number % len(allowed)]})
                     self._allowed = allowed
 
     def leave(self) -> None:
-        """Be free to run anywhere that it was allowed to before `stay`."""
+        """Allow all cores that were allowed before `stay`."""
         if self._allowed:
             with suppress(OSError):
                 os.sched_setaffinity(0, self._allowed)

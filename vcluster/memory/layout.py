@@ -1,16 +1,16 @@
-"""Where things lie in the shared memory of a cluster, and the few words that all its members watch.
+"""The layout of a cluster's shared memory, with the few words that all endpoints watch.
 
-    page 0            the cancel word, and how often traffic was forgotten
-    a page each       of every endpoint: the word it is woken by, whether it sleeps, the top of its heap, whether a ring
-                      to it was found full, its process
-    eight pages each  of every device: what it is doing (`vcluster.memory.status`)
-    a row each        of every endpoint: how many blocks it holds of each other's heap
-    four pages each   of every device: notes between it and the host (`vcluster.processes.command_link`)
-    a directory each  of every endpoint: where its slot for a group lies (`vcluster.collectives.group`)
-    a page a pair     of endpoints: the ring of messages from one to the other (`vcluster.messages.channel`)
-    a region each     of every endpoint: its heap
+    page 0                 the cancel word, and the number of times that traffic was reset
+    a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, and its
+                           process
+    8 pages per device     its state (`vcluster.memory.status`)
+    a row per endpoint     the number of blocks that it holds of each other endpoint's heap
+    4 pages per device     notes between it and the host (`vcluster.processes.command_link`)
+    a directory per endpoint   the place of its slot for each group (`vcluster.collectives.group`)
+    a page per pair        of endpoints: the ring of messages from one to the other (`vcluster.messages.channel`)
+    a region per endpoint  its heap
 
-The endpoints are the devices by rank, and then the host.
+The endpoints are the devices by rank, followed by the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallelism.events import HOST
 from vcluster.memory.arena import LINE, PAGE, Arena
 
 EPOCH = LINE
-"""The word that says how often traffic was forgotten: what was sent before is not for those who receive after."""
+"""Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
 STATUS_BYTES = 8 * PAGE
@@ -31,18 +31,18 @@ WIRE_BYTES = 4 * PAGE
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The offsets, for a cluster of ``size`` devices whose heaps are ``region_nbytes`` each."""
+    """The offsets in bytes, for a cluster of ``size`` devices with heaps of ``region_nbytes`` bytes each."""
 
     size: int
     region_nbytes: int
     cores: int = 1
-    """That the host may use, and so the devices: a number that all of them know alike."""
+    """Number of cores that the host, and so the devices, may use. All endpoints use the same number."""
 
     @classmethod
     def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
-        """Regions as large as the memory of the machine: they are sparse, so that is only address space."""
+        """Regions as large as the memory of the machine. They are sparse, so they only use address space."""
         region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
-        while sparse and region * (size + 1) > 1 << 45:  # of the 47 bits that a process can address
+        while sparse and region * (size + 1) > 1 << 45:  # a process can address 2**47 bytes
             region >>= 1
         return cls(size, region // PAGE * PAGE, _cores())
 
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def host(self) -> int:
-        """The endpoint of the host."""
+        """The number of the host's endpoint."""
         return self.size
 
     def endpoint(self, rank: int) -> int:
@@ -100,7 +100,7 @@ class Layout:
         return self.region(self.endpoints)
 
     def forget_traffic(self, arena: Arena) -> None:
-        """Empty every ring and directory.  Only while no device is running."""
+        """Empty every ring and directory. No device may be running."""
         start = self.directory(0)
         arena.clear(start, self.region(0) - start)
         arena.words(EPOCH)[0] += 1
@@ -111,7 +111,7 @@ def _cores() -> int:
 
 
 def _memory_nbytes() -> int:
-    if hasattr(os, "sysconf"):  # a tenth of the time that importing psutil takes
+    if hasattr(os, "sysconf"):  # this takes a tenth of the time of importing psutil
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     import psutil
 

@@ -1,8 +1,8 @@
-"""The private memory of other devices, read and written where the system allows it.
+"""Direct reads and writes of the private memory of other devices, where the system allows it.
 
-An array that does not lie in shared memory can still be read by its peers without being copied there first: on Linux by
-`process_vm_readv`, if the rules for debuggers (ptrace) let processes of one user look at each other; between the
-threads of one process at once.  Whether it works is tried before anybody counts on it.
+An array outside shared memory can be read by peers without a copy to shared memory. On Linux this uses
+`process_vm_readv`, if the ptrace rules let processes of one user access each other. Threads of one process read it
+directly. Each connection is tried once before it is used.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class _Stretch(ctypes.Structure):
 
 
 class Peers:
-    """The private memory of the devices of a cluster, as one of them sees it."""
+    """The private memory of the devices of a cluster, as one device accesses it."""
 
     def __init__(self, arena: Arena, layout: Layout, number: int, signals: Signals) -> None:
         self._signals = signals
         self._words = [arena.words(layout.process_word(endpoint), 2) for endpoint in range(layout.endpoints)]
         self._probe = np.array([_PROBE])
         self._can: dict[int, bool] = {}
-        """By process: whether its memory can be read."""
+        """By process id: whether its memory can be read."""
         mine = self._words[number]
         mine[1] = address_of(self._probe)
         mine[0] = os.getpid()
 
     def can_be_read(self, ranks: Iterable[int]) -> bool:
-        """Whether the members of a group can read and write each other's private memory."""
+        """Whether the members of a group can read and write this device's private memory, and this device theirs."""
         return all(self._try(*self._words[rank]) for rank in ranks)
 
     def view(self, rank: int, address: int, dtype: np.dtype[Any], count: int) -> NDArray[Any] | None:
-        """``count`` elements in the memory of a thread of this process; None if ``rank`` is another process."""
+        """``count`` elements in the memory of a thread of this process. None if ``rank`` is another process."""
         if self._words[rank][0] != os.getpid():
             return None
         memory: Any = (ctypes.c_char * max(1, dtype.itemsize * count)).from_address(address)
@@ -67,24 +67,24 @@ class Peers:
             done = move(self._words[rank][0], _Stretch(here, left), 1, _Stretch(there, left), 1, 0)
             if done <= 0:
                 self._signals.check()
-                if ctypes.get_errno() == _ESRCH:  # it died; the host sees that, too, and cancels the run
+                if ctypes.get_errno() == _ESRCH:  # the process died; the host notices, too, and cancels the run
                     self._signals.wait(lambda: False)
                 raise ClusterError(
-                    f"the memory of rank {rank} cannot be reached: {os.strerror(ctypes.get_errno())}", ranks=[rank]
+                    f"the memory of rank {rank} cannot be accessed: {os.strerror(ctypes.get_errno())}", ranks=[rank]
                 )
             here, there, left = here + done, there + done, left - done
 
     def _try(self, pid: int, probe: int) -> bool:
-        found = self._can.get(pid)
-        if found is None:
-            found = pid == os.getpid()
-            if not found and pid and sys.platform == "linux":
-                seen = np.zeros(1, self._probe.dtype)
+        readable = self._can.get(pid)
+        if readable is None:
+            readable = pid == os.getpid()
+            if not readable and pid and sys.platform == "linux":
+                value = np.zeros(1, self._probe.dtype)
                 move = _calls()[0]
-                done = move(pid, _Stretch(address_of(seen), 8), 1, _Stretch(probe, 8), 1, 0)
-                found = done == 8 and int(seen[0]) == _PROBE
-            self._can[pid] = found
-        return found
+                done = move(pid, _Stretch(address_of(value), 8), 1, _Stretch(probe, 8), 1, 0)
+                readable = done == 8 and int(value[0]) == _PROBE
+            self._can[pid] = readable
+        return readable
 
 
 _ESRCH = 3
@@ -104,6 +104,6 @@ def _calls() -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where the elements of an array begin."""
+    """The address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -1,11 +1,12 @@
-"""How an endpoint waits for another: spin for a moment, then sleep until it is woken.
+"""An endpoint waits for another: it spins for a moment, then sleeps until it is woken.
 
-With more devices than cores a waiting device must give its core away: `os.sched_yield` does so and costs less than
-half a microsecond when nobody wants it.  After a bounded number of turns it sleeps on a futex in shared memory (where
-there is none: in short naps).  Whoever changes what others may wait for wakes those that sleep.
+With more devices than cores, a waiting device must give up its core. `os.sched_yield` does so and costs less than half
+a microsecond when no other process wants the core. After a bounded time the device sleeps on a futex in shared memory,
+or where there is no futex, in short naps. An endpoint that changes a word wakes the endpoints that may wait for it.
 
-The sleeper says that it sleeps, then looks once more; the waker makes the change, then looks who sleeps.  Between the
-two steps each needs a full fence, or both could miss the other.
+The sleeper first publishes that it sleeps and then checks its condition again. The waker first makes the change and
+then checks which endpoints sleep. Each needs a full memory fence between its two steps; otherwise both could miss the
+other.
 """
 
 from __future__ import annotations
@@ -31,26 +32,28 @@ _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 1 << 30
 STORES_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
-"""Whether others see what this processor stores in the order in which it was stored."""
+"""Whether other cores see the stores of this processor in the order in which they were made."""
 
 SHORTEST_NAP_SECONDS = 3e-4
-"""Where nobody can wake a sleeper, it looks again after so long."""
+"""Seconds between two polls where no endpoint can wake a sleeper."""
 
 SPIN_NS = 50_000
-"""Spinning goes on for so long for each device that shares a core: about what it costs to sleep and be woken.  It is a
-time, not a number of turns, since on crowded cores each turn may be a time slice of others."""
+"""Nanoseconds of spinning for each device that shares a core: about the cost of sleeping and being woken. It is a time
+and not a number of polls, because on crowded cores one poll may last a time slice of another process."""
 
 LOOKS = 100
-"""Between two times of giving way, if each device has a core: others seldom want it, and to ask takes as long."""
+"""Polls between two calls of `give_way` if each device has a core of its own. A call costs as much as a poll, and the
+core is seldom wanted."""
 
 NAPS_SECONDS = 1.0, 1.0
-"""The first and the longest: a sleeper looks again after so long even if nobody woke it, then after twice that."""
+"""The first and the longest sleep. A sleeper that is not woken polls after the first, then backs off up to the
+longest."""
 
 NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
-"""A queue's messages come after the word that tells of them, and nobody wakes for them once more."""
+"""The same for queues. A message arrives after the word that announces it, and its arrival wakes no endpoint."""
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Let another run on this core, if one wants to."""
+"""Yield this core to another process that wants it."""
 
 
 class _Timespec(ctypes.Structure):
@@ -58,7 +61,7 @@ class _Timespec(ctypes.Structure):
 
 
 class Signals:
-    """The waiting and waking of one endpoint."""
+    """Waiting and waking of one endpoint."""
 
     def __init__(
         self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200,
@@ -82,32 +85,32 @@ class Signals:
             self._sleep, self._rouse = _futex()
         self._turnstile = threading.Lock()
         self.home: HomeCore | None = None
-        """Where this endpoint sleeps, and where it goes when it waits for the first time in a run."""
+        """The core on which this endpoint sleeps. It moves there when it waits for the first time in a run."""
         self.has_waited = False
-        """Whether it has gone there in this run."""
+        """Whether it has moved there in this run."""
         self.told_cancelled = False
-        """Whether this endpoint knows that the run was broken off: what it raises from then on is a consequence."""
+        """Whether this endpoint has seen that the run is cancelled. Exceptions that it raises later are
+        consequences."""
         self.before_sleep: Callable[[], object] | None = None
-        """Called before each sleep: to take in messages, lest a ring stay full."""
+        """Called before each sleep, to take in messages so that no ring stays full."""
         self.note_awaited: Callable[[], Any] | None = None
-        """Called next, to note what is awaited, and once more after another look: only if nothing came or went on
-        meanwhile is that true of one moment, and told to others by `tell_awaited`."""
+        """Called after it, to collect what the endpoint waits for, and again after one more poll. If both results are
+        equal they describe one moment, and `tell_awaited` publishes them."""
         self.tell_awaited: Callable[[Any], object] | None = None
         self.after_sleep: Callable[[], object] | None = None
-        """Called when a wait that came to sleeping is over."""
-
+        """Called at the end of a wait that reached the sleeping phase."""
     def fence(self) -> None:
-        """Everything written before is seen by others before anything read or written after.
+        """A full memory fence: other endpoints see all earlier writes before any later access.
 
-        Taking and releasing a lock is a read-modify-write on one word, twice: no processor moves memory
-        accesses across both.  (Not blocking: an interrupt may have fallen between the two.)
+        Taking and releasing a lock are two read-modify-write operations on one word, and no processor moves memory
+        accesses across both. The lock is taken without blocking, because an interrupt may have come between the two.
         """
         self._turnstile.acquire(False)
         self._turnstile.release()
 
     def wake(self, endpoints: Iterable[int]) -> None:
-        """Tell ``endpoints`` that something they may wait for has changed."""
-        self._turnstile.acquire(False)  # a fence, and not the call
+        """Wake those of ``endpoints`` that sleep, because something they may wait for has changed."""
+        self._turnstile.acquire(False)  # the fence, inlined
         self._turnstile.release()
         sleeping = self._sleeping
         for endpoint in endpoints:
@@ -115,7 +118,7 @@ class Signals:
                 self.rouse((endpoint,))
 
     def rouse(self, endpoints: Iterable[int]) -> None:
-        """`wake`, for who has made a fence since the change."""
+        """`wake` without the fence, for a caller that made one after the change."""
         sleeping = self._sleeping
         for endpoint in endpoints:
             if sleeping[endpoint][0]:
@@ -124,7 +127,7 @@ class Signals:
                     self._rouse(self._arena.address + self._layout.wake_word(endpoint))
 
     def cancel(self) -> None:
-        """Make every pending and coming wait raise `OperationCancelled`."""
+        """Make every pending and every later wait raise `OperationCancelled`."""
         self._cancelled[0] = 1
         self.wake(range(self._layout.endpoints))
 
@@ -141,7 +144,8 @@ class Signals:
             raise OperationCancelled("another device failed")
 
     def turns(self) -> Iterator[None]:
-        """Turns to look whether something has come, giving way after each: few, and none once the run is cancelled."""
+        """Iterate over a bounded number of polls, yielding the core between them. It ends early after a
+        cancellation."""
         cancelled = self._cancelled
         yield
         if self.home is not None and not self.has_waited:
@@ -185,7 +189,7 @@ class Signals:
                 if self.home is not None:
                     self.home.stay()
                 self._sleep(self._address, seen, nap_ns)
-                if ready():  # first of all: caches are cold
+                if ready():  # check this first, because the caches are cold
                     return
                 nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:

@@ -1,13 +1,13 @@
-"""What a device is doing, written where the host can read it while the device sleeps.
+"""Each device publishes its state in shared memory, where the host can read it while the device sleeps.
 
-A device is running, or finished with its kernel, or blocked; a blocked one tells what each operation under way needs:
-from which peer, by which kind of operation there, and which word in shared memory will change when it has happened. The
-host (`vcluster.runs.deadlock`) reads this only when it has heard nothing for a moment, so it is written only before a
-sleep.
+A device is running, blocked, or finished with its kernel. A blocked device lists what each pending operation needs: the
+peer that must act, the kind of operation the peer must perform, and the word in shared memory that will change then.
+The host (`vcluster.runs.deadlock`) reads this only after it has received nothing for a moment, so a device writes it
+only before it sleeps.
 
-A word counts the changes: a reader that sees the same count before and after has read one state.
+A version word counts the changes. A reader that sees the same version before and after has read one consistent state.
 
-Beside it lies what the device called last, for when its process dies.
+The device's last call is stored beside its state. It is reported when the process dies.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from vcluster.memory.arena import LINE, PAGE, Arena
 from vcluster.memory.layout import STATUS_BYTES, Layout
 
 MOST_CALLS = 4096
-"""Calls and their lines that are kept as they are written."""
+"""Maximal number of pairs of call and line whose encoded text is cached."""
 
 RUNNING, BLOCKED, FINISHED = range(3)
 _VERSION, _STATE, _LENGTH = range(3)
 
 class Need(NamedTuple):
-    """Something that an operation waits for."""
+    """One condition that an operation waits for."""
 
     peer: int
-    """The rank that must act; -1 is the host."""
+    """The rank that must act. -1 is the host."""
     lane: Lane | None
-    """The lane of that rank whose operation would do it; None if any call there would."""
+    """The lane of that rank whose operation would act. None if any call there would."""
     place: int
-    """Offset of a word that will have changed when it has happened."""
+    """Offset of a word that will have changed when the condition holds."""
     value: int
-    """What it is now."""
+    """The present value of that word."""
 
 
 class Operation(NamedTuple):
-    """An operation under way: the lane it is first in, what it is, and what it needs (None: not known)."""
+    """A pending operation: the lane in which it is first, its text, and its needs (None if they are not known)."""
 
     lane: Lane
     text: str
@@ -48,66 +48,67 @@ class Operation(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a device was doing when it was looked at."""
+    """The state of a device at one version."""
 
     version: int
     state: int
     operations: tuple[Operation, ...] = ()
-    """If blocked: what is under way; the first is what the kernel itself waits for."""
+    """The pending operations of a blocked device. The first is the one that the kernel itself waits for."""
     location: str = ""
     """The line of the kernel that waits."""
 
 
 class LastSeen(NamedTuple):
-    """What a device was doing when it was last seen: waiting in an operation, or computing after one."""
+    """The last known activity of a device: waiting in an operation, or computing after one."""
 
     operation: str | None = None
-    """Its name; None if nothing was called."""
+    """The name of the operation. None if nothing was called."""
     location: str | None = None
     waiting_in: str | None = None
-    """The operation in full, if it waited there."""
+    """The full text of the operation, if the device waited in it."""
 
     def __str__(self) -> str:
         if self.waiting_in:
             return f" while it waited in {self.waiting_in} at {self.location}"
-        return f"; the last it called was {self.operation} at {self.location}" if self.operation else ""
+        return f"; its last call was {self.operation} at {self.location}" if self.operation else ""
 
 
 class Status:
-    """Writes and reads the states."""
+    """Writes and reads the states of all devices."""
 
     def __init__(self, arena: Arena, layout: Layout) -> None:
         self._arena = arena
         self._words = [arena.words(layout.status(rank), 3) for rank in range(layout.size)]
         self._texts = [layout.status(rank) + LINE for rank in range(layout.size)]
-        self._told: dict[tuple[str, str], bytes] = {}
+        self._encoded: dict[tuple[str, str], bytes] = {}
         self._notes = [layout.status(rank) + STATUS_BYTES - PAGE for rank in range(layout.size)]
 
     def begin(self, rank: int) -> None:
-        """Running, and nothing called yet; said by the host as it starts a run."""
+        """Mark a device as running, with no call yet. The host calls this when it starts a run."""
         self._arena.view[self._notes[rank]] = 0
         self.set(rank, RUNNING)
 
     def set(self, rank: int, state: int) -> None:
-        """Running or finished."""
+        """Mark a device as running or finished."""
         words = self._words[rank]
         words[_VERSION] += 1
         words[_STATE] = state
 
     def set_blocked(self, rank: int, operations: Sequence[Operation], location: str) -> None:
-        """Blocked, on the first of ``operations``.  What is too long to tell counts as running."""
+        """Mark a device as blocked on the first of ``operations``. If the text is too long, it still counts as running.
+        """
         plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
-        told = marshal.dumps((plain, location))
+        encoded = marshal.dumps((plain, location))
         words = self._words[rank]
-        if len(told) > STATUS_BYTES - PAGE - LINE:
+        if len(encoded) > STATUS_BYTES - PAGE - LINE:
             return
         start = self._texts[rank]
-        if words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == told:
-            return  # as before
+        if words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == encoded:
+            return  # nothing has changed
         words[_VERSION] += 1
         words[_STATE] = RUNNING
-        self._arena.view[start : start + len(told)] = told
-        words[_LENGTH] = len(told)
+        self._arena.view[start : start + len(encoded)] = encoded
+        words[_LENGTH] = len(encoded)
         words[_VERSION] += 1
         words[_STATE] = BLOCKED
 
@@ -115,34 +116,34 @@ class Status:
         return int(self._words[rank][_VERSION])
 
     def read(self, rank: int) -> State:
-        """One device's state; one that changes while it is read counts as running."""
+        """The state of a device. A state that changes while it is read counts as running."""
         words = self._words[rank]
         version, state = words[_VERSION], words[_STATE]
         if state != BLOCKED:
             return State(version, state)
         start = self._texts[rank]
-        told = bytes(self._arena.view[start : start + words[_LENGTH]])
+        encoded = bytes(self._arena.view[start : start + words[_LENGTH]])
         if words[_VERSION] != version:
             return State(version, RUNNING)
-        operations, location = marshal.loads(told)
-        under_way = tuple(
+        operations, location = marshal.loads(encoded)
+        pending = tuple(
             Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
             for lane, text, needs in operations
         )
-        return State(version, BLOCKED, under_way, location)
+        return State(version, BLOCKED, pending, location)
 
     def note(self, rank: int, name: str, location: str) -> None:
-        """What is called now, and at which line.  Below half a microsecond, since this is said at every call."""
-        told = self._told.get((name, location))
-        if told is None:
-            if len(self._told) >= MOST_CALLS:  # code that is made anew in every run
-                self._told.clear()
-            told = self._told[name, location] = f"{name}\0{location}".encode()[: PAGE - 1] + b"\0"
+        """Store the present call and its line. This runs at every call and takes less than half a microsecond."""
+        encoded = self._encoded.get((name, location))
+        if encoded is None:
+            if len(self._encoded) >= MOST_CALLS:  # a program may create new code in every run
+                self._encoded.clear()
+            encoded = self._encoded[name, location] = f"{name}\0{location}".encode()[: PAGE - 1] + b"\0"
         start = self._notes[rank]
-        self._arena.view[start : start + len(told)] = told
+        self._arena.view[start : start + len(encoded)] = encoded
 
     def last_seen(self, rank: int) -> LastSeen:
-        """What a device, which may be dead, was doing."""
+        """The last activity of a device, which may be dead."""
         state = self.read(rank)
         if state.state == BLOCKED:
             text = state.operations[0].text
@@ -153,5 +154,5 @@ class Status:
         return LastSeen(name.decode(errors="replace"), location.decode(errors="replace")) if name else LastSeen()
 
     def has_changed(self, need: Need) -> bool:
-        """Whether what was needed may have happened since."""
+        """Whether the word of ``need`` has changed, so that the condition may hold now."""
         return bool(self._arena.words(need.place)[0] != need.value)

@@ -1,8 +1,8 @@
-"""Blocks for messages that look like earlier ones: described once, used again and again.
+"""Reusable blocks for messages that have the signature of an earlier one.
 
-A small array that is sent to the same peer a second time goes in a block that stays its own: its header and its
-description are written once, and after that only the elements.  Each such block has a number, by which the receiver
-knows that it has read the description before.
+The second time that a small array with the same peer, tag, dtype and shape is sent, it gets a block that it keeps. The
+header and the description are written once; later messages only write the elements. Each such block has a number, by
+which the receiver recognises that it has already read the description.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from vcluster.messages.endpoint import Endpoint
 
 REUSED_BYTES = 1 << 16
-"""Arrays up to this size."""
+"""Size limit, in bytes, of arrays that use reusable blocks."""
 MOST_BLOCKS = 32
-"""Of one look, to one peer; with more messages under way, others are sent as they come."""
+"""Maximal number of blocks of one signature to one peer. While all are in use, further messages are sent normally."""
 
 _numbers = itertools.count(1)
 
 
 class Block:
-    """One block, as its sender or its receiver sees it."""
+    """One reusable block, as its sender or its receiver sees it."""
 
     __slots__ = ("elements", "header", "loan", "nbytes", "number", "offset", "released", "template")
 
@@ -44,16 +44,16 @@ class Block:
         content = np.frombuffer(endpoint.arena.view, np.uint8, self.header[BLOCK_NBYTES], offset)
         self.elements: NDArray[Any] = decode(content)
         self.loan: Loan | None = None
-        """Of the message that lies in it, for its sender."""
+        """For the sender: the loan of the message that lies in the block."""
         self.template: Template | None = None
-        """Of the event of the last message in it, for its receiver."""
+        """For the receiver: the template of the event of the last message in the block."""
 
 
 class ReusedBlocks:
-    """The blocks for messages of one look to one peer, in the memory of the sender."""
+    """The blocks for messages of one signature to one peer, in the memory of the sender."""
 
     def __init__(self, endpoint: Endpoint, peer: int, like: Encoded) -> None:
-        """``like`` is a message of that look: one array."""
+        """``like`` is an encoded message of that signature: one array."""
         self._endpoint = endpoint
         self._peer = peer
         self._like = Encoded(like.description, [], like.nbytes)
@@ -61,7 +61,7 @@ class ReusedBlocks:
         self._blocks: deque[Block] = deque()
 
     def take(self, tag: int) -> tuple[Block, Loan] | None:
-        """A block to fill and send, and what tells whether it was taken; None if too many are under way."""
+        """A block to fill and send, and its loan. None if too many blocks are in use."""
         blocks = self._blocks
         if blocks and blocks[0].released[0]:
             block = blocks[0]
@@ -80,7 +80,7 @@ class ReusedBlocks:
         return block, loan
 
     def give_back(self) -> None:
-        """Free the blocks, which nobody reads any more."""
+        """Free the blocks. No endpoint reads them any more."""
         while self._blocks:
             self._endpoint.heap.free(self._blocks.pop().offset)
 

@@ -1,8 +1,8 @@
-"""Blocks of shared memory that one endpoint writes and another reads: their header, and how they are given back.
+"""A block of shared memory is written by one endpoint and read by another; its header says when it is free again.
 
-The header says when the content was taken (the sender of a message may send another) and when the memory was released
-(its owner may use it again).  A large block is not copied by who reads it: the arrays lie in it, and it is released
-when the last of them has gone.
+One word of the header tells that the content was taken, so that the sender may send another message. A second tells
+that the memory was released, so that its owner may reuse it. The reader does not copy a large block: the arrays lie in
+it, and it is released when the last of them is gone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from vcluster.messages.endpoint import Endpoint
 
 TAKEN, RELEASED, LANE, TAG, BLOCK_NBYTES, NBYTES, HOLDER, NUMBER = range(8)
-"""The words of a header; ``NUMBER`` is 0 but for blocks that are used again (`vcluster.messages.block_cache`)."""
+"""The words of a header. ``NUMBER`` is 0, except in the reusable blocks of `vcluster.messages.block_cache`."""
 
 COPIED_BYTES = 1 << 14
-"""A block up to this size is copied out, so that a small array kept for long does not hold it."""
+"""Blocks up to this size in bytes are copied when they are read, so that a small array does not keep its block long."""
 
 
 def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memoryview, Loan]:
-    """A block for somebody else to read and release: its offset, its header and the loan."""
+    """Allocate a block that another endpoint will read and release. Returns its offset, its header and the loan."""
     offset = endpoint.heap.allocate(nbytes)
     header = endpoint.arena.words(offset, HEADER_BYTES // 8)
     header[TAKEN] = header[RELEASED] = header[NUMBER] = 0
@@ -35,7 +35,7 @@ def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memor
 
 
 def hand_over(endpoint: Endpoint, encoded: Encoded, holder: int) -> int:
-    """Write a value into a block for ``holder``, who gets its offset some other way and calls `adopt`."""
+    """Write a value into a block for ``holder``, which learns the offset in another way and calls `adopt`."""
     offset, header, _ = lend_block(endpoint, encoded.block_nbytes, holder)
     header[BLOCK_NBYTES], header[NBYTES] = encoded.block_nbytes, encoded.nbytes
     encoded.write(endpoint.arena.view[offset : offset + encoded.block_nbytes])
@@ -43,12 +43,12 @@ def hand_over(endpoint: Endpoint, encoded: Encoded, holder: int) -> int:
 
 
 def release(arena: Arena, offset: int) -> None:
-    """Nobody needs a block any more that was handed over."""
+    """Release a block that was handed over and is no longer needed."""
     arena.words(offset, HEADER_BYTES // 8)[RELEASED] = 1
 
 
 def adopt(arena: Arena, offset: int, held: memoryview) -> Any:
-    """The content of a block; ``held`` counts those of its owner that lie in arrays here."""
+    """The content of a block. ``held`` counts the blocks of its owner in which arrays of this endpoint lie."""
     header = arena.words(offset, HEADER_BYTES // 8)
     header[TAKEN] = 1
     block_nbytes = header[BLOCK_NBYTES]
@@ -63,7 +63,7 @@ def adopt(arena: Arena, offset: int, held: memoryview) -> Any:
 
 
 class _Borrowed(weakref.ref):  # type: ignore[type-arg]
-    """Notices that the last array in a block of somebody else has gone."""
+    """Releases another endpoint's block when the last array in it is gone."""
 
     __slots__ = ("header", "held")
 

@@ -1,10 +1,16 @@
-"""A first in, first out queue between two endpoints: device and device, or host and device.
+"""A first in, first out queue between two endpoints: between two devices, or between the host and a device.
 
     device.channel(3).send(x)          to and from rank 3
     device.channel(HOST).recv()        to and from the host, whose end is cluster.channel(rank)
 
-What is sent is copied; the copy is what the other end gets.  Messages of one tag arrive in the order in which they were
-sent; different tags do not wait for each other.
+`send` copies the value, and the other end receives the copy. Messages of one tag arrive in the order in which they were
+sent. Messages of different tags do not wait for each other.
+
+>>> from vcluster import HOST, VirtualCluster
+>>> with VirtualCluster(2, backend="thread") as cluster:
+...     cluster.channel(1).send("hello")
+...     cluster.run(lambda device: device.channel(HOST).recv() if device.rank == 1 else None).outputs
+[None, 'hello']
 """
 
 from __future__ import annotations
@@ -28,57 +34,61 @@ from vcluster.messages.work import Owner, Pending, issue
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_LOOKS = 64
-"""Of messages that one end remembers to have sent."""
+"""Maximal number of message signatures (tag, dtype, shape) that one end remembers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """What one end of a channel has seen so far."""
+    """Counts of one end of a channel so far."""
 
     messages_sent: int
     bytes_sent: int
-    """Bytes of the arrays in those messages."""
+    """Bytes of the arrays in the messages sent."""
     messages_received: int
     bytes_received: int
     messages_waiting: int
-    """Messages that have arrived here and were not received."""
+    """Number of messages that have arrived at this end and were not received."""
     capacity: int | None
-    """Messages of one tag that may lie there before a sender waits; None: it never does (host and device)."""
+    """Number of messages of one tag that the channel holds before a sender waits. None between host and device: there
+    the sender never waits."""
 
 
 class VirtualChannel:
-    """One end of a channel."""
+    """One end of a channel. ``device.channel`` and ``cluster.channel`` return it."""
 
     repeats = True
-    """Whether messages that look like earlier ones go a shorter way."""
+    """Whether messages with the signature of an earlier one take the fast path."""
 
     def __init__(self, owner: Owner, peer: int) -> None:
-        """``peer`` is a rank, or `HOST`.  Made by ``device.channel`` and ``cluster.channel``."""
+        """``peer`` is a rank, or `HOST`."""
         self._owner = owner
         self._rank = owner.endpoint.layout.rank(owner.endpoint.number)
         self._peer = peer
-        between_devices = HOST not in (peer, self._rank)  # host and device do not run at the same time
+        between_devices = HOST not in (peer, self._rank)  # the host and a device do not run at the same time
         self._capacity = owner.endpoint.capacity if between_devices else None
         self._mailbox = owner.endpoint.mailbox(owner.endpoint.layout.endpoint(peer))
         self._repeats = self.repeats and bool(self._capacity) and owner.endpoint.queues is None
-        self._looks: set[tuple[int, np.dtype[Any], tuple[int, ...]]] = set()
+        self._signatures: set[tuple[int, np.dtype[Any], tuple[int, ...]]] = set()
         self._outgoing: dict[tuple[int, np.dtype[Any], tuple[int, ...]], tuple[Template, ReusedBlocks]] = {}
-        """For each (tag, dtype, shape) that was sent more than once."""
+        """The template and the reusable blocks of each signature (tag, dtype, shape) that was sent more than once."""
 
     def __repr__(self) -> str:
         return f"<VirtualChannel between {_name(self._rank)} and {_name(self._peer)}>"
 
     def send(self, x: Any, *, tag: int = 0) -> None:
-        """Copy ``x`` (an array, a scalar, or tuples, lists and dicts of them) and put it into the channel.
+        """Copy ``x`` into the channel. ``x`` is an array, a scalar, or tuples, lists and dicts of them.
 
-        Returns when the copy lies there; waits only while ``channel_capacity`` messages of this tag do (0: until the
-        message is taken).  Between host and device it does not wait: neither receives while the other runs.
-        **Communication**: one message, the bytes of the arrays.
-        Raises ``TypeError`` for arrays that hold no numbers, `ChannelClosedError` if either end is closed.
+        Returns when the copy lies in the channel. Waits while the channel holds ``channel_capacity`` messages of this
+        tag (with capacity 0: until the message is taken). Between host and device it never waits, because neither
+        receives while the other runs.
+
+        **Communication**: one message with the bytes of the arrays.
+
+        Raises ``TypeError`` for arrays that do not hold numbers, `ChannelClosedError` if either end is closed.
         """
         if type(x) is np.ndarray:
-            known = self._outgoing.get((tag, x.dtype, x.shape))
-            if known is not None and self._send_again(known, x, tag):
+            prepared = self._outgoing.get((tag, x.dtype, x.shape))
+            if prepared is not None and self._send_again(prepared, x, tag):
                 return
         recorder = self._owner.recorder
         encoded = encode_message(x)
@@ -88,18 +98,18 @@ class VirtualChannel:
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
-            self._note_look(x, encoded, tag)
+            self._note_signature(x, encoded, tag)
         finally:
             recorder.leave()
 
-    def _send_again(self, known: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
-        """Send an array that looks like an earlier one; False, and nothing done, if it cannot go the short way now."""
+    def _send_again(self, prepared: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
+        """Send an array on the fast path. False, and nothing is sent, if that is impossible now."""
         if self._owner.endpoint.tasks.lanes or type(tag) is not int:
             return False
         recorder = self._owner.recorder
         start = recorder.enter()
         try:
-            template, blocks = known
+            template, blocks = prepared
             if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
                 return False
             location = call_site(2).location
@@ -109,17 +119,17 @@ class VirtualChannel:
         finally:
             recorder.leave()
 
-    def _note_look(self, x: Any, encoded: Encoded, tag: int) -> None:
-        """A message was sent; have blocks ready if it is the second of its look."""
-        if type(x) is np.ndarray and self._repeats and x.nbytes <= REUSED_BYTES and len(self._looks) < MOST_LOOKS:
+    def _note_signature(self, x: Any, encoded: Encoded, tag: int) -> None:
+        """Note that a message was sent, and prepare reusable blocks if its signature was sent before."""
+        if type(x) is np.ndarray and self._repeats and x.nbytes <= REUSED_BYTES and len(self._signatures) < MOST_LOOKS:
             key = tag, x.dtype, x.shape
-            if key in self._looks:
+            if key in self._signatures:
                 template = message_template("send", self._peer, tag, x.nbytes, dtype_name(x.dtype))
                 self._outgoing[key] = template, self._mailbox.reuse_blocks(encoded)
-            self._looks.add(key)
+            self._signatures.add(key)
 
     def isend(self, x: Any, *, tag: int = 0) -> Pending:
-        """`send` that does not wait.  ``x`` must not change before the returned work is waited for."""
+        """`send` without waiting. ``x`` must not change before ``wait()`` of the returned work has returned."""
         recorder = self._owner.recorder
         encoded = encode_message(x)
         recorder.enter()
@@ -132,9 +142,11 @@ class VirtualChannel:
             recorder.leave()
 
     def recv(self, *, tag: int = 0, out: Any = None) -> Any:
-        """Take the oldest message with this tag, waiting until there is one.
+        """Take the oldest message with this tag, and wait until there is one.
 
-        The result is the caller's own.  With ``out=``, an array of exactly its shape and dtype, it is copied there.
+        The result belongs to the caller. With ``out=``, an array of exactly its shape and dtype, the message is copied
+        into ``out`` and ``out`` is returned.
+
         Raises `ChannelClosedError` if the channel is empty and either end is closed.
         """
         recorder = self._owner.recorder
@@ -155,7 +167,7 @@ class VirtualChannel:
             recorder.leave()
 
     def _received_again(self, block: Block, tag: int, out: Any, start: int) -> Any:
-        """The copy of a message that lies in a known block."""
+        """Copy a message that lies in a reusable block."""
         elements = block.elements
         try:
             if out is None:
@@ -174,7 +186,11 @@ class VirtualChannel:
         return out
 
     def irecv(self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None) -> Pending:
-        """`recv` that does not wait; the returned work does.  ``shape`` and ``dtype`` must be the message's."""
+        """`recv` without waiting; ``wait()`` of the returned work returns the message.
+
+        If ``shape`` or ``dtype`` is given, the message must have it; otherwise ``wait()`` raises
+        `CollectiveMismatchError`.
+        """
         recorder = self._owner.recorder
         start = recorder.enter()
         try:
@@ -188,7 +204,7 @@ class VirtualChannel:
             recorder.leave()
 
     def close(self) -> None:
-        """No more messages either way.  What has arrived can still be received, by both ends."""
+        """Close the channel in both directions. Messages that have arrived can still be received at both ends."""
         self._mailbox.close()
 
     @property
@@ -197,7 +213,7 @@ class VirtualChannel:
         return self._mailbox.closed_here or self._mailbox.closed_there
 
     def statistics(self) -> ChannelStatistics:
-        """Counts of this end, since the cluster was started."""
+        """Counts of this end since the cluster was started."""
         box = self._mailbox
         return ChannelStatistics(
             box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._capacity
@@ -211,8 +227,7 @@ class VirtualChannel:
         return f"{name}({way} {_name(self._peer)}, tag {tag})"
 
     def _receiving(
-        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: Row, start:
-        int
+        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: Row, start: int,
     ) -> Generator[Wait, None, Any]:
         envelope: Envelope = yield from self._mailbox.receiving(tag)
         self._owner.recorder.fill(event, bytes_received=envelope.nbytes, **self._owner.recorder.since(start))
@@ -222,7 +237,7 @@ class VirtualChannel:
         if out is None:
             return value
         if not isinstance(value, np.ndarray):
-            raise TypeError(f"recv(out=) got a message that is a {type(value).__name__}, not an array")
+            raise TypeError(f"recv(out=) needs a message that is an array, got a {type(value).__name__}")
         check_shape(f"recv from {_name(self._peer)}", out, value.shape, value.dtype)
         np.copyto(out, value)
         return out

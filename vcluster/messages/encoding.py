@@ -1,8 +1,8 @@
-"""What travels between endpoints: any value, as one block of shared memory.
+"""Any value is encoded as one block of shared memory to travel between endpoints.
 
-A block is a header of eight words, then a description, then the bytes of the arrays, each on a cache line of its own.
-The description of a lone array is its dtype and shape; of anything else, a pickle that refers to the arrays out of
-band. Devices and host trust each other: they run one user's code.  Nothing from outside is ever read this way.
+A block is a header of eight words, a description, and the bytes of the arrays, each array on cache lines of its own.
+The description of a single array is its dtype and shape. The description of any other value is a pickle that refers to
+the arrays out of band. Devices and host run one user's code and trust each other. Data from outside is never read so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADER_BYTES = 64
 
 @dataclass(slots=True)
 class Encoded:
-    """A value ready to be written: ``nbytes`` are those of its arrays."""
+    """A value ready to be written. ``nbytes`` is the size of its arrays in bytes."""
 
     description: bytes
     buffers: list[Any]
@@ -45,7 +45,7 @@ class Encoded:
         block[HEADER_BYTES : HEADER_BYTES + len(self.description)] = memoryview(self.description)
 
     def write(self, block: NDArray[np.uint8] | memoryview) -> None:
-        """Write all but the header to the start of ``block``."""
+        """Write everything but the header into ``block``."""
         self.write_description(block)
         place = HEADER_BYTES + _aligned(len(self.description))
         for buffer in self.buffers:
@@ -59,14 +59,14 @@ class Encoded:
 
 
     def alone(self) -> bytearray:
-        """A block of its own: for what is small enough to travel inside of something else."""
+        """The block as a bytearray of its own, for a value small enough to travel inside another message."""
         block = bytearray(self.block_nbytes)
         self.write(memoryview(block))
         return block
 
 
 def encode_message(value: Any) -> Encoded:
-    """A message: an array, a scalar, or tuples, lists and dicts of them; other values are pickled whole."""
+    """Encode a message: an array, a scalar, or tuples, lists and dicts of them. Other leaves are pickled whole."""
     if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS:
         return _array(np.ascontiguousarray(value).reshape(value.shape))
     buffers: list[Any] = []
@@ -74,7 +74,7 @@ def encode_message(value: Any) -> Encoded:
     def quickly(obj: Any) -> bytes:
         try:
             return pickle.dumps(obj, 5, buffer_callback=lambda b: buffers.append(b.raw()))
-        except Exception:  # perhaps a class of a script, a notebook or a test: those travel by value
+        except Exception:  # it may refer to a class of a script, a notebook or a test, which travels by value
             buffers.clear()
             return dump(obj, "a message", lambda b: buffers.append(b.raw()))
 
@@ -82,7 +82,7 @@ def encode_message(value: Any) -> Encoded:
 
 
 def encode(value: Any, subject: str) -> Encoded:
-    """Any value, functions included; ``subject`` names it in the ``TypeError`` for what cannot be pickled."""
+    """Encode any value, functions included. ``subject`` names it in the ``TypeError`` if it cannot be pickled."""
     kind = type(value)
     if kind in _PLAIN:
         return _pickled(pickle.dumps, value, [])
@@ -93,7 +93,7 @@ def encode(value: Any, subject: str) -> Encoded:
 
 
 def decode(block: NDArray[np.uint8]) -> Any:
-    """The value in a block.  Its arrays lie in the block and keep it alive."""
+    """The value in a block. Its arrays lie in the block and keep it alive."""
     view = block.data
     size, count = struct.unpack_from("<qq", view, HEADER_BYTES)
     start = HEADER_BYTES + 16
@@ -110,7 +110,7 @@ def decode(block: NDArray[np.uint8]) -> Any:
 
 
 def decode_alone(block: bytearray) -> Any:
-    """The value in a block that `Encoded.alone` made."""
+    """The value in a block from `Encoded.alone`."""
     return decode(np.frombuffer(block, np.uint8))
 
 
@@ -121,13 +121,13 @@ _descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
 
 def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> bytes:
     key = dtype, shape
-    found = _descriptions.get(key)
-    if found is None:
+    description = _descriptions.get(key)
+    if description is None:
         body = bytes([_ARRAY_MARK]) + pickle.dumps((dtype.str, shape), 5)
-        found = struct.pack("<qqq", len(body), 1, nbytes) + body
+        description = struct.pack("<qqq", len(body), 1, nbytes) + body
         if len(_descriptions) < 4096:
-            _descriptions[key] = found
-    return found
+            _descriptions[key] = description
+    return description
 
 
 def _array(array: NDArray[Any]) -> Encoded:

@@ -1,6 +1,6 @@
-"""One member of a cluster as the others see it: its memory, its signals, what it has under way, who it talks to.
+"""One member of a cluster as the others see it: its memory, its signals, its pending operations, and its mailboxes.
 
-A device has one, and so has the host.
+Each device has an endpoint, and so has the host.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Endpoint:
-    """What the channels and the collectives of one device, or of the host, stand on."""
+    """The base of the channels and the collectives of one device, or of the host."""
 
     def __init__(
         self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = 200,
         queues: Mapping[int, tuple[Any, Any]] | None = None,
     ) -> None:
-        """``queues``: for each peer (to it, from it), under the ``queue`` transport; None under shared memory."""
+        """``queues``: under the ``queue`` transport, for each peer the queue to it and the queue from it; else None."""
         self.arena = arena
         self.layout = layout
         self.number = number
@@ -54,11 +54,11 @@ class Endpoint:
             self.signals.after_sleep = self._after_sleep
 
     def mailbox(self, peer: int) -> Mailbox:
-        """The two-way traffic with another endpoint."""
-        found = self.mailboxes.get(peer)
-        if found is None:
-            found = self.mailboxes[peer] = Mailbox(self, peer)
-        return found
+        """The traffic with another endpoint, in both directions."""
+        mailbox = self.mailboxes.get(peer)
+        if mailbox is None:
+            mailbox = self.mailboxes[peer] = Mailbox(self, peer)
+        return mailbox
 
     def _note_awaited(self) -> list[Operation]:
         return self.tasks.blocked_on()
@@ -70,8 +70,8 @@ class Endpoint:
         self.status.set(self.number, RUNNING)
 
     def take_in(self) -> None:
-        """Empty the rings that point here, so that nobody waits for room in them."""
-        if self._crowded[0]:  # a ring is full, perhaps that of somebody whom nobody here has listened to yet
+        """Empty the rings that point to this endpoint, so that no sender waits for room in them."""
+        if self._crowded[0]:  # a ring is full, possibly of a peer whose mailbox does not exist here yet
             self._crowded[0] = 0
             for peer in range(self.layout.endpoints):
                 self.mailbox(peer)
@@ -79,7 +79,7 @@ class Endpoint:
             mailbox.take_in()
 
     def let_go(self) -> None:
-        """At the end: close the channels, leave no thread of a queue and no cycle that keeps the mapping."""
+        """At the end: close the channels and queues, and break all cycles that would keep the mapping alive."""
         self.tasks.drop_all()
         for peer in range(self.layout.endpoints):
             self.mailbox(peer).close()
@@ -89,13 +89,13 @@ class Endpoint:
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing
-                    way._ignore_epipe = True  # nobody reads any more what it still holds
+                    way._ignore_epipe = True  # its remaining content will not be read
                     way.close()
                     way.join_thread()
         self.queues = None
 
     def forget_traffic(self, gone: Collection[int] = ()) -> None:
-        """Start from empty channels, after the control area was cleared; ``gone`` are endpoints that died."""
+        """Start from empty channels, after the control area was cleared. ``gone`` are endpoints that died."""
         self.tasks.drop_all()
         for mailbox in self.mailboxes.values():
             mailbox.forget()

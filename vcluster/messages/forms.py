@@ -1,7 +1,6 @@
-"""The values that kernels hand to collectives and messages: arrays, scalars, and tuples, lists and dicts of them.
+"""The values that kernels pass to collectives and messages: arrays, scalars, and tuples, lists and dicts of them.
 
-A value travels as one contiguous array; its *form* says what to make of that array at the other end.  The form of a
-tree is its pickled structure; its leaves lie one after the other in an array of bytes.
+A value travels as one contiguous array. Its *form* describes how the receiver rebuilds the value from that array.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ def pack(tree: Any) -> tuple[NDArray[np.uint8], bytes]:
 
 
 def from_form(form: bytes, array: NDArray[Any]) -> Any:
-    """What an array was before it travelled."""
+    """Rebuild the value from its form and the array."""
     if form == ARRAY:
         return array
     if form == SCALAR:
         return array[()]
-    structure, looks = pickle.loads(form)
+    structure, signatures = pickle.loads(form)
     content = array.tobytes()
-    found = []
-    place = 0
-    for dtype, shape, leaf_form in looks:
-        leaf = np.ndarray(shape, dtype, content, place).copy()
-        place += leaf.nbytes
-        found.append(from_form(leaf_form, leaf))
-    return rebuild(structure, found)
+    values = []
+    offset = 0
+    for dtype, shape, leaf_form in signatures:
+        leaf = np.ndarray(shape, dtype, content, offset).copy()
+        offset += leaf.nbytes
+        values.append(from_form(leaf_form, leaf))
+    return rebuild(structure, values)
 
 
 def zeros_like(x: Any) -> Any:
-    """Zeros in the shape of a value, tree or not."""
+    """Zeros in the shape of a value, which may be a tree."""
     if is_tree(x):
         return rebuild(x, [zeros_like(leaf) for leaf in leaves(x)])
     array, form = as_array("a rank that receives nothing", x)

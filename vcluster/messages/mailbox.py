@@ -1,10 +1,11 @@
-"""The traffic between two endpoints, as one of them handles it: messages out, messages in, first in, first out by tag.
+"""The messages between two endpoints, as one of them handles them. Messages of one tag are first in, first out.
 
-A message is a block in the heap of its sender.  Its place is put into a ring that both map; the receiver takes it out,
-sorts it by tag, and says in the block's header when the message was taken (the sender may send another) and when its
-memory was released (the sender may use it again).  Large messages are not copied: the received array lies in the block.
+A message is a block in the heap of its sender. The sender puts the block's offset into a ring that both endpoints map.
+The receiver takes it out and sorts it by tag. One word of the block's header tells that the message was taken, so that
+the sender may send another; a second tells that the memory was released, so that the sender may reuse it. A large
+message is not copied: the received array lies in the block.
 
-Under the ``queue`` transport the message is written into a ``multiprocessing.Queue`` instead; only the header stays in
+Under the ``queue`` transport, the message goes through a ``multiprocessing.Queue`` instead, and only the header lies in
 shared memory.
 """
 
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from vcluster.messages.endpoint import Endpoint
 
 _HEAD, _TAIL, _CLOSED, _FIRST_SLOT = 0, 8, 16, 24
-"""Words of a ring's page, those of the sender and of the receiver on different cache lines."""
+"""Words of a ring's page. The sender's and the receiver's words lie on different cache lines."""
 SLOTS = PAGE // 8 - _FIRST_SLOT
 
 KNOWN_BLOCKS = 1024
-"""The number of blocks of a peer whose description a receiver keeps."""
+"""Maximal number of a peer's reusable blocks whose description the receiver caches."""
 
 
 class Envelope:
@@ -50,12 +51,12 @@ class Envelope:
         self.taken = taken
 
     def open(self) -> Any:
-        """The content.  Once."""
+        """The content. It can be opened once."""
         return self._load()
 
 
 class Mailbox:
-    """Messages to and from one peer."""
+    """The messages to and from one peer."""
 
     def __init__(self, endpoint: Endpoint, peer: int) -> None:
         self._endpoint = endpoint
@@ -70,7 +71,7 @@ class Mailbox:
         self._epoch = arena.words(EPOCH)
         self._peers = (peer,)
         self._known: dict[int, Block] = {}
-        """Blocks of the peer that it uses again and again, by their offset."""
+        """The reusable blocks of the peer, by their offset."""
         self._reused: list[ReusedBlocks] = []
         self._taking_in = threading.Lock()
         self.sent = 0
@@ -81,7 +82,7 @@ class Mailbox:
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Generator[Wait]:
-        """Put a message; waits while ``capacity`` messages of its tag lie untaken (None: never)."""
+        """Send a message. Waits while ``capacity`` messages of its tag are not taken (None: never waits)."""
         key = (lane, tag)
         self._check_open(lane)
         if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):
@@ -111,18 +112,18 @@ class Mailbox:
             if head - out[_TAIL] >= SLOTS:
                 if endpoint.number == endpoint.layout.host:
                     raise ClusterError(
-                        f"{SLOTS} messages of the host wait for rank {self._peer}, and no more fit; "
+                        f"{SLOTS} messages from the host to rank {self._peer} are not received yet, and no more fit; "
                         f"run a program that receives them"
                     )
                 endpoint.arena.words(endpoint.layout.crowded_word(self._peer))[0] = 1
                 endpoint.signals.wake((self._peer,))
                 tail = self._out_place + 8 * _TAIL
                 yield Wait(lambda: out[_HEAD] - out[_TAIL] < SLOTS, lambda: [self._need(None, tail)])
-                head = out[_HEAD]  # another message may have gone out in between
+                head = out[_HEAD]  # another message may have been sent in between
             out[_FIRST_SLOT + head % SLOTS] = offset
             endpoint.signals.fence()
             out[_HEAD] = head + 1
-        if lane == 0:  # the others are the collectives'
+        if lane == 0:  # messages of other lanes belong to collectives
             self.sent += 1
             self.bytes_sent += encoded.nbytes
         endpoint.signals.wake((self._peer,))
@@ -138,7 +139,7 @@ class Mailbox:
         return not untaken or len(untaken) < capacity
 
     def send_again(self, blocks: ReusedBlocks, x: NDArray[Any], tag: int, capacity: int) -> bool:
-        """Send an array like an earlier one; False, and nothing done, if there is no room for it now."""
+        """Send an array whose signature was sent before. False, and nothing is sent, if there is no room now."""
         untaken = self._untaken.get((0, tag))
         if untaken is None:
             untaken = self._untaken[0, tag] = deque()
@@ -189,9 +190,9 @@ class Mailbox:
         return envelope
 
     def take_again(self, tag: int) -> Block | None:
-        """The message that comes next, if it comes soon, has this tag and lies in a block that is known.
+        """Take the next message, if it comes soon, has this tag and lies in a cached reusable block. Otherwise None.
 
-        The caller reads it and says so by `read`.
+        The caller copies the message and then calls `read`.
         """
         if self._arrived:
             return None
@@ -211,7 +212,7 @@ class Mailbox:
         return block
 
     def coming(self, tag: int) -> Generator[Wait]:
-        """Wait until anything comes, between two calls of `take_again`."""
+        """Wait until any message comes, for a caller whose `take_again` found none and who will call it again."""
         ring = self._in
         tail = ring[_TAIL]
         yield Wait(
@@ -220,7 +221,7 @@ class Mailbox:
         )
 
     def read(self, block: Block) -> None:
-        """The message of `take_again` was copied."""
+        """Note that the message of `take_again` was copied."""
         block.header[TAKEN] = block.header[RELEASED] = 1
         self._endpoint.signals.wake(self._peers)
         self.received += 1
@@ -237,7 +238,7 @@ class Mailbox:
         if self._queues:
             self._take_in_from_queue()
             return
-        if not self._taking_in.acquire(blocking=False):  # another thread of the host does
+        if not self._taking_in.acquire(blocking=False):  # another thread of the host is doing this
             return
         try:
             self._take_in_from_ring()
@@ -261,9 +262,9 @@ class Mailbox:
         while True:
             try:
                 epoch, offset, header, block = self._queues[1].get_nowait()
-            except (queue.Empty, ValueError):  # nothing there, or closed with the cluster
+            except (queue.Empty, ValueError):  # the queue is empty, or was closed with the cluster
                 return
-            if epoch != self._epoch[0]:  # of a run that failed
+            if epoch != self._epoch[0]:  # the message belongs to a run that failed
                 continue
             self._in[_TAIL] += 1
             words = self._endpoint.arena.words(offset, 8)
@@ -298,21 +299,21 @@ class Mailbox:
         )
 
     def nbytes_at(self, offset: int) -> int:
-        """The bytes of the arrays in a block."""
+        """The size in bytes of the arrays in a block."""
         return int(self._endpoint.arena.words(offset, HEADER_BYTES // 8)[NBYTES])
 
     def adopt(self, offset: int) -> Any:
-        """The content of a block of the peer; the block is given back when the last array in it has gone."""
+        """The content of a block of the peer. The block is released when the last array in it is gone."""
         return adopt(self._endpoint.arena, offset, self._held)
 
     def reuse_blocks(self, like: Encoded) -> ReusedBlocks:
-        """Blocks for more messages that look like this one."""
+        """Reusable blocks for messages with the signature of this one."""
         blocks = ReusedBlocks(self._endpoint, self._peer, like)
         self._reused.append(blocks)
         return blocks
 
     def forget(self) -> None:
-        """Give back the blocks for repeated messages; no receiver reads those in the ring any more."""
+        """Free the reusable blocks. Messages in them are not read any more."""
         for blocks in self._reused:
             blocks.give_back()
         self._reused.clear()
@@ -326,7 +327,7 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """Messages that have arrived and were not received."""
+        """Number of messages that have arrived and were not received."""
         self.take_in()
         return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
 
@@ -334,7 +335,7 @@ class Mailbox:
         lane, tag = key
         me = self._endpoint.layout.rank(self._endpoint.number)
         sends: Lane = ("send", me, tag) if lane == 0 else ("group", lane)
-        taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has come already, and was not yet noticed
+        taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has arrived, but this endpoint did not notice
         return [
             self._need(sends, self._in_place + 8 * _HEAD, taken_in),
             self._need(sends, self._in_place + 8 * _CLOSED),
@@ -350,19 +351,19 @@ class Mailbox:
         ]
 
     def _need(self, lane: Lane | None, place: int, value: int | None = None) -> Need:
-        """The need that the peer changes a word from ``value``, by default the present one."""
+        """The need that the peer changes a word from ``value``, or from its present value."""
         now = self._endpoint.arena.words(place)[0] if value is None else value
         return Need(self._endpoint.layout.rank(self._peer), lane, place, now)
 
     def _nothing_more_comes(self, lane: int) -> bool:
-        """Whether the channel is closed, and all that was sent before has arrived."""
+        """Whether the channel is closed and everything sent before has arrived."""
         if not self._is_closed(lane):
             return False
         self._endpoint.signals.fence()
-        return self._in[_HEAD] == self._in[_TAIL]  # a queue delivers late
+        return self._in[_HEAD] == self._in[_TAIL]  # a queue may deliver after the close
 
     def _is_closed(self, lane: int) -> bool:
-        return lane == 0 and (self.closed_here or self.closed_there)  # the collectives' messages go on
+        return lane == 0 and (self.closed_here or self.closed_there)  # collectives' messages are not affected
 
     def _check_open(self, lane: int) -> None:
         if self._is_closed(lane):
@@ -374,7 +375,7 @@ class Mailbox:
         return "the host" if endpoint == self._endpoint.layout.host else f"rank {endpoint}"
 
     def close(self) -> None:
-        """No more messages from either side; what has arrived can still be received."""
+        """Close the channel in both directions. Messages that have arrived can still be received."""
         self._out[_CLOSED] = 1
         self._endpoint.signals.wake((self._peer,))
 

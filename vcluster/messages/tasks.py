@@ -1,11 +1,11 @@
-"""Operations under way in one endpoint.
+"""The pending operations of one endpoint.
 
-An operation is written as a generator: it works until it needs somebody else, yields what it waits for (a `Wait`), and
-is resumed when it has it; what it returns is its result.  A blocking call drives one generator; an asynchronous one
-leaves it here, to advance inside any later call.
+An operation is a generator. It works until it needs another endpoint, yields a `Wait`, and is resumed when the
+condition holds. Its return value is its result. A blocking call drives one generator; an asynchronous call leaves it
+here, to advance inside any later call.
 
-Operations that must take effect in the order they were issued share a *lane* (the collectives of one group; the
-receives from one source under one tag): only the first of a lane advances.
+Operations that must take effect in the order they were issued share a *lane*, for example the collectives of one group,
+or the receives from one source under one tag. Only the first operation of a lane advances.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ready = Callable[[], bool]
 
 
 class Wait:
-    """Something to wait for: whether it is there, and (for who wonders why nothing moves) what it needs."""
+    """A condition to wait for. ``needs()`` lists what it depends on, for deadlock detection."""
 
     __slots__ = ("_ready", "needs")
 
@@ -54,7 +54,7 @@ class Task:
         self.error: BaseException | None = None
 
     def advance(self) -> bool:
-        """Go on as far as possible; True if the operation is finished."""
+        """Advance as far as possible. True if the operation is finished."""
         while self.waits_for is None or self.waits_for():
             try:
                 self.waits_for = next(self._steps)
@@ -62,7 +62,7 @@ class Task:
                 self.result = stop.value
                 self.finished = True
                 return True
-            except BaseException as error:  # kept for who waits for it
+            except BaseException as error:  # raised again by wait()
                 self.error = error
                 self.finished = True
                 return True
@@ -70,17 +70,17 @@ class Task:
 
 
 class Tasks:
-    """All operations under way in one endpoint."""
+    """All pending operations of one endpoint."""
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
         self.lanes: dict[Lane, deque[Task]] = {}
-        """The asynchronous operations under way."""
+        """The asynchronous operations that are not finished, by lane."""
         self._blocked_in: tuple[Lane, object, Wait | None] | None = None
         self._issued_at = ""
 
     def run(self, lane: Lane, steps: Steps, what: object) -> Any:
-        """Drive an operation to its end and return its result.  ``what`` it is, its ``str`` tells."""
+        """Drive an operation to its end and return its result. ``str(what)`` describes it."""
         if lane in self.lanes:
             return self.wait(self.issue(lane, steps, what))
         try:
@@ -93,7 +93,7 @@ class Tasks:
             return stop.value
 
     def issue(self, lane: Lane, steps: Steps, what: object) -> Task:
-        """Start an operation; it advances inside later calls."""
+        """Start an operation. It advances inside later calls."""
         task = Task(lane, steps, what)
         queue = self.lanes.setdefault(lane, deque())
         queue.append(task)
@@ -102,12 +102,12 @@ class Tasks:
         return task
 
     def advance(self) -> None:
-        """Let everything go on as far as it can."""
+        """Let every lane advance as far as it can."""
         for lane, queue in list(self.lanes.items()):
             self._advance_lane(lane, queue)
 
     def wait(self, task: Task) -> Any:
-        """The result of a task, when it has one."""
+        """Block until the task is finished and return its result."""
         if not task.finished:
             self._blocked_in = task.lane, task.what, None
             self._issued_at = task.location
@@ -117,17 +117,17 @@ class Tasks:
         return task.result
 
     def drop_all(self) -> None:
-        """Forget everything, after a failure."""
+        """Drop all operations after a failure."""
         self.lanes.clear()
         self._blocked_in = None
 
     def waits_at(self) -> str:
-        """The line of the kernel that waits; at its end, for works nobody waited for, where they were issued."""
+        """The line of the kernel that waits. After the kernel's end: the line that issued the operation."""
         site = call_site()
         return site.location if site.is_users else self._issued_at
 
     def blocked_on(self) -> list[Operation]:
-        """What is under way, for `vcluster.memory.status`: first what the kernel itself waits for."""
+        """The pending operations, for `vcluster.memory.status`. The first is the one that the kernel waits for."""
         assert self._blocked_in is not None
         lane, what, wait = self._blocked_in
         if not call_site().is_users:

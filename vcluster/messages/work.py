@@ -1,4 +1,4 @@
-"""The `Work` that an asynchronous operation returns; its owner keeps it until it is waited for."""
+"""`Pending` is the work object that an asynchronous operation returns. Its owner keeps it until it is waited for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vcluster.tracing import Recorder
 
 
 class Owner(Protocol):
-    """What starts operations: a device's collectives, or the host."""
+    """An object that starts operations: the collectives of a device, or the host."""
 
     endpoint: Endpoint
     recorder: Recorder
@@ -25,7 +25,7 @@ def issue(owner: Owner, lane: Lane, steps: Steps, text: object, work: int, name:
 
 
 class Pending:
-    """An operation under way: `wait` gives its result, `done` says whether it has one."""
+    """An operation that was issued. `wait` returns its result, and `done` tells whether it is finished."""
 
     def __init__(self, owner: Owner, task: Task, number: int, name: str) -> None:
         self._owner = owner
@@ -35,17 +35,17 @@ class Pending:
         self._waited = False
 
     def __repr__(self) -> str:
-        return f"<{self._name}, {'done' if self._task.finished else 'under way'}>"
+        return f"<{self._name}, {'done' if self._task.finished else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether the result is there; lets pending operations advance."""
+        """Whether the result is available. Calling this lets pending operations advance."""
         if not self._task.finished:
             self._owner.endpoint.signals.check()
             self._owner.endpoint.tasks.advance()
         return self._task.finished
 
     def wait(self) -> Any:
-        """The result, as soon as it is there.  May be called again."""
+        """Block until the operation is finished and return its result. May be called again."""
         if self._waited:
             return self._owner.endpoint.tasks.wait(self._task)
         self._waited = True

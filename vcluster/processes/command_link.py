@@ -1,9 +1,8 @@
-"""The way of commands and replies between the host and a device's process: a note in shared memory, and a pipe.
+"""The connection for commands and replies between the host and a device's process: notes in shared memory, and a pipe.
 
-A note is found by looking, which costs less than a microsecond; who has looked in vain for a moment says that it
-sleeps and waits at the pipe, and who then leaves a note rings there, by an empty message.  One note lies there at a
-time each way.  What is too long for it goes through the pipe itself, and a note says how many such messages come
-before it.
+A receiver polls for a note, which takes less than a microsecond. After polling in vain for a moment, it publishes that
+it sleeps and waits at the pipe; the sender of the next message then writes to the pipe. Each direction has room for
+one note. A message that does not fit goes through the pipe, and the next note tells how many such messages precede it.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ from typing import Any
 from vcluster.memory import LINE, WIRE_BYTES, Arena, give_way
 
 LOOKS = 240
-"""How often the devices together look before they sleep: each of four for some 60 microseconds."""
+"""Number of polls of all devices together before they sleep. With four devices, each polls for about 60 microseconds.
+"""
 
 NOTE_BYTES = WIRE_BYTES // 2 - LINE
 
 _NUMBER, _NBYTES, _PIPED, _TAKEN, _SLEEPS = range(5)
-"""The words of one side: of the note it left last, which number and how long it is and how many messages went through
-the pipe before it; the number of the note it took last; whether it sleeps."""
+"""The words of one side. Of its last note: its number, its size in bytes, and the number of messages that went through
+the pipe before it. Then the number of the note that this side took last, and whether this side sleeps."""
 
 
 class Wire:
-    """One end."""
+    """One end of the connection."""
 
     def __init__(self, arena: Arena, place: int, connection: Any, *, host: bool, looks: int = 1) -> None:
-        """``place`` is where the notes of both sides lie; all is zero there at first."""
+        """``place`` is the offset of both sides' notes. It must be zero at first."""
         self.connection = connection
         self._looks = looks
         mine, theirs = (place, place + WIRE_BYTES // 2) if host else (place + WIRE_BYTES // 2, place)
@@ -39,15 +39,15 @@ class Wire:
         self._turnstile = threading.Lock()
         self._fd = connection.fileno()
         self._read = bytearray()
-        """What came through the pipe and is not a whole message yet."""
+        """Bytes from the pipe that do not form a whole message yet."""
         self._left: deque[bytes] = deque()
-        """What was read and not received yet."""
+        """Messages that were read and not received yet."""
         self._sent = 0
-        """Messages through the pipe."""
+        """Number of messages sent through the pipe."""
         self._received = 0
 
     def send(self, data: bytes) -> None:
-        """Leave a message (not an empty one).  ``OSError`` if the other side has gone."""
+        """Send a message, which must not be empty. ``OSError`` if the other side is gone."""
         mine, theirs = self._mine, self._theirs
         if len(data) > NOTE_BYTES or theirs[_SLEEPS] or theirs[_TAKEN] != mine[_NUMBER]:
             self._sent += 1
@@ -58,43 +58,43 @@ class Wire:
         self._fence()
         mine[_NUMBER] += 1
         self._fence()
-        if theirs[_SLEEPS]:  # since a moment ago
+        if theirs[_SLEEPS]:  # it fell asleep just now
             self._write(b"")
 
     def look(self) -> bytes | None:
-        """The next message, if it is a note that lies there."""
+        """The next message if it is a note. None if there is none."""
         number = self._theirs[_NUMBER]
         if number == self._mine[_TAKEN]:
             return None
         self._fence()
         if self._theirs[_PIPED] > self._received:
-            return None  # what comes before it is in the pipe
+            return None  # messages in the pipe precede it
         data = bytes(self._their_note[: self._theirs[_NBYTES]])
         self._fence()
         self._mine[_TAKEN] = number
         return data
 
     def read(self) -> list[bytes]:
-        """What the pipe brings next, waiting for it, and a note that was left before: nothing if it brought only the
-        bell, or part of a message.
+        """Block until the pipe brings data, and return its messages, each after the note that precedes it.
 
-        ``EOFError`` or ``OSError`` at its end.
+        The list is empty if the pipe brought only a wake-up or part of a message. ``EOFError`` or ``OSError`` when the
+        connection has ended.
         """
         more = os.read(self._fd, 1 << 16)
         if not more:
             raise EOFError
         self._read += more
-        found: list[bytes] = []
+        messages: list[bytes] = []
         while len(self._read) >= 4 and len(self._read) >= (end := 4 + int.from_bytes(self._read[:4], "little")):
             if end > 4:
-                note = self.look()  # one that lies there was left before
-                found += [bytes(self._read[4:end])] if note is None else [note, bytes(self._read[4:end])]
+                note = self.look()  # a note that is there was left before
+                messages += [bytes(self._read[4:end])] if note is None else [note, bytes(self._read[4:end])]
                 self._received += 1
             del self._read[:end]
-        return found
+        return messages
 
     def receive(self) -> bytes:
-        """The next message, waiting for it."""
+        """Block until there is a message, and return it."""
         if self._left:
             return self._left.popleft()
         for _ in range(self._looks):
@@ -115,7 +115,7 @@ class Wire:
             self.awake()
 
     def fall_asleep(self) -> None:
-        """From here on the other side rings; what came before is found by one more look."""
+        """Ask the other side for wake-ups through the pipe. Poll once more afterwards, for a message sent before."""
         self._mine[_SLEEPS] = 1
         self._fence()
 

@@ -1,6 +1,6 @@
-"""The devices of a cluster as the host handles them: started, spoken to, listened to, interrupted, ended.
+"""The devices of a cluster as the host handles them: it starts, commands, interrupts and ends them.
 
-Two kinds: a `ProcessCrew` has a process for each device, a `ThreadCrew` a thread.
+A `ProcessCrew` has one process for each device, a `ThreadCrew` one thread.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from vcluster.processes.device_process import Descriptor, Process, start_process
 from vcluster.processes.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
 
 STOP_SECONDS = 2.0
-"""How long a device that was told to end may take before it is killed."""
+"""Seconds after which a device that should end is killed."""
 
 
 class Died(NamedTuple):
-    """A device's process ended on its own; a negative ``exitcode`` is a signal."""
+    """The process of a device ended on its own. A negative ``exitcode`` is the number of a signal."""
 
     exitcode: int
     pid: int
     by_host: bool = False
-    """Whether the host killed it, because it did not heed that its run was broken off."""
+    """Whether the host killed it, because it did not respond to the cancellation of its run."""
 
 
 class Crew(Protocol):
     """The devices, by rank."""
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
-        """Start a device for each spec, and return when all of them are ready."""
+        """Start a device for each spec, and return when all are ready."""
 
     def send(self, rank: int, message: Any) -> None:
-        """Say something to a device.  A dead one does not mind."""
+        """Send a message to a device. A dead device is ignored."""
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
-        """What devices said, waiting for something; a death is told as `Died`, once."""
+        """Messages of devices, as (rank, message). Waits until there is one. A death is reported once, as `Died`."""
 
     def wake(self) -> None:
-        """Make `receive` return, from a signal handler or another thread."""
+        """Make `receive` return. A signal handler or another thread may call this."""
 
     def interrupt(self, rank: int) -> None:
         """Raise `OperationCancelled` in a kernel that computes."""
 
     def kill(self, rank: int) -> bool:
-        """End a device at once; False if that cannot be done."""
+        """End a device at once. False if that is impossible."""
 
     def printing(self) -> AbstractContextManager[object]:
-        """While a run goes on."""
+        """A context for the duration of a run, which redirects the devices' prints."""
 
     def close(self) -> None:
-        """End all devices; returns when they are gone."""
+        """End all devices. Returns when they are gone."""
 
     def pids(self) -> list[int]:
-        """The process of each rank."""
+        """The process id of each rank."""
 
 
 class ProcessCrew:
@@ -79,8 +79,8 @@ class ProcessCrew:
         self._processes: dict[int, Process] = {}
         self._wires: dict[int, Wire] = {}
         self._killed: set[int] = set()
-        self._said: tuple[Any, bytes] = None, b""
-        """The last message and its bytes: what is said to all is pickled once."""
+        self._last_sent: tuple[Any, bytes] = None, b""
+        """The last message and its bytes. A message for all devices is pickled once."""
         self._waker = os.pipe()
         os.set_blocking(self._waker[1], False)
         self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
@@ -110,14 +110,14 @@ class ProcessCrew:
         _await_ready(self, ranks)
 
     def send(self, rank: int, message: Any) -> None:
-        if message is None or message is not self._said[0]:
-            self._said = message, pickle.dumps(message, 5)
-        self.send_bytes(rank, self._said[1])
+        if message is None or message is not self._last_sent[0]:
+            self._last_sent = message, pickle.dumps(message, 5)
+        self.send_bytes(rank, self._last_sent[1])
 
     def send_bytes(self, rank: int, data: bytes) -> None:
         wire = self._wires.get(rank)
         if wire is not None:
-            with suppress(OSError):  # its death will be told by `receive`
+            with suppress(OSError):  # `receive` will report its death
                 wire.send(data)
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
@@ -137,12 +137,12 @@ class ProcessCrew:
         return messages or self._listen(0.0) if timeout_seconds == 0 else messages
 
     def _look(self) -> list[tuple[int, Any]]:
-        """The notes that lie there."""
-        found = [(rank, wire.look()) for rank, wire in self._wires.items()]
-        return [(rank, pickle.loads(data)) for rank, data in found if data is not None]
+        """The messages that are there as notes."""
+        notes = [(rank, wire.look()) for rank, wire in self._wires.items()]
+        return [(rank, pickle.loads(data)) for rank, data in notes if data is not None]
 
     def _listen(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
-        """What comes through the pipes; who rings has left a note, and who hangs up has died."""
+        """The messages from the pipes. A wake-up announces a note; an end of file means that the device died."""
         messages: list[tuple[int, Any]] = []
         for key, _ in self._selector.select(timeout_seconds):
             rank, what = key.data
@@ -153,17 +153,17 @@ class ProcessCrew:
             if what == "connection":
                 wire = self._wires[rank]
                 try:
-                    said = [*wire.read(), wire.look() or b""]
+                    received = [*wire.read(), wire.look() or b""]
                 except (EOFError, OSError):
                     self._bury(rank, messages)
                     continue
-                messages += [(rank, pickle.loads(data)) for data in said if data]
+                messages += [(rank, pickle.loads(data)) for data in received if data]
             else:
                 self._bury(rank, messages)
         return messages
 
     def wake(self) -> None:
-        with suppress(BlockingIOError):  # it is full: that wakes as well
+        with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
             os.write(self._waker[1], b"!")
 
     def interrupt(self, rank: int) -> None:
@@ -204,17 +204,17 @@ class ProcessCrew:
         return [process.pid or 0 for _, process in sorted(self._processes.items())]
 
     def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
-        """Take note of a death, after what the device said last."""
+        """Report a death, after the last messages of the device."""
         process, wire = self._processes.pop(rank), self._wires.pop(rank)
         connection = wire.connection
-        said: list[bytes] = []
+        received: list[bytes] = []
         with suppress(EOFError, OSError):
             while connection.poll():
-                said += wire.read()
-        said.append(wire.look() or b"")
-        messages += [(rank, pickle.loads(data)) for data in said if data]
+                received += wire.read()
+        received.append(wire.look() or b"")
+        messages += [(rank, pickle.loads(data)) for data in received if data]
         process.join(STOP_SECONDS)
-        if process.exitcode is None:  # it closed its connection and lives: of no use any more
+        if process.exitcode is None:  # it closed its connection but lives, so it is of no use any more
             process.kill()
             process.join()
         self._selector.unregister(connection)
@@ -226,7 +226,7 @@ class ProcessCrew:
 
 
 class ThreadCrew:
-    """A thread for each device: for debugging, doctests, and where there are no processes."""
+    """A thread for each device, for debugging, doctests, and platforms without processes."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -271,7 +271,7 @@ class ThreadCrew:
 
     @contextmanager
     def printing(self) -> Iterator[None]:
-        """Lines that a device's thread prints go the way of its process's; other threads print as ever."""
+        """Send what a device's thread prints through its link, like that of a process. Other threads print normally."""
         before = sys.stdout, sys.stderr
         outputs = {thread.ident: self._workers[rank].output for rank, thread in self._threads.items()}
         sys.stdout = _ByThread(before[0], {ident: streams["stdout"] for ident, streams in outputs.items()})
@@ -309,7 +309,7 @@ def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
             elif isinstance(message, Died):
                 raise RuntimeError(
                     f"the process of rank {rank} ended with exit code {message.exitcode} while it started; "
-                    f"what it printed above may tell why"
+                    f"see what it printed above"
                 )
 
 
@@ -331,15 +331,16 @@ class _QueueLink:
         self._replies.put((self._rank, message))
 
     def interrupt(self, ident: int | None) -> None:
-        """Raise `OperationCancelled` in the device's thread as it runs on."""
+        """Raise `OperationCancelled` in the device's running thread."""
         self._interrupted = True
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident or 0), ctypes.py_object(OperationCancelled))
 
     def settle(self) -> None:
-        """Let an interrupt arrive, if there was one: nobody can tell whether it has, so another is sent after it.
+        """Wait until a pending interrupt has been raised. Nothing tells whether it was, so this sends another one.
 
-        To take it back instead (with a null pointer) would leave a flag of the interpreter's set for good: every thread
-        then looks for exceptions at every step, and in Python 3.11 one that is traced (a debugger, coverage) for ever.
+        Withdrawing it (with a null pointer) would leave a flag of the interpreter set for good. Every thread would then
+        check for exceptions at every step, and in Python 3.11 a traced thread (debugger, coverage) would do so for
+        ever.
         """
         if not self._interrupted:
             return
@@ -352,7 +353,7 @@ class _QueueLink:
 
 
 class _ByThread:
-    """A stream that is another one for some threads."""
+    """A stream that forwards to a different stream for some threads."""
 
     def __init__(self, usual: Any, by_thread: dict[int | None, Any]) -> None:
         self.usual = usual

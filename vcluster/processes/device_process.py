@@ -1,8 +1,9 @@
-"""How the process of a device starts, and that it can never outlive its host.
+"""The process of a device starts by one of three methods and cannot outlive its host.
 
-``forkserver`` forks it from a process that has NumPy loaded (`vcluster.processes.forkserver`): about a millisecond.  ``spawn``
-starts an interpreter for each: a tenth of a second.  ``fork`` copies the host as it is, threads' locks included: fast,
-and up to the caller.  None of them runs the caller's ``__main__`` again, so no ``if __name__ == "__main__"`` is needed.
+``forkserver`` forks it from a process that has NumPy loaded (`vcluster.processes.forkserver`), in about a millisecond.
+``spawn`` starts a new interpreter, in about a tenth of a second. ``fork`` copies the host as it is, including the locks
+of its threads: it is fast, and the caller is responsible for its safety. None of them runs the caller's ``__main__``
+again, so no ``if __name__ == "__main__"`` guard is needed.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ START_METHODS = ("forkserver", "spawn", "fork")
 def default_start_method() -> str:
     """``"forkserver"`` on Linux, ``"spawn"`` on macOS.
 
-    On macOS NumPy may rest on Accelerate, which is not safe to use in a forked process once it is loaded, and it is
-    loaded with our own package.  Raises ``RuntimeError`` on Windows, where no descriptor can be handed over this way.
+    On macOS, NumPy may use Accelerate. Once it is loaded it is not safe in a forked process, and our package loads it.
+    Raises ``RuntimeError`` on Windows, where descriptors cannot be passed to a new process this way.
     """
     if sys.platform == "win32":
-        raise RuntimeError('vcluster starts no processes on Windows: run it under WSL, or use backend="thread"')
+        raise RuntimeError('vcluster cannot start processes on Windows: run it under WSL, or use backend="thread"')
     return "spawn" if sys.platform == "darwin" else "forkserver"
 
 
@@ -56,11 +57,11 @@ def start_process(
     target: Callable[..., object], args: Iterable[Any] = (), *, name: str, start_method: str | None = None,
     close: Iterable[int] = (),
 ) -> Process:  # fmt: skip
-    """Start a process that runs ``target(*args)``: a daemon that ignores Ctrl-C, reads nothing, and ends with its host.
+    """Start a process that runs ``target(*args)``: a daemon that ignores Ctrl-C, has no stdin, and ends with its host.
 
-    ``target`` may be defined in ``__main__``.  ``args`` may hold a `Descriptor`, a
-    ``multiprocessing.connection.Connection`` or a socket; the caller's own stay open and are the caller's to close.
-    ``close`` lists descriptors that a forked child shall not keep (the other methods hand over nothing by themselves).
+    ``target`` may be defined in ``__main__``. ``args`` may contain a `Descriptor`, a
+    ``multiprocessing.connection.Connection`` or a socket. The caller keeps its own copies of these and must close them.
+    ``close`` lists descriptors that a forked child must close (the other methods pass on no descriptors by themselves).
 
     Raises ``ValueError`` for an unknown start method, ``RuntimeError`` where a process cannot be started.
     """
@@ -79,41 +80,41 @@ def start_process(
 
 
 def start_fork_server(*, preload: Sequence[str] = ()) -> None:
-    """Begin to start the fork server, where devices come from one, and return at once.
+    """Start the fork server, on platforms that use one, and return at once.
 
-    It is then ready when the first cluster is made.  A device finds the modules ``preload`` loaded; a server that runs
-    already does without.
+    It is then ready when the first cluster is created. Devices have the modules ``preload`` loaded, unless the server
+    was already running.
     """
     if sys.platform != "win32" and default_start_method() == "forkserver":
         SERVER.start(preload=preload)
 
 
 def running_processes() -> dict[int, str]:
-    """The processes that were started here and have not ended: their names by process id."""
+    """The processes that this process started and that have not ended: their names by process id."""
     return {popen.pid: started.name for started, popen in list(_started.items()) if popen.poll() is None}
 
 
 def stop_fork_server() -> None:
-    """End the fork server, and all that it started; it comes back when a process is next started."""
+    """End the fork server and every process that it started. It starts again when the next process is needed."""
     SERVER.stop()
 
 
 class Descriptor:
-    """A file descriptor to hand to a process as it starts: ``take`` gives its number over there.
+    """A file descriptor to pass to a new process. There, ``take`` returns its number.
 
-    Only an argument of `start_process` may hold one.  The number is the taker's, who closes it.
+    Only an argument of `start_process` may contain one. The receiver owns the descriptor and closes it.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def take(self) -> int:
-        """The descriptor's number in this process."""
+        """The number of the descriptor in this process."""
         return self._fd
 
     def __reduce__(self) -> tuple[Any, ...]:
         if context.get_spawning_popen() is None:
-            raise TypeError("a Descriptor can only be handed over while a process starts")
+            raise TypeError("a Descriptor can only be passed to a process that is starting, as an argument")
         return _descriptor, (reduction.DupFd(self._fd),)
 
 
@@ -122,7 +123,7 @@ def _descriptor(duplicate: Any) -> Descriptor:
 
 
 class Process(process.BaseProcess):
-    """A started process, as multiprocessing knows them: pid, sentinel, exitcode, is_alive, join, kill."""
+    """A started process with the interface of multiprocessing: pid, sentinel, exitcode, is_alive, join, kill."""
 
     _start_method = None
     start_method: str
@@ -134,14 +135,14 @@ class Process(process.BaseProcess):
 
 
 class _Popen:
-    """How one process was started, and how to learn its end."""
+    """The way in which one process was started, and its exit code."""
 
     pid: int
     sentinel: int
 
     def __init__(self, started: Process) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, ValueError, OSError):  # none, closed, or broken
+            with suppress(AttributeError, ValueError, OSError):  # the stream is missing, closed or broken
                 stream.flush()
         self.returncode: int | None = None
         self._owner = os.getpid()
@@ -149,15 +150,15 @@ class _Popen:
         self._fds: list[int] = []
         held = self._launch(started)
         self.close = weakref.finalize(self, _close_all, held)
-        self.close.atexit = False  # multiprocessing still waits for it then
+        self.close.atexit = False  # multiprocessing still waits for the process then
         _started[started] = self
 
     def _launch(self, started: Process) -> list[int]:
-        """Start it; the result is what the host must keep open meanwhile."""
+        """Start the process. Returns the descriptors that the host must keep open until it ends."""
         raise NotImplementedError
 
     def _end(self) -> int | None:
-        """Its exit code, once it has ended; called when ``sentinel`` is readable, at most until it has one."""
+        """The exit code. Called when ``sentinel`` is readable, until it returns a code."""
         raise NotImplementedError
 
     def poll(self) -> int | None:
@@ -175,9 +176,9 @@ class _Popen:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    terminate = kill  # at the host's exit: a device that does not heed SIGTERM must not hold it up
+    terminate = kill  # a device may ignore SIGTERM, and must not delay the host's exit
 
-    # What multiprocessing.reduction.DupFd asks for while arguments are pickled.
+    # multiprocessing.reduction.DupFd calls these while arguments are pickled.
 
     def duplicate_for_child(self, fd: int) -> int:
         self._fds.append(fd)
@@ -191,16 +192,16 @@ class _Popen:
             return _handed_over[self.index]
 
     def _program(self, started: Process, outputs: tuple[int, ...] = ()) -> bytes:
-        """What the child reads: its length, how to find modules, what to run.
+        """The bytes that the child reads: their length, where to find modules, and what to run.
 
-        ``outputs``: the numbers that the first descriptors handed over shall have.
+        ``outputs`` are the numbers that the first descriptors must have in the child.
         """
         config = process.current_process()._config  # type: ignore[attr-defined]
         first = outputs, environment(), device_environment(), sys.argv, bytes(config["authkey"])
         stream = io.BytesIO(NUMBER.pack(0))
         stream.seek(0, os.SEEK_END)
         pickle.dump(first, stream)
-        context.set_spawning_popen(self)  # type: ignore[arg-type]  # it is like one
+        context.set_spawning_popen(self)  # type: ignore[arg-type]  # it has the needed interface
         try:
             _StartPickler(stream).dump(started)
         finally:
@@ -210,7 +211,7 @@ class _Popen:
 
 
 class _StartPickler(Pickler):
-    """Knows also what multiprocessing hands over: connections, sockets, its locks and queues."""
+    """A pickler that also knows what multiprocessing can pass on: connections, sockets, its locks and queues."""
 
     def __init__(self, file: Any) -> None:
         more = reduction.ForkingPickler(io.BytesIO()).dispatch_table
@@ -219,10 +220,10 @@ class _StartPickler(Pickler):
 
 
 class _Forked(_Popen):
-    """Forked from the fork server, which tells its end."""
+    """Forked from the fork server, which reports the exit code."""
 
     def _launch(self, started: Process) -> list[int]:
-        for fd in (1, 2):  # the host's of now; the server has those of when it started
+        for fd in (1, 2):  # the host's present ones; the server has those of its own start
             with suppress(OSError):
                 os.fstat(fd)
                 self._fds.append(fd)
@@ -233,7 +234,7 @@ class _Forked(_Popen):
 
     def _end(self) -> int:
         code = read_number(self.sentinel)
-        return -signal.SIGKILL if code is None else code  # the server fell, and the process with it
+        return -signal.SIGKILL if code is None else code  # the server was killed, and the process with it
 
 
 class _Spawned(_Popen):
@@ -262,7 +263,7 @@ class _Spawned(_Popen):
 
 
 class _Copied(_Popen):
-    """A copy of the host."""
+    """A fork of the host."""
 
     def _launch(self, started: Process) -> list[int]:
         life_r, life_w = os.pipe()
@@ -290,14 +291,14 @@ class _Copied(_Popen):
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
-            return 255  # somebody else has waited for it
+            return 255  # another part of the program has already waited for it
 
 
 _POPEN: dict[str, type[_Popen]] = {"forkserver": _Forked, "spawn": _Spawned, "fork": _Copied}
 
 
 def _write(fd: int, program: bytes) -> None:
-    with open(fd, "wb", buffering=0) as pipe, suppress(BrokenPipeError):  # it has died: its exit code tells
+    with open(fd, "wb", buffering=0) as pipe, suppress(BrokenPipeError):  # it has died; its exit code tells why
         rest = memoryview(program)
         while rest:
             rest = rest[pipe.write(rest) :]
@@ -312,11 +313,11 @@ def _close_all(fds: Iterable[int]) -> None:
 # -- in the new process ------------------------------------------------------------------------------------------------
 
 _handed_over: list[int] = []
-"""In a process that has just been started: the descriptors that came along, as its arguments number them."""
+"""In a process that is starting: the descriptors passed to it, in the order in which its arguments number them."""
 
 
 def run_spawned(data: int, life: int, fds: list[int]) -> None:
-    """The whole life of a spawned process."""
+    """The main function of a spawned process."""
     ignore_interrupt()
     handed = [os.dup(fd) if fd in fds[:i] else fd for i, fd in enumerate(fds)]
     for fd in (data, life, *handed):
@@ -325,13 +326,13 @@ def run_spawned(data: int, life: int, fds: list[int]) -> None:
 
 
 def run_received(data: int, life: int, handed: list[int]) -> int:
-    """Run the program that arrives on ``data``, with the descriptors ``handed`` over; returns the exit code."""
+    """Run the program that arrives on ``data``, with the descriptors ``handed``. Returns the exit code."""
     try:
         size = read_number(data)
         with open(data, "rb") as pipe:
             program = io.BytesIO(pipe.read() if size is None else pipe.read(size))
         if size is None or len(program.getbuffer()) < size:
-            return 1  # the host gave up, and knows why
+            return 1  # the host stopped sending, and reports the reason
         outputs, where, variables, arguments, authkey = pickle.load(program)  # noqa: S301  (from our own host)
         for number, fd in zip(outputs, handed, strict=False):
             os.dup2(fd, number)
@@ -354,18 +355,18 @@ def run_received(data: int, life: int, handed: list[int]) -> int:
 def _run(started: Process, life: int) -> int:
     _end_with(life)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # a fork has copied the state of the global generator
+        sys.modules["numpy.random"].seed()  # a fork has a copy of the global generator's state
     code: int = started._bootstrap(parent_sentinel=life)  # type: ignore[attr-defined]
     return code
 
 
 def _end_with(life: int) -> None:
-    """From now on this process is killed, whatever it is doing, when the pipe's other end has closed."""
+    """Make sure that this process is killed, whatever it is doing, when the other end of the pipe closes."""
     if hasattr(fcntl, "F_SETSIG"):  # the kernel does it
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([life], [], [], 0)[0]:  # it had closed before
+        if select.select([life], [], [], 0)[0]:  # it was already closed
             os._exit(1)
     else:
         threading.Thread(target=_watch, args=(life,), daemon=True, name="end-with-host").start()
@@ -377,7 +378,7 @@ def _watch(life: int) -> None:
 
 
 def _limit_threads() -> None:
-    """One BLAS thread in a copy of the host, where the variables come too late."""
+    """Set one BLAS thread in a fork of the host, which has already read the variables."""
     with suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(1)
 
@@ -388,7 +389,7 @@ _started: weakref.WeakKeyDictionary[Process, _Popen] = weakref.WeakKeyDictionary
 
 
 def _leave_to_parent() -> None:
-    """In every child forked from the host: its processes and pipes are not this one's."""
+    """In every child forked from the host: drop the processes and pipes, which belong to the parent."""
     SERVER.forget()
     for started, popen in list(_started.items()):
         process._children.discard(started)  # type: ignore[attr-defined]

@@ -1,15 +1,16 @@
-"""The process that devices are forked from: NumPy is loaded in it once, by one thread, and with one BLAS thread.
+"""Devices are forked from a server process, which loads NumPy once, with one thread and one BLAS thread.
 
-multiprocessing has a fork server too, one for all who ask.  This one is ours alone: it never runs the caller's
-``__main__``, takes its own environment, leaves no socket in the file system, and its children cannot outlive it.
+multiprocessing has a fork server, too, which all its users share. This one belongs to vcluster alone: it never runs the
+caller's ``__main__``, has an environment of its own, leaves no socket in the file system, and its children cannot
+outlive it.
 
     host                                 server                                      child
     ----                                 ------                                      -----
-    data pipe, status pipe
-    send_fds(data, status, others) ----> fork ------------------------------------->  reads what to run from data
+    opens data pipe, status pipe
+    send_fds(data, status, others) ----> fork ------------------------------------->  reads its program from data
     reads the pid from status <--------- writes the pid to status
     sees that status is readable <------ writes the exit code, closes status <------  ends
-    ends, however ----(end of file)----> kills its children, ends -----------------> (and falls if the server falls)
+    ends in any way -----(end of file)-> kills its children, ends -----------------> (is killed if the server ends)
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from pathlib import Path
 from typing import NoReturn
 
 PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
-"""Modules that a device finds loaded.  One that is missing is left out."""
+"""Modules that are already loaded in a new device. A missing module is skipped."""
 
 LOAD_WHEN_IDLE = ("numpy.random",)
-"""Modules that are loaded when the first devices have been started, and that later ones find loaded."""
+"""Modules that the server loads after the first devices have started."""
 
 IDLE_MILLISECONDS = 50
 
@@ -42,24 +43,24 @@ THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS",
 )  # fmt: skip
-"""What the numerical libraries read, once, as they are loaded."""
+"""The variables from which numerical libraries read their number of threads, once, when they are loaded."""
 
 MOST_DESCRIPTORS = 253 - 2
-"""What Linux lets travel in one message, less the two pipes."""
+"""Maximal number of descriptors in one message under Linux, less the two pipes."""
 
 STOP_SECONDS = 5.0
-"""How long a server that was told to end may take before it is killed."""
+"""Seconds after which a server that should end is killed."""
 
 NUMBER = struct.Struct("q")
 
 
 def device_environment() -> dict[str, str]:
-    """The environment variables of a device: the host's of now, and one BLAS thread."""
+    """The environment variables of a device: the host's present ones, and one BLAS thread."""
     return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """A new interpreter with the host's flags and ``sys.path`` that runs ``call``, keeping ``fds`` open.
+    """Start an interpreter with the host's flags and ``sys.path`` that runs ``call`` and keeps ``fds`` open.
 
     Ctrl-C never reaches it: the signal is blocked until the new process ignores it.
     """
@@ -75,13 +76,13 @@ def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
 
 
 def ignore_interrupt() -> None:
-    """In the new process: whoever presses Ctrl-C means the host."""
+    """In the new process: ignore Ctrl-C, which is meant for the host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class ForkServer:
-    """The host's end: starts the server when it is needed, again if it has died, and asks it for processes."""
+    """The host's end. It starts the server when it is needed, restarts a dead one, and requests processes from it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,20 +91,21 @@ class ForkServer:
         self._preload: tuple[str, ...] = ()
 
     def start(self, *, preload: Sequence[str] = ()) -> None:
-        """Begin to start it, if there is none, and return at once; children will find ``preload`` loaded too."""
+        """Start the server if there is none, and return at once. Its children have ``preload`` loaded, too."""
         with self._lock:
             self._preload = tuple(dict.fromkeys((*self._preload, *preload)))
             self._running()
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None while there is none."""
+        """The server's process id. None while there is no server."""
         return None if self._process is None else self._process.pid
 
     def start_process(self, fds: Sequence[int]) -> tuple[int, int, int]:
-        """Fork a process that gets ``fds``: its pid, the pipe to write its program to, the pipe that tells its end."""
+        """Fork a process that gets ``fds``. Returns its pid, the pipe for its program, and the pipe for its exit code.
+        """
         if len(fds) > MOST_DESCRIPTORS:
-            raise ValueError(f"a process can be handed {MOST_DESCRIPTORS} descriptors as it starts, got {len(fds)}")
+            raise ValueError(f"a new process can get at most {MOST_DESCRIPTORS} descriptors, got {len(fds)}")
         with self._lock:
             for last_attempt in (False, True):
                 server = self._running()
@@ -123,20 +125,20 @@ class ForkServer:
                 self._discard()
                 if last_attempt:
                     break
-        raise RuntimeError("the fork server ended before it started a process: see what it wrote to stderr")
+        raise RuntimeError("the fork server ended before it started a process; see what it wrote to stderr")
 
     def stop(self) -> None:
-        """End the server and every process it started; the next `start_process` starts another."""
+        """End the server and every process that it started. The next `start_process` starts a new server."""
         with self._lock:
             self._discard()
 
     def forget(self) -> None:
-        """In a child of the host: the server is the parent's, and must not wait for this process too."""
+        """In a child of the host: drop the server, which belongs to the parent and must not wait for this process."""
         self._lock = threading.Lock()
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
-            self._process.returncode = 0  # not ours to wait for
+            self._process.returncode = 0  # this process cannot wait for it
         self._process = self._socket = None
 
     def _running(self) -> socket.socket:
@@ -154,31 +156,31 @@ class ForkServer:
 
     def _discard(self) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it has ended already
-                self._socket.shutdown(socket.SHUT_RDWR)  # reaches it even if a stray fork keeps a copy of our end
+            with contextlib.suppress(OSError):  # it has already ended
+                self._socket.shutdown(socket.SHUT_RDWR)  # works even if a stray fork keeps a copy of our end
             self._socket.close()
         if self._process is not None:
             try:
                 self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:  # stopped by a signal, or by its imports
+            except subprocess.TimeoutExpired:  # a signal stopped it, or its imports hang
                 self._process.kill()
                 self._process.wait()
         self._process = self._socket = None
 
 
 SERVER = ForkServer()
-"""The one that devices come from."""
+"""The fork server of all devices."""
 
 
 def start_early() -> None:
-    """Begin to start it where a cluster is about to ask for it, so that it loads NumPy while the host does."""
+    """Start the server early, when a cluster is about to need it, so that it loads NumPy while the host does."""
     process = sys.modules.get("multiprocessing.process")
     if sys.platform == "linux" and not (process is not None and process.current_process().daemon):
         SERVER.start()
 
 
 def read_number(fd: int) -> int | None:
-    """A number from a pipe; None at its end."""
+    """A number from a pipe. None at the end of the pipe."""
     data = b""
     while len(data) < NUMBER.size:
         piece = os.read(fd, NUMBER.size - len(data))
@@ -192,15 +194,15 @@ def read_number(fd: int) -> int | None:
 
 
 class _Child:
-    """What the server keeps of a process it forked."""
+    """The server's side of a process that it forked."""
 
     def __init__(self, status: int, life: int) -> None:
         self.status = status
         self.life = life
-        """Write end of a pipe that nobody writes to: it ends when the server does."""
+        """The write end of a pipe to which nothing is written. It closes when the server ends."""
 
     def tell(self, number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the host is gone, or no longer asks
+        with contextlib.suppress(BrokenPipeError):  # the host is gone or has stopped listening
             os.write(self.status, NUMBER.pack(number))
 
     def close(self) -> None:
@@ -209,15 +211,16 @@ class _Child:
 
 
 def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
-    """Run the server on the socket with this descriptor; ends with the host, and takes its children along.
+    """Run the server on the socket with this descriptor. It ends with the host and kills its children then.
 
     ``preload`` are modules to load besides `PRELOAD`.
     """
     ignore_interrupt()
-    gc.disable()  # of what is loaded nothing is garbage
+    gc.disable()  # nothing that is loaded now is garbage
     _preload((*PRELOAD, *preload))
-    run: Callable[[int, int, list[int]], int] = importlib.import_module("vcluster.processes.device_process").run_received
-    gc.freeze()  # so that no child's collector writes to, and so copies, the pages all share
+    device_process = importlib.import_module("vcluster.processes.device_process")
+    run: Callable[[int, int, list[int]], int] = device_process.run_received
+    gc.freeze()  # otherwise a child's collector would write to the shared pages and so copy them
     gc.enable()
 
     later: tuple[str, ...] = LOAD_WHEN_IDLE

@@ -1,7 +1,7 @@
-"""Line coverage of what devices run, where coverage.py measures their host or is told to measure subprocesses.
+"""Line coverage of code that runs in devices, if coverage.py measures their host or is configured for subprocesses.
 
-coverage.py's own support for multiprocessing does not reach a device, which comes from a fork server of ours and ends
-without the hooks of an interpreter's end.  Nothing here depends on it: it is imported only where somebody asks.
+coverage.py's own support for multiprocessing does not reach a device, which is forked from our own server and ends
+without the interpreter's exit hooks. vcluster does not depend on coverage.py and imports it only on request.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import Any
 
 ASKED_FOR = "VCLUSTER_COVERAGE"
-"""The variable by which a host asks its devices to be measured: the options of a ``coverage.Coverage`` as JSON."""
+"""The variable by which a host requests coverage of its devices: the options of a ``coverage.Coverage`` as JSON."""
 
 OF_SUBPROCESSES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
-"""The variables by which coverage.py itself asks for that; who sets them combines the files."""
+"""The variables by which coverage.py itself requests it. The files must then be combined by the user."""
 
 SAME_OPTIONS = ("branch", "source", "source_pkgs", "include", "omit", "timid")
-"""What the host and its devices must have in common for their data to be added up."""
+"""The options that the host and its devices must share, so that their data can be combined."""
 
 
 def is_loaded() -> bool:
-    """Whether somebody in this process may be using coverage.py."""
+    """Whether this process has loaded coverage.py and so may be using it."""
     return "coverage" in sys.modules
 
 
 def measure() -> Callable[[], None]:
-    """In a device's process: begin to measure, if that was asked for.  What it returns ends that, and saves."""
+    """In a device's process: start measuring if that was requested. Returns a function that stops and saves."""
     if not any(name in os.environ for name in (ASKED_FOR, *OF_SUBPROCESSES)):
         return _nothing
     import json
@@ -45,7 +45,7 @@ def measure() -> Callable[[], None]:
             measured = coverage.Coverage(data_suffix=True, messages=False, **json.loads(os.environ[ASKED_FOR]))
             measured.start()
         else:
-            coverage.process_startup()  # nothing new if the fork server has been measured: then this goes on
+            coverage.process_startup()  # has no effect if the fork server is measured already, which then continues
             measured = coverage.Coverage.current()
 
     def save() -> None:
@@ -58,9 +58,9 @@ def measure() -> Callable[[], None]:
 
 @contextmanager
 def devices_measured() -> Iterator[None]:
-    """In the host: what devices run inside of the ``with`` block, from their start to their end, counts as run here.
+    """In the host: code that devices run inside the ``with`` block, from their start to their end, counts as covered.
 
-    Does nothing where coverage.py does not measure this process.  A device that is killed tells nothing.
+    Has no effect if coverage.py does not measure this process. A device that is killed reports nothing.
     """
     current = sys.modules["coverage"].Coverage.current() if is_loaded() else None
     if current is None:
@@ -94,7 +94,7 @@ def _add_up(current: Any, directory: str) -> None:
     coverage = sys.modules["coverage"]
     total = current.get_data()
     for path in sorted(Path(directory).iterdir()):
-        with suppress(coverage.exceptions.CoverageException):  # of a device that was killed as it wrote
+        with suppress(coverage.exceptions.CoverageException):  # the device was killed while it wrote the file
             part = coverage.CoverageData(str(path))
             part.read()
             total.update(part)

@@ -1,4 +1,4 @@
-"""The loop of a device's process or thread: wait for a command of the host, run the kernel, reply."""
+"""The main loop of a device's process or thread: wait for a command, run a kernel, reply, repeat."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
 SMALL_RESULT_BYTES = 1024
-"""A result whose block is no larger travels in the reply: neither side handles a block of shared memory."""
+"""A result whose block is no larger than this many bytes travels inside the reply and needs no shared memory."""
 
 INTERRUPT = getattr(signal, "SIGUSR1", None)
-"""Sent to a device that computes while its run has failed elsewhere."""
+"""The signal that interrupts a computing device after its run has failed elsewhere."""
 
 
 class RunCommand(NamedTuple):
-    """Run a program: the function and what all devices get lie at ``common``, what this one gets at ``own``."""
+    """Run a program: the function and the common arguments lie at ``common``, this device's own arguments at ``own``.
+    """
 
     number: int
     generation: int
-    """Changes when channels and groups were emptied after a failure."""
+    """Counts how often channels and groups were reset after a failure."""
     gone: tuple[int, ...]
-    """Ranks that died since the last run."""
+    """The ranks that died since the last run."""
     common: int
     common_block_nbytes: int
     common_nbytes: int
@@ -66,10 +67,10 @@ class RunCommand(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The output lies at ``place``, or is that block itself if it is small; a long record lies at ``record``.
+    """The kernel returned. The output lies at ``place``, or ``place`` is its block if that is small.
 
-    ``counts`` are messages (sent to, received from) each peer so far.
-    ``dropped`` are the lines that drop the result of a collective, and its name.
+    A long record lies at offset ``record``. ``counts`` are the messages sent to and received from each peer so far.
+    ``dropped`` maps each line that discards the result of a collective to the name of the collective.
     """
 
     place: int | bytearray
@@ -84,7 +85,7 @@ class Failed(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The run was broken off here because of a failure elsewhere; ``stack`` is where the kernel was."""
+    """The run was cancelled in this device because of a failure elsewhere. ``stack`` is where the kernel was."""
 
     record: bytes
     stack: tuple[Frame, ...] = ()
@@ -96,18 +97,18 @@ class Printed(NamedTuple):
 
 
 class Link(Protocol):
-    """The way between a device and its host for short messages."""
+    """The connection between a device and its host for short messages."""
 
     def send(self, message: Any) -> None: ...
     def receive(self) -> Any: ...
 
     def settle(self) -> None:
-        """Let an interrupt that is on its way arrive."""
+        """Wait until a pending interrupt has been raised."""
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """The description of a device, sent to its process."""
+    """Everything that is needed to create a device."""
 
     rank: int
     mesh: Mesh
@@ -133,10 +134,10 @@ class Worker:
         self._in_kernel = False
         self._gate = threading.Lock()
         self._code: CodeType | None = None
-        """Of the program that runs."""
+        """The code of the program that runs."""
 
     def serve(self) -> None:
-        """Obey the host until its command is None."""
+        """Execute the host's commands until it sends None."""
         if self._own_process:
             self.endpoint.signals.home = HomeCore(self.spec.rank)
         while True:
@@ -145,7 +146,7 @@ class Worker:
                 return
             try:
                 reply = self._run(command)
-            except OperationCancelled:  # an interrupt fell just behind the kernel's end
+            except OperationCancelled:  # an interrupt came just after the kernel's end
                 self._leave_kernel()
                 reply = Cancelled(self._record())
             for stream in self.output.values():
@@ -153,7 +154,7 @@ class Worker:
             self.link.send(reply)
 
     def interrupt(self, raise_there: Callable[[], object]) -> None:
-        """Call ``raise_there`` if the kernel computes; a library call looks for a cancelled run by itself."""
+        """Call ``raise_there`` if the kernel computes. A call of the library checks for a cancelled run by itself."""
         if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
             try:
                 if self._in_kernel:
@@ -163,14 +164,14 @@ class Worker:
                 self._gate.release()
 
     def _leave_kernel(self) -> None:
-        """No interrupt comes from here on, and none is on its way."""
+        """Leave the kernel. Afterwards no interrupt arrives, and none is pending."""
         while True:
             try:
                 with self._gate:
                     self._in_kernel = False
                 self.link.settle()
                 return
-            except OperationCancelled:  # it was
+            except OperationCancelled:  # one was pending
                 continue
 
     def _run(self, command: RunCommand) -> Done | Failed | Cancelled:
@@ -231,7 +232,7 @@ class Worker:
                 nbytes += mailbox.nbytes_at(command.own)
                 own = mailbox.adopt(command.own)
         except Exception as error:
-            error.add_note("as the program and its arguments were unpacked in the device")
+            error.add_note("raised in the device while it unpacked the program and its arguments")
             raise
         self._code = code_of(program)
         args = [fill(value, own) for value in args]
@@ -245,7 +246,7 @@ class Worker:
         return output
 
     def _copy_in(self, offset: int, nbytes: int) -> Any:
-        """This device's own copy of what all devices get."""
+        """The common part of a command, as this device's own copy."""
         source = np.frombuffer(self.endpoint.arena.view, np.uint8, nbytes, offset)
         if nbytes <= COPIED_BYTES:
             return decode(np.frombuffer(bytearray(source), np.uint8))
@@ -276,11 +277,11 @@ class Worker:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what a kernel's temporary arrays leave, so that the next do not fault in page after page.
+    """Let the C library keep the freed memory of temporary arrays, so that the next arrays cause no page faults.
 
-    By default glibc gives the end of its heap back as soon as 256 KiB of it are free, and maps arrays from 128 KiB on
-    anew each time until one has been freed.  What the user's environment says of it stays; elsewhere there is nothing
-    to set.
+    By default, glibc returns the end of its heap to the system as soon as 256 KiB of it are free, and maps arrays from
+    128 KiB on anew until one of that size has been freed. Settings in the user's environment take precedence. On other
+    platforms nothing is set.
     """
     if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
         with suppress(OSError, AttributeError):  # another C library
@@ -294,7 +295,7 @@ KEPT_BYTES = 64 << 20
 
 
 class RankedOutput(io.TextIOBase):
-    """Standard output of a device: whole lines go to the host, which prints them with the rank in front."""
+    """Standard output of a device. It sends whole lines to the host, which prints them with the rank in front."""
 
     def __init__(self, link: Link, stream: str) -> None:
         self._link = link
@@ -316,7 +317,7 @@ class RankedOutput(io.TextIOBase):
         return len(text)
 
     def finish_line(self) -> None:
-        """Send what has no line end yet."""
+        """Send a last line that has no line end."""
         if self._partial:
             self.write("\n")
 
@@ -342,7 +343,7 @@ class _WireLink:
                 self.settle()
 
     def interrupt(self) -> None:
-        """Raise `OperationCancelled` in the main thread; a message is finished first."""
+        """Raise `OperationCancelled` in the main thread, after a message that is being sent."""
         if self._speaking:
             self._interrupted = True
         else:
@@ -358,8 +359,8 @@ class _WireLink:
 
 
 def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) -> None:
-    """The body of a device's process."""
-    gc.freeze()  # what was there before the fork stays shared with the others
+    """The main function of a device's process."""
+    gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())
     looks = LOOKS // spec.layout.size
@@ -371,7 +372,7 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
         signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
     save_coverage = measure()
     link.send("ready")
-    with suppress(EOFError, OSError):  # the host has gone
+    with suppress(EOFError, OSError):  # the host is gone
         worker.serve()
     save_coverage()
     os._exit(0)

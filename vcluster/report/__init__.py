@@ -1,4 +1,4 @@
-"""What people look at: a recorded or predicted `parallelism.trace.Trace`, drawn."""
+"""Reports of a recorded or simulated `parallelism.trace.Trace`: as text, as a page, compared with another trace."""
 
 from parallelism.trace.chrome import holistic
 from vcluster.report.beside import beside

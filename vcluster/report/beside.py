@@ -1,4 +1,4 @@
-"""Two traces on one page, each as it is shown alone: what was predicted beside what was run."""
+"""Two traces on one page, side by side: for example a simulated and an executed run."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ main {{ display: flex; flex-wrap: wrap; }}
 section {{ flex: 1 1 40em; min-width: 0; }}
 h2 {{ margin: 0 1em; font-size: 1em; }}
 iframe {{ width: 100%; height: 90vh; border: 0; }}
-</style></head><body><pre>{told}</pre><main>{sections}</main></body></html>
+</style></head><body><pre>{comparison}</pre><main>{sections}</main></body></html>
 """
 
 
 def beside(traces: Mapping[str, Trace], path: str | PathLike[str], *, hardware: Hardware | None = None) -> None:
-    """Writes a page with the pages of two traces side by side, and above them how they compare; by title.
+    """Write a page with the pages of two traces side by side, and their comparison above. ``traces`` is by title.
 
-    The rooflines have the roof of ``hardware``; None: of what each trace names, as in `vcluster.report.html`.
-    ``ValueError`` for another number of traces; ``OSError`` if the file cannot be written.
+    The rooflines use the roof of ``hardware``, or with None that of the hardware each trace names, as in
+    `vcluster.report.html`. ``ValueError`` if there are not two traces; ``OSError`` if the file cannot be written.
     """
     if len(traces) != 2:
-        raise ValueError(f"two traces stand beside each other, got {len(traces)}")
+        raise ValueError(f"beside() needs two traces, got {len(traces)}")
     pages = {title: page(payload(trace, hardware=hardware or hardware_named(trace))) for title, trace in traces.items()}
     sections = "".join(
         f'<section><h2>{escape(title)}</h2><iframe title="{escape(title)}" srcdoc="{escape(text)}"></iframe></section>'
         for title, text in pages.items())
-    title, told = " and ".join(traces), str(compare(*traces.values()))
-    text = _PAGE.format(title=escape(title), told=escape(told), sections=sections)
+    title, comparison = " and ".join(traces), str(compare(*traces.values()))
+    text = _PAGE.format(title=escape(title), comparison=escape(comparison), sections=sections)
     Path(path).write_text(text, encoding="ascii", errors="xmlcharrefreplace")

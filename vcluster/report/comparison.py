@@ -1,8 +1,8 @@
-"""Two traces side by side: what got slower, and why.
+"""Two traces compared: what got slower, and why.
 
-The split of a device's time adds up to the makespan; so the mean over the devices does, and the difference of two
-makespans is, to the last digit, the sum of the differences of the mean parts: that is the "why" by part.  Below it the
-same by name and by device, where the largest differences are.
+The parts of a device's time add up to the makespan. The same holds for their mean over the devices, so the changes of
+the mean parts add up exactly to the change of the makespan. They are the "why" by part. Further tables list the largest
+changes by name and by device.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from parallelism.trace.transfers import moving, rounded
 from vcluster.report.naming import part_name, without_numbers
 
 SHOWN = 8
-"""Rows of a table before the rest is left out."""
+"""Maximal number of rows of a table."""
 
 NEGLIGIBLE = 1e-3
-"""Of the makespan: what changed by less is not told."""
+"""Changes smaller than this fraction of the makespan are left out."""
 _ROUNDING = 1e-9
-"""Of a time: less than what adding up may leave."""
+"""Upper bound of the relative error that summation leaves in a time."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Seconds before and after of one thing."""
+    """The seconds of one thing in both traces."""
 
     name: str
     before: float
@@ -39,24 +39,24 @@ class Change:
 
     @property
     def seconds(self) -> float:
-        """How much longer it takes, negative for shorter."""
+        """The increase in seconds. Negative if it became shorter."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed from one trace to another; prints as text of at most 80 columns."""
+    """The differences between two traces. It prints as text of at most 80 columns."""
 
     makespan: Change
     parts: tuple[Change, ...]
-    """By part of the split, the mean over the devices; their changes add up to that of the makespan."""
+    """The parts of the split, as means over the devices. Their changes add up to the change of the makespan."""
     names: tuple[Change, ...]
-    """By what was done, all devices together, the largest change first: seconds in which it computed or moved data.
-    Numbers in names are left out, so that all microbatches of a stage's forward are one."""
+    """Seconds of compute or transfer by name, summed over all devices, the largest change first. Numbers in names are
+    replaced by ``#``, so that all microbatches of a stage's forward share a name."""
     devices: tuple[Change, ...]
-    """By rank, the compute of those that occur in both, the largest change first."""
+    """Seconds of compute by rank, for the ranks that are in both traces, the largest change first."""
     sizes: tuple[int, int]
-    """How many devices the traces tell about."""
+    """The number of devices in each trace."""
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -65,9 +65,9 @@ class Comparison:
 
 
 def compare(a: Trace, b: Trace) -> Comparison:
-    """What is slower or faster in ``b`` than in ``a``, and why.
+    """Compare trace ``b`` with trace ``a``: what became slower or faster, and why.
 
-    Both may also be runs.  They need not have the same number of devices: parts are means over the devices.
+    Both may also be runs. Their numbers of devices may differ, because parts are means over the devices.
     """
     a, b = (getattr(trace, "trace", trace) for trace in (a, b))
     splits, names = [], []
@@ -98,7 +98,7 @@ def _largest(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[C
 
 
 def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
-    """Seconds of compute or transfer by kind, name without numbers, stage and axes; all ranks together."""
+    """Seconds of compute or transfer by kind, name without numbers, stage and axes, summed over all ranks."""
     columns = trace.columns
     taken = ~columns.present("parent") & columns.isin("kind", set(HOLDING) - {"wait"})
     start = columns.numbers("start_seconds").astype(np.float64)
@@ -110,26 +110,26 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     events = columns.only(*fields).take(taken)
     _, firsts, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
     sums = np.bincount(place, spent[taken], len(firsts)).tolist()
-    looks = zip(*(events.take(firsts).values(field) for field in fields), strict=True)
-    found: dict[str, float] = {}
-    for (kind, name, stage, phase, axes), part, amount in zip(looks, parts[taken][firsts], sums, strict=True):
+    descriptions = zip(*(events.take(firsts).values(field) for field in fields), strict=True)
+    by_name: dict[str, float] = {}
+    for (kind, name, stage, phase, axes), part, amount in zip(descriptions, parts[taken][firsts], sums, strict=True):
         if phase is not None and stage is not None:
             name = f"{PARTS[part]} of stage {stage} ({phase})"
         else:
             name = without_numbers(name) + (f" over {', '.join(axes)}" if axes else "")
             name = name if kind in ("collective", name) else f"{kind} {name}"
-        found[name] = found.get(name, 0.0) + amount
-    return found
+        by_name[name] = by_name.get(name, 0.0) + amount
+    return by_name
 
 
 def _text(comparison: Comparison) -> list[str]:
     makespan = comparison.makespan
     times = f"{seconds(makespan.before)} -> {seconds(makespan.after)}"
     if not isfinite(makespan.seconds):
-        return [f"not to be compared: makespan {times}"]
+        return [f"cannot be compared: makespan {times}"]
     least = NEGLIGIBLE * max(makespan.before, makespan.after)
     if abs(makespan.seconds) <= least:
-        lines = [f"as long as before: makespan {times}"]
+        lines = [f"unchanged: makespan {times}"]
     else:
         word = "slower" if makespan.seconds > 0 else "faster"
         by = f", {abs(makespan.seconds) / makespan.before:.1%} {word}" if makespan.before else ""
@@ -138,11 +138,11 @@ def _text(comparison: Comparison) -> list[str]:
         main = max(parts, key=lambda part: abs(part.seconds), default=None)
         if main is not None:
             share = main.seconds / makespan.seconds
-            lines.append(f"mostly by {part_name(main.name)}: {_signed(main.seconds)} on the mean device, "
+            lines.append(f"main cause: {part_name(main.name)}, {_signed(main.seconds)} on the mean device, "
                          f"{share:.0%} of the difference")
         names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
         if names:
-            lines.append(f"what takes {'longer' if makespan.seconds > 0 else 'less'}: {names[0].name}, "
+            lines.append(f"largest {'increase' if makespan.seconds > 0 else 'decrease'}: {names[0].name}, "
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")

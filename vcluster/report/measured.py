@@ -1,7 +1,7 @@
-"""Predicted against measured: the virtual seconds of what a trace did, and those that the clock on the wall said.
+"""Predicted against measured: the virtual seconds of a trace's events next to their wall seconds.
 
-The two are never added up or mixed: they stand side by side.  How far apart they may be is said with them: virtual time
-may be that of other hardware; and where devices took turns on the cores, the wall says how crowded the machine was.
+The two are shown side by side and never mixed. A few sentences say how they may differ: virtual time may be that of
+other hardware, and wall time includes waiting for a core if devices took turns on the cores.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
 
 MOST_ROWS = 24
 TURNS = 0.9
-"""Of the wall time of its compute, what a device has a core for; with less, devices took turns."""
+"""Fraction of the wall time of compute in which a device has a core. Below it, devices took turns."""
 _LONGEST = 1e100
 
 
 def measured(trace: Trace) -> Data:
-    """What was done, by kind and name, with both its times; nothing where one of them is not there."""
+    """Both times of the events, by kind and name. Empty if the trace lacks one of them."""
     columns = trace.columns
     wall = columns.numbers("wall_duration_seconds").astype(np.float64)
     both = ~columns.present("parent") & columns.isin("kind", HOLDING) & (wall > 0) & (wall < _LONGEST)
@@ -43,41 +43,41 @@ def measured(trace: Trace) -> Data:
 
 
 def _names(events: Columns) -> tuple[list[str], np.ndarray]:
-    """What is alike has one name: of compute its own or its phase, without numbers; else its kind or collective."""
+    """A name for each group of equal events: compute by its phase or its name without numbers, others by kind."""
     fields = ("kind", "name", "phase")
     _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
-    looks = zip(*(events.take(first).values(field) for field in fields), strict=True)
-    told = []
-    for kind, name, phase in looks:
+    descriptions = zip(*(events.take(first).values(field) for field in fields), strict=True)
+    labels = []
+    for kind, name, phase in descriptions:
         words = f"compute, phase {phase}" if phase is not None and kind == "compute" else without_numbers(name)
-        told.append(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}")
-    names, number = numbered(told)
+        labels.append(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}")
+    names, number = numbered(labels)
     return names, number[place.ravel()]
 
 
 def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
-    """What the two times are of, and what may lie between them."""
+    """Sentences that say what the two times measure and why they may differ."""
     if trace.hardware in (None, CALIBRATED):
-        said = ["Both times are of the machine that ran it: their ratio says how far off the virtual one is."]
+        sentences = ["Both times are of the machine that ran it: their ratio is the error of the virtual time."]
         if trace.hardware is None:
-            said.append("Messages and collectives are free in the virtual time of a machine that was not calibrated.")
+            sentences.append("The machine was not calibrated, so messages and collectives take no virtual time.")
     else:
-        said = [f"Virtual time is that of {fit(trace.hardware or '', LONGEST_NAME)}, wall time that of the machine "
-                "which ran it: their ratio says how much faster the one is, not how far off."]
-    said.append("Both count waiting for others." + (
-        " Virtual time is of what was declared." if trace.compute == "modelled" else ""))
-    own = events.isin("kind", {"compute"}) & ~_told(events)
+        sentences = [f"Virtual time is that of {fit(trace.hardware or '', LONGEST_NAME)}, wall time that of the "
+                     "machine which ran it: their ratio says how much faster that hardware is. It is not an error."]
+    sentences.append("Both include waiting for other devices." + (
+        " Virtual time follows from declared flops and bytes." if trace.compute == "modelled" else ""))
+    own = events.isin("kind", {"compute"}) & ~_declared(events)
     spent, cpu = float(wall[own].sum()), float(events.numbers("cpu_seconds")[own].astype(np.float64).sum())
     if 0 < spent < _LONGEST and 0 < cpu < _LONGEST:
         share = min(1.0, cpu / spent)
-        said.append(f"Compute had a core for {share:.0%} of its wall time" + (
-            ": devices took turns, there were more of them than free cores, and so the wall says how crowded the "
-            "machine was; compare runs with no more devices than cores." if share < TURNS else "."))
-    return said
+        sentences.append(f"Compute had a core for {share:.0%} of its wall time" + (
+            ": devices took turns, because there were more of them than free cores. Wall time then depends on how "
+            "crowded the machine was; compare runs with no more devices than cores." if share < TURNS else "."))
+    return sentences
 
 
-def _told(events: Columns) -> np.ndarray:
-    """Whose seconds were declared, not taken."""
+def _declared(events: Columns) -> np.ndarray:
+    """Whether the seconds of each event were declared, not measured."""
     column = events["seconds"]
     if isinstance(column, Table):
         return np.array([value is not None for value in column.values], bool)[column.index]

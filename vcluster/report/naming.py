@@ -1,4 +1,4 @@
-"""What the views of a trace call its parts and its events."""
+"""Names for the parts and the events of a trace, shared by all its views."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _NUMBERS = re.compile(r"\d+")
 _PARTS = {"communication": "exposed communication", "other": "other compute"}
 
 Data = dict[str, Any]
-"""What is shown, as plain data."""
+"""The content of a view, as plain data."""
 
 
 def part_name(part: str) -> str:
-    """A part of a device's time, in words."""
+    """The full name of a part of a device's time."""
     return _PARTS.get(part, part)
 
 
 def without_numbers(name: object) -> str:
-    """The name with ``#`` for each number, so that all microbatches of a stage have one."""
+    """The name with ``#`` in place of each number, so that all microbatches of a stage share a name."""
     return _NUMBERS.sub("#", str(name))
 
 
 def numbered(names: Sequence[str]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Each name once, shortened to one line, and for each of the given ones its place among them."""
+    """The different names, shortened to one line, and for each given name the index of its short name."""
     short = [fit(name, LONGEST_NAME) for name in names]
     place = {name: i for i, name in enumerate(dict.fromkeys(short))}
     return list(place), np.array([place[name] for name in short], np.int64)

@@ -1,7 +1,7 @@
-"""A trace as one HTML page that needs nothing else: no network, no other file.
+"""A trace as one HTML page that needs no network and no other file.
 
-The data stand in the page as JSON in which no character can end or begin a tag.  What runs is the page's own script
-only, by a content security policy that names its hash; names from a trace reach the page as text, never as markup.
+The page contains the data as JSON in which no character can end or begin a tag. It runs only its own script, because
+its content security policy lists the hash of that script. Names from a trace become text, never markup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vcluster.report.payload import MOST_BARS, payload
 from vcluster.report.roofline import hardware_named
 
 SCRIPTS = ("drawing.js", "timeline.js", "tables.js", "roofline.js", "memory.js", "page.js")
-"""They run as one, in this order."""
+"""The scripts of the page. They run as one script, in this order."""
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -29,24 +29,25 @@ def html(
     trace: Trace, path: str | PathLike[str], *, most_bars: int = MOST_BARS,
     hardware: Hardware | str | PathLike[str] | None = None,
 ) -> None:
-    """Writes the page of ``trace`` (or of a run) to ``path``.
+    """Write the page of ``trace`` (or of a run) to ``path``.
 
-    It shows the verdict, the timeline (zoom, pan, hover, critical path), where each device's time went, virtual beside
-    wall time, the roofline, the collectives, the communication matrix by axis, and memory over time.  The roof is that
-    of ``hardware``: a `Hardware`, a preset or a file; None: what the trace names, if that is a preset or this machine.
-    A trace with more than ``most_bars`` events loses the shortest of them in the timeline, and the page says so.
-    ``OSError`` if the file cannot be written; ``ValueError`` for fewer bars than 1, and a hardware that there is not.
+    It shows the verdict, the timeline (zoom, pan, hover, critical path), the split of each device's time, virtual next
+    to wall time, the roofline, the collectives, the communication matrix by axis, and memory over time. The roof is
+    that of ``hardware``: a `Hardware`, a preset or a file. With None it is that of the hardware the trace names, if
+    this is a preset or the calibrated machine. Of a trace with more than ``most_bars`` events, the timeline leaves out
+    the shortest, and the page says so. ``OSError`` if the file cannot be written; ``ValueError`` for less than 1 bar,
+    and for an unknown hardware.
     """
     if most_bars < 1:
-        raise ValueError(f"most_bars should be at least 1, got {most_bars}")
+        raise ValueError(f"most_bars must be at least 1, got {most_bars}")
     trace = getattr(trace, "trace", trace)
-    told = hardware_named(trace) if hardware is None else Hardware.of(hardware)
-    text = page(payload(trace, most_bars=most_bars, hardware=told))
+    roof = hardware_named(trace) if hardware is None else Hardware.of(hardware)
+    text = page(payload(trace, most_bars=most_bars, hardware=roof))
     Path(path).write_text(text, encoding="ascii")
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page that shows a payload, in ASCII."""
+    """The page of a payload, in ASCII."""
     style = _text("page.css")
     script = '"use strict";\n(() => {\n' + "\n".join(map(_text, SCRIPTS)) + "})();\n"
     policy = ("default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -54,12 +55,12 @@ def page(data: dict[str, Any]) -> str:
     parts = {"POLICY": policy, "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script,
              "DATA": embedded(data)}
     text = _text("page.html")
-    pieces = text.split("@@")       # text, name, text, name, ..., text: nothing put in is looked at again
+    pieces = text.split("@@")       # text, name, text, name, ..., text: inserted text is not scanned again
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand in a ``<script>``: ASCII without ``<``, ``>`` and ``&``."""
+    """JSON that is safe inside a ``<script>``: ASCII without ``<``, ``>`` and ``&``."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 

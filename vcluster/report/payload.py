@@ -1,6 +1,6 @@
-"""What the page shows of a trace, as plain data: numbers as packed arrays, words once each, nothing that could run.
+"""The content of the page as plain data: numbers as packed arrays, each word once, and nothing executable.
 
-Each key of the payload is a section of the page, which shows those that are there.
+Each key of the payload is a section of the page. The page shows the sections that are present.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict
 
 MOST_BARS = 1_000_000
-"""Of a longer trace the shortest events are left out of the timeline, and the page says so."""
+"""Of a longer trace, the shortest events are left out of the timeline, and the page says so."""
 MOST_STEPS = 200_000
 MOST_MATRIX = 256
 MOST_DEVICES = 1024
@@ -38,9 +38,9 @@ _DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "alg
 
 
 def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | None = None) -> Data:
-    """Everything on the page; ``hardware`` is the roof of the roofline.
+    """The content of the page. ``hardware`` gives the roof of the roofline.
 
-    A forged trace may have times that add up to more than a float holds: none are drawn.
+    The times of a forged trace may add up to more than a float holds; they are not drawn.
     """
     with np.errstate(all="ignore"):
         return _payload(trace, most_bars, hardware)
@@ -52,7 +52,7 @@ def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
     left_out: list[str] = []
     shown = trace.ranks[:MOST_DEVICES]
     if len(shown) < len(trace.ranks):
-        left_out.append(f"Of {len(trace.ranks):,} devices the first {len(shown):,} are shown; "
+        left_out.append(f"The first {len(shown):,} of {len(trace.ranks):,} devices are shown; "
                         "the verdict and the tables of collectives count all.")
     makespan = trace.makespan_seconds if trace.makespan_seconds < LONGEST else 0.0
     data: Data = {
@@ -73,7 +73,7 @@ def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
              f"{row.operations:,}", nbytes(row.bytes_received), seconds(row.seconds), rate(row.bus_bytes_per_second)]
             for row in rows[:MOST_ROWS]]
         if len(rows) > MOST_ROWS:
-            left_out.append(f"Of {len(rows):,} sorts of collectives the first {MOST_ROWS} are in the table.")
+            left_out.append(f"The table shows the first {MOST_ROWS} of {len(rows):,} sorts of collectives.")
     matrices = _matrices(trace, left_out)
     if matrices:
         data["matrix"] = {"size": trace.size, "of": matrices}
@@ -85,7 +85,7 @@ def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
 
 
 def packed(numbers: npt.NDArray[Any]) -> Data:
-    """An array as base64 of its little-endian bytes, integers as small as they fit."""
+    """An array as base64 of its little-endian bytes. Integers use the smallest type that holds them."""
     if numbers.dtype.kind in "iub":
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         kind = next((kind for kind in ("u1", "i1", "u2", "i2", "u4", "i4")
@@ -100,7 +100,7 @@ def _clean(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:
-    """The rank's place on the mesh; a mesh from a file may have axes of any name, so it is no `Mesh`."""
+    """The rank's index on the mesh. A mesh from a file may have axes of any name, so it is not a `Mesh`."""
     shape = trace.mesh_shape or ()
     return tuple((axis, int(i)) for (axis, _), i in
                  zip(shape, np.unravel_index(rank, [n for _, n in shape]), strict=True)) if shape else ()
@@ -144,7 +144,7 @@ def _timeline(
         at = at[np.sort(np.argsort(-duration[at], kind="stable")[:most])]
         total = int(np.count_nonzero(drawn & (duration > 0)))
         part = duration[at].sum() / duration[drawn].sum()
-        left_out.append(f"Of {total:,} events that take time the {most:,} longest are in the timeline, {part:.1%} of "
+        left_out.append(f"The timeline shows the {most:,} longest of {total:,} events that take time, {part:.1%} of "
                         "all their time; the figures count every event.")
     lanes = _lanes(columns.take(at), start[at], (start + duration)[at])
     ranks = np.searchsorted(np.array(shown), columns.numbers("rank")[at])
@@ -155,7 +155,7 @@ def _timeline(
     of_path = np.array([(columns.numbers("rank")[step.event], step.event) for step in path[-MOST_STEPS:]],
                        np.int64).reshape(-1, 2)
     if len(path) > MOST_STEPS:
-        left_out.append(f"Of the {len(path):,} steps of the critical path the last {MOST_STEPS:,} are drawn.")
+        left_out.append(f"The last {MOST_STEPS:,} of the {len(path):,} steps of the critical path are drawn.")
     times = np.array([step[1:] for step in path[-MOST_STEPS:]], np.float64).reshape(-1, 2) - begin
     return {
         "count": len(at), "points": points,
@@ -168,7 +168,7 @@ def _timeline(
 
 
 def _lanes(columns: Columns, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """By event: 0 for compute, 1 for what holds the device, above it what it has under way beside."""
+    """The lane of each event: 0 for compute, 1 for events that block the device, higher for asynchronous events."""
     lanes = np.where(columns.isin("kind", {"compute"}), 0, 1)
     at = np.flatnonzero(asynchronous(columns))
     ranks = columns.numbers("rank")
@@ -178,7 +178,7 @@ def _lanes(columns: Columns, start: npt.NDArray[np.float64], end: npt.NDArray[np
         lane = next((k for k, time in enumerate(ends) if time <= start[i]), len(ends))
         if lane == len(ends) and lane < _ASYNCHRONOUS_LANES:
             ends.append(0.0)
-        lane = min(lane, _ASYNCHRONOUS_LANES - 1)       # more of them share the last lane
+        lane = min(lane, _ASYNCHRONOUS_LANES - 1)       # further ones share the last lane
         ends[lane] = max(float(end[i]), ends[lane])
         lanes[i] = 2 + lane
     return lanes
@@ -203,11 +203,11 @@ def _word(value: object) -> str:
 
 
 def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
-    """The communication matrix of all, and by axes: those of collectives, and those along which a message goes."""
+    """The communication matrices: of everything, and by the axes of a collective or of a message's direction."""
     if trace.host_traffic or not trace.bytes_received():
         return []
     if trace.size > MOST_MATRIX:
-        left_out.append(f"The communication matrix is shown of up to {MOST_MATRIX} devices.")
+        left_out.append(f"The communication matrix is shown for up to {MOST_MATRIX} devices.")
         return []
     columns = trace.columns
     messages = trace.filter(kind=("send", "recv"))

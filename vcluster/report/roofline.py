@@ -1,8 +1,8 @@
-"""The roofline of a trace: its computes by flops per byte, below what the hardware can do.
+"""The roofline of a trace: its computes by flops per byte, below the limits of the hardware.
 
 Williams, Waterman and Patterson, *Roofline: An Insightful Visual Performance Model for Multicore Architectures*, 2009:
-a piece of compute reaches at most ``min(peak, bandwidth * flops / bytes)``.  Flops and bytes are those that were
-declared, seconds are virtual.  Computes that look alike are one point.
+a compute reaches at most ``min(peak, bandwidth * flops / bytes)``. Flops and bytes are the declared ones, seconds are
+virtual. Computes with equal names and nearly equal numbers share a point.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
 MOST_POINTS = 1500
 MOST_ROOFS = 4
 _BINS = 12
-"""Of a factor of ten."""
+"""Number of bins per factor of ten in which computes share a point."""
 _LARGEST = 1e100
 Floats = npt.NDArray[np.float64]
 
 
 def roofline(trace: Trace, hardware: Hardware | None) -> Data:
-    """The points and the roofs; nothing where no compute has flops, bytes and a duration."""
+    """The points and the roofs. Empty if no compute has flops, bytes and a duration."""
     events, seconds = _whole(trace.columns)
     flops, nbytes = (events.numbers(field).astype(np.float64) for field in ("flops", "nbytes"))
     nbytes *= _scale(trace, events)
@@ -40,7 +40,7 @@ def roofline(trace: Trace, hardware: Hardware | None) -> Data:
 
 
 def hardware_named(trace: Trace) -> Hardware | None:
-    """The hardware that a trace names, where that can be looked up: a preset, or this machine as it was calibrated."""
+    """The hardware that a trace names, if it is a preset or this machine and calibrated. Otherwise None."""
     try:
         if trace.hardware == CALIBRATED:
             return Hardware.of_host()
@@ -50,7 +50,7 @@ def hardware_named(trace: Trace) -> Hardware | None:
 
 
 def _whole(columns: Columns) -> tuple[Columns, Floats]:
-    """The computes, and their seconds: where calls of the library divide one, those of its pieces together."""
+    """The computes and their seconds. If calls divide a compute into pieces, the seconds are the sum of its pieces."""
     computes = columns.take(columns.isin("kind", {"compute"}) & ~columns.present("parent"))
     order = np.argsort(computes.numbers("rank"), kind="stable")
     computes = computes.take(order)
@@ -62,7 +62,7 @@ def _whole(columns: Columns) -> tuple[Columns, Floats]:
 
 
 def _scale(trace: Trace, events: Columns) -> Floats:
-    """The bytes that a byte of each event was priced as."""
+    """For each event, the number of bytes as which one of its bytes was priced."""
     scale = np.ones(len(events))
     if trace.priced_dtype in ITEMSIZE:
         for dtype in ("float16", "float32", "float64"):
@@ -72,10 +72,10 @@ def _scale(trace: Trace, events: Columns) -> Floats:
 
 
 def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
-    _, first, look = np.unique(events.key("name", "phase"), return_index=True, return_inverse=True)
-    looks = zip(*(events.take(first).values(field) for field in ("name", "phase")), strict=True)
-    words, number = numbered([without_numbers(name) if phase is None else f"phase {phase}" for name, phase in looks])
-    name = number[look.ravel()]
+    _, first, which = np.unique(events.key("name", "phase"), return_index=True, return_inverse=True)
+    pairs = zip(*(events.take(first).values(field) for field in ("name", "phase")), strict=True)
+    words, number = numbered([without_numbers(name) if phase is None else f"phase {phase}" for name, phase in pairs])
+    name = number[which.ravel()]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)

@@ -1,11 +1,10 @@
-"""A trace in a terminal: a row for each device, virtual time to the right.
+"""A trace as text for a terminal: one row for each device, virtual time from left to right.
 
     rank 0  000111222333...........aaaaaaabbbbbbbcccccccddddddd
     rank 1  ...000111222333....aaaaaaabbbbbbbcccccccddddddd....
 
-A column stands for a stretch of time and shows what took most of it.  Forward and backward differ by the sign
-itself, digit or letter, because in a pipeline of some length a block is one column wide, colour is lost in a
-file, and no bracket fits.
+A column is an interval of time and shows what took most of it. Forward and backward have different signs, digits and
+letters: in a long pipeline a block is one column wide, so a bracket does not fit, and colour is lost in a file.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ _STYLES = {_COMPUTE: "magenta", _COLLECTIVE: "green", _IDLE: "dim"} | {
 class _Drawing(NamedTuple):
     title: list[str]
     rows: list[tuple[str, str]]
-    """Margin and columns of each device."""
+    """The margin and the columns of each device."""
     notes: list[str]
 
 
 def timeline(trace: Trace, width: int = 80) -> str:
-    """The timeline as plain ASCII, no line longer than ``width``; ``ValueError`` for a width below 24.
+    """The timeline in plain ASCII, with lines of at most ``width`` columns. ``ValueError`` for a width below 24.
 
     A forward is drawn as the last digit of its microbatch, a backward as a letter (``a`` for microbatch 0), the
-    backward for the weights as a capital; ``=`` is other compute, ``#`` time in a collective, ``.`` idle,
-    which includes waiting for a message.  A legend explains the signs that occur.
+    backward of the weights as a capital. ``=`` is other compute, ``#`` is a collective, and ``.`` is idle time, which
+    includes waiting for a message. A legend explains the signs that occur.
     """
     drawing = _draw(getattr(trace, "trace", trace), width)  # of a run, too
     return "\n".join([*drawing.title, *(margin + columns for margin, columns in drawing.rows), *drawing.notes])
 
 
 def coloured_timeline(trace: Trace, width: int = 80) -> Text:
-    """The same signs as `timeline` with colour on top, for a console of rich."""
-    from rich.text import Text  # not at import: a run that draws nothing should not pay for it
+    """The signs of `timeline` with colours, for a console of rich."""
+    from rich.text import Text  # imported here, so that a run without drawings does not pay for it
 
     drawing = _draw(trace, width)
     text = Text("\n".join(drawing.title), no_wrap=True)
@@ -75,7 +74,7 @@ def _draw(trace: Trace, width: int) -> _Drawing:
         makespan = 0.0      # nothing to divide into columns
     cells = _columns(trace, count) if makespan else {}
     rows = [(f"rank {rank}".ljust(margin), "".join(cells.get(rank, _IDLE * count))) for rank in ranks]
-    title = f"virtual time: {seconds(makespan)}" + (f", {seconds(makespan / count)} a column" if makespan else "")
+    title = f"virtual time: {seconds(makespan)}" + (f", {seconds(makespan / count)} per column" if makespan else "")
     more = [f"... and {len(trace.ranks) - len(ranks)} more ranks"] if len(trace.ranks) > len(ranks) else []
     microbatches = trace.columns.distinct("microbatch") - {None}
     legend = wrap(_legend({sign for _, row in rows for sign in row}, max(microbatches, default=0)), width)
@@ -83,7 +82,7 @@ def _draw(trace: Trace, width: int) -> _Drawing:
 
 
 def _sign(kind: str, phase: str | None, microbatch: int | None) -> str:
-    """How a compute or a collective is drawn."""
+    """The sign of a compute or a collective."""
     if kind == "collective":
         return _COLLECTIVE
     signs = _PHASES.get(phase or "")
@@ -91,9 +90,9 @@ def _sign(kind: str, phase: str | None, microbatch: int | None) -> str:
 
 
 def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
-    """By rank, the sign of what took most of each column's time.
+    """By rank, the sign that takes most of each column's time.
 
-    Messages, waits and memory are not drawn, nor what lies inside a collective.
+    Messages, waits, memory, and events inside a collective are not drawn.
     """
     begin = float(trace.columns.numbers("start_seconds").min())
     scale = count / trace.makespan_seconds
@@ -102,8 +101,8 @@ def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
     drawn = events.isin("kind", {"compute", "collective"}) & ~events.present("parent")
     events = events.take(drawn & (events.numbers("duration_seconds") > 0))
     fields = ("rank", "start_seconds", "duration_seconds", "kind", "phase", "microbatch")
-    for rank, start, duration, *look in zip(*map(events.values, fields), strict=True):
-        sign = _sign(*look)
+    for rank, start, duration, *description in zip(*map(events.values, fields), strict=True):
+        sign = _sign(*description)
         row = shares.get(rank)
         if row is None:
             row = shares[rank] = [defaultdict(float) for _ in range(count)]
@@ -115,7 +114,7 @@ def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
 
 
 def _most(share: defaultdict[str, float]) -> str:
-    """The sign with the largest share of a column; a collective counts where no compute hides it."""
+    """The sign with the largest share of a column. A collective counts only where no compute hides it."""
     left = 1 - sum(amount for sign, amount in share.items() if sign != _COLLECTIVE)
     share[_COLLECTIVE] = min(share[_COLLECTIVE], left)
     share[_IDLE] = left - share[_COLLECTIVE]
@@ -123,7 +122,7 @@ def _most(share: defaultdict[str, float]) -> str:
 
 
 def _scale(makespan: float, count: int, margin: int) -> list[str]:
-    """A ruler under the rows and its times, at round steps of at least ten columns."""
+    """A ruler below the rows, with times at round steps of at least ten columns."""
     if not makespan:
         return []
     factor, unit = (1.0, "s") if makespan >= 1 else (1e3, "ms") if makespan >= 1e-3 else (1e6, "us")

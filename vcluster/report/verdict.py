@@ -1,4 +1,4 @@
-"""What a trace comes to, in a few sentences: how much of it is compute, what is lost, where, and what holds it up."""
+"""A trace summarised in a few sentences: the share of compute, the losses and their causes, and the critical path."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from parallelism.trace import PARTS, CollectiveRow, PathStep, Split, Trace, part
 from vcluster.report.naming import part_name
 
 UNEVEN = 1.1
-"""A device that computes so many times as long as the median one is named."""
+"""A device is named if it computes at least this many times as long as the median device."""
 LONGEST = 1e300
-"""Seconds of a makespan; a forged one that is longer may add up to more than a float holds."""
+"""Upper bound of a makespan in seconds. The times of a forged trace may add up to more than a float holds."""
 _COMPUTE = ("forward", "backward", "recompute", "other")
 
 
 def verdict(
     trace: Trace, by_rank: Mapping[int, Split], path: Sequence[PathStep], rows: Sequence[CollectiveRow]
 ) -> list[str]:
-    """The sentences; the first says it all in one."""
+    """The sentences. The first is a summary of all."""
     if not len(trace):
         return ["This trace has no events."]
     makespan = trace.makespan_seconds
     if not makespan > 0:
-        return ["Nothing in this trace takes virtual time: there is no compute in it, and messages cost nothing."]
+        return ["Nothing in this trace takes virtual time: it has no compute, and messages take no time."]
     if not makespan < LONGEST:
-        return ["The times of this trace add up to more than a number can hold."]
+        return ["The times of this trace add up to more than a float can hold."]
     whole = makespan * len(by_rank)
     total = Split(*(sum(column) for column in zip(*by_rank.values(), strict=True)))
     share = {part: amount / whole for part, amount in zip(PARTS, total, strict=True)}
     devices = f"{len(by_rank)} device{'s' * (len(by_rank) != 1)}"
     compute = sum(share[part] for part in _COMPUTE)
     lost = [f"{part_name(part)} {share[part]:.1%}" for part in ("communication", "bubble", "idle")]
-    said = [f"{devices} for {seconds(makespan)}: {compute:.1%} of it compute, {', '.join(lost)}."]
+    sentences = [f"{devices} for {seconds(makespan)}: {compute:.1%} of it compute, {', '.join(lost)}."]
     if share["recompute"] > 0:
-        said.append(f"{share['recompute'] / compute:.1%} of the compute is recompute.")
+        sentences.append(f"{share['recompute'] / compute:.1%} of the compute is recompute.")
     worst = max(("communication", "bubble", "idle"), key=share.__getitem__)
     if share[worst] >= 0.01:
-        said.append(_loss(worst, by_rank, rows))
-    said += _uneven(by_rank)
-    said += _of_path(trace, path)
+        sentences.append(_loss(worst, by_rank, rows))
+    sentences += _uneven(by_rank)
+    sentences += _of_path(trace, path)
     held = trace.peaks()
     if held:
         rank = max(held, key=held.__getitem__)
-        said.append(f"Most memory is held by rank {rank}: {nbytes(held[rank])} at its peak.")
-    return said
+        sentences.append(f"Rank {rank} has the highest memory peak: {nbytes(held[rank])}.")
+    return sentences
 
 
 def _loss(worst: str, by_rank: Mapping[int, Split], rows: Sequence[CollectiveRow]) -> str:
     rank = max(by_rank, key=lambda rank: getattr(by_rank[rank], worst))
     amount = seconds(getattr(by_rank[rank], worst))
     if worst == "bubble":
-        return f"The largest loss is the bubble: rank {rank} is held up longest, for {amount}."
+        return f"The largest loss is the bubble: rank {rank} waits longest, for {amount}."
     if worst == "idle":
-        return f"The largest loss is idle time: rank {rank} has nothing to do for {amount}, before or after its work."
+        return f"The largest loss is idle time: rank {rank} is idle for {amount}, before or after its work."
     longest = max(rows, key=lambda row: row.seconds, default=None)
     if longest is None or not longest.seconds:
         return f"The largest loss is exposed communication: messages, {amount} on rank {rank}."

@@ -1,4 +1,4 @@
-"""`VirtualCluster`: devices that are started once, run many programs, and are gone when it is."""
+"""`VirtualCluster` starts its devices once, runs many programs on them, and ends them when it is closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vcluster.runs.run_loop import ShowOutput
 
 QUEUE_DEVICES = 16
-"""The ``queue`` transport has a queue for each ordered pair of devices, so it is for few."""
+"""The ``queue`` transport accepts at most this many devices: it needs one queue for each ordered pair of devices."""
 
 _USUAL_ELSEWHERE = {
     "timeout": "deadline_seconds", "world_size": "the number of devices: VirtualCluster(4)",
@@ -40,39 +40,42 @@ _OPTIONS = (
 
 
 class VirtualCluster:
-    """A cluster of virtual devices, each a process of its own.
+    """A cluster of virtual devices. Each device is a process of its own.
 
     >>> from vcluster import VirtualCluster
     >>> with VirtualCluster(dp=2, tp=2, backend="thread") as cluster:
     ...     cluster.run(lambda device: device.all_reduce(device.rank, "tp")).outputs
     [np.int64(1), np.int64(1), np.int64(5), np.int64(5)]
 
-    ``mesh`` is a `Mesh`, or the number of devices; or the axes are given by name, outermost first.
+    ``mesh`` is a `Mesh` or the number of devices. Alternatively, give the axes by name, outermost first.
 
     ``backend``
-        ``"process"``, or ``"thread"`` for debugging: the same results, no isolation of globals.
+        ``"process"``, or ``"thread"`` for debugging. Threads give the same results but share the globals.
     ``transport``
-        ``"shared_memory"``, or ``"queue"``: everything as messages through ``multiprocessing.Queue``, for teaching and
-        as a reference; up to 16 devices.
+        ``"shared_memory"``, or ``"queue"``, which sends everything as messages through ``multiprocessing.Queue``. The
+        queue transport is a simple reference for teaching. It takes up to 16 devices.
     ``start_method``
-        ``"forkserver"`` (Linux), ``"spawn"`` (macOS) or ``"fork"``.
+        ``"forkserver"`` (the default on Linux), ``"spawn"`` (the default on macOS) or ``"fork"``.
     ``hardware``
-        what virtual time stands for: a `Hardware`, a preset's name, a file, or ``"host"``: this machine as `python -m
-        vcluster calibrate` found it; if it never did, CPU seconds, and messages are free.
+        the hardware whose time virtual time predicts: a `Hardware`, the name of a preset, a file, or ``"host"``.
+        ``"host"`` is this machine as ``python -m vcluster calibrate`` measured it. Without a calibration, compute takes
+        the measured CPU seconds and messages take no time.
     ``compute``
-        ``"measured"``: CPU seconds of the device's thread; ``"modelled"``: declared flops, bytes or seconds, the same
-        to the last bit in every run.
+        ``"measured"``: compute takes the CPU seconds of the device's thread. ``"modelled"``: compute takes the time
+        that follows from the declared flops, bytes or seconds, and is bitwise equal in every run.
     ``priced_dtype``
-        prices the flops and bytes of any float array as those of this dtype, as ``"bfloat16"``.
+        a dtype such as ``"bfloat16"``: the flops and bytes of every float array are priced as if it had this dtype.
     ``channel_capacity``
-        messages of one tag that may lie in a channel before a sender waits; 0: until each is taken.
+        the number of messages of one tag that a channel holds before the sender waits. With 0, every send waits until
+        its message is taken.
     ``seed``
-        ``device.rng`` draws from (seed, rank, number of the run).
+        ``device.rng`` is seeded with (seed, rank, number of the run).
     ``deadline_seconds``
-        a run that takes longer is broken off with `ClusterTimeoutError`; off by default.
+        the time limit of a run in seconds. A run that exceeds it is cancelled with `ClusterTimeoutError`. There is no
+        limit by default.
 
-    The devices start here and live until the cluster is closed: at the end of ``with``, by `close`, when nobody refers
-    to it any more, or when the process ends, however it ends.
+    The constructor starts the devices. They live until the cluster is closed: at the end of ``with``, by `close`, when
+    the last reference to the cluster goes, or when the host process ends in any way.
     """
 
     def __init__(
@@ -86,19 +89,21 @@ class VirtualCluster:
         _one_of("transport", transport, ("shared_memory", "queue"))
         self._pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         if isinstance(channel_capacity, bool) or not isinstance(channel_capacity, int) or channel_capacity < 0:
-            raise ValueError(f"channel_capacity is a number of messages, 0 or more, got {channel_capacity!r}")
+            raise ValueError(
+                f"channel_capacity must be an integer number of messages, 0 or more, got {channel_capacity!r}"
+            )
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed is an integer, 0 or more, got {seed!r}")
+            raise ValueError(f"seed must be an integer, 0 or more, got {seed!r}")
         if deadline_seconds is not None and not deadline_seconds > 0:
-            raise ValueError(f"deadline_seconds is more than 0, or None, got {deadline_seconds!r}")
+            raise ValueError(f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}")
         if transport == "queue" and self.mesh.size > QUEUE_DEVICES:
             raise ValueError(
-                f"transport='queue' has a queue for each pair of devices and goes up to {QUEUE_DEVICES} of them, "
+                f"transport='queue' needs a queue for each pair of devices and takes at most {QUEUE_DEVICES} devices, "
                 f"got {self.mesh.size}; transport='shared_memory' has no such limit"
             )
         if backend == "process" and start_method in (None, "forkserver"):
             start_early()
-        from vcluster.runs.run_loop import show_with_rank  # loads NumPy and all else, while the fork server does
+        from vcluster.runs.run_loop import print_with_rank  # this loads NumPy while the fork server starts
 
         self._backend = backend
         self._transport = transport
@@ -110,9 +115,11 @@ class VirtualCluster:
         self._runner: int | None = None
         self._body: Body | None = None
         self.around_run: Callable[[Endpoint, Any], AbstractContextManager[Any]] | None = None
-        """A context around each run that gives what is to run in the program's place; see `vcluster.faults`."""
-        self.show_output: ShowOutput = show_with_rank
-        """What is done with the lines that devices print: called with the rank, ``stdout`` or ``stderr``, the lines."""
+        """A factory of a context around each run. The context yields the program to run in place of the given one.
+        `vcluster.faults` uses it.
+        """
+        self.show_output: ShowOutput = print_with_rank
+        """A function that is called with each device's printed lines: ``(rank, "stdout" or "stderr", text)``."""
         self._start()
 
     @property
@@ -127,7 +134,7 @@ class VirtualCluster:
 
     @property
     def closed(self) -> bool:
-        """Whether its devices are gone."""
+        """Whether the devices have ended."""
         return self._body is None or self._body.closed
 
     def __repr__(self) -> str:
@@ -135,7 +142,7 @@ class VirtualCluster:
         return f"<VirtualCluster of {self.mesh!r}, {state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a cluster stays with its host: run() inside a kernel is not possible")
+        raise TypeError("a cluster cannot be sent to another process: a kernel cannot call run() of its own cluster")
 
     def __enter__(self) -> Self:
         return self
@@ -144,18 +151,22 @@ class VirtualCluster:
         self.close()
 
     def run(self, program: Any, /, *args: Any, **kwargs: Any) -> Run:
-        """Run a program on every device and return when all have finished.
+        """Run a program on every device and return when all devices have finished.
 
-        ``program`` is a function of a device, called with a `VirtualDevice` and the arguments; or an `Operation`, which
-        deals the arguments out itself.  A `PerDevice` argument gives each device its own; anything else reaches every
-        device whole.  Each device has its own copy of everything: it may write into it.
+        ``program`` is a function, called on each device with its `VirtualDevice` and the arguments, or an `Operation`,
+        which distributes the arguments itself. A `PerDevice` argument gives each device its own value. Every other
+        argument reaches every device whole. Each device gets its own copy of every argument and may modify it.
 
-        Raises `DeviceFailedError` if a kernel raises or a process dies (`OperationCancelled` releases the others), and
-        the other errors of `vcluster.code.errors`.  Unless it then says that it is closed, the cluster can be used again.
+        Returns a `Run`: the outputs by rank, the operation's result, and the trace.
+
+        Raises `DeviceFailedError` if a kernel raises or a process dies; the pending calls of the other devices then
+        raise `OperationCancelled`. Raises the other errors of `vcluster.code.errors` for deadlocks, mismatched
+        collectives and undelivered messages. The cluster can be used again afterwards, unless the error says that it is
+        closed.
         """
         body = self._open()
         if not self._running.acquire(blocking=False):
-            raise ClusterError("a run is under way on this cluster; it runs one program at a time")
+            raise ClusterError("a run is in progress on this cluster; a cluster runs one program at a time")
         self._runner = threading.get_ident()
         body.show_output = self.show_output
         try:
@@ -166,28 +177,28 @@ class VirtualCluster:
         finally:
             self._runner = None
             self._running.release()
-            del self  # a traceback that a notebook keeps must not keep the devices
+            del self  # a traceback that a notebook keeps must not keep the devices alive
 
     def channel(self, rank: int) -> VirtualChannel:
-        """The host's end of its channel to a device, whose end is ``device.channel(HOST)``."""
+        """The host's end of its channel to device ``rank``. The device's end is ``device.channel(HOST)``."""
         if not 0 <= rank < self.size:
             raise ValueError(f"{self.mesh!r} has ranks 0 to {self.size - 1}, got {rank}")
         return self._open().channel(rank)
 
     def pids(self) -> list[int]:
-        """The process of each device, by rank."""
+        """The process id of each device, by rank."""
         return self._open().crew.pids()
 
     def close(self) -> None:
-        """End the devices.  Outputs of earlier runs stay valid; closing twice is fine."""
+        """End the devices. Outputs of earlier runs stay valid. Closing a closed cluster does nothing."""
         body = self._body
         if body is None or body.closed:
             return
-        if self._runner == threading.get_ident():  # by a signal's handler: the run notices
+        if self._runner == threading.get_ident():  # a signal handler called close() inside a run; the run notices
             body.finalizer()
             return
         if not self._running.acquire(blocking=False):
-            body.break_off(ClusterError("the cluster was closed while the run was under way"))
+            body.break_off(ClusterError("the cluster was closed while a run was in progress"))
             self._running.acquire()
         try:
             body.finalizer()
@@ -195,19 +206,21 @@ class VirtualCluster:
             self._running.release()
 
     def forget(self) -> None:
-        """Let the next run find what it would in a new cluster, at no cost: empty ``device.state``, empty channels, and
-        the seeds of a first run.  (What a kernel changed in its process stays: modules, the current directory.)
+        """Reset the devices to the state of a new cluster, without restarting them.
+
+        ``device.state`` and the channels become empty, and the seeds start again as for a first run. Other changes that
+        a kernel made in its process stay, such as imported modules and the current directory.
         """
         body = self._open()
         if not self._running.acquire(blocking=False):
-            raise ClusterError("a run is under way on this cluster; it forgets between runs")
+            raise ClusterError("a run is in progress on this cluster; forget() must be called between runs")
         try:
             body.forget()
         finally:
             self._running.release()
 
     def restart(self) -> None:
-        """Fresh devices in place of the present ones, with empty state; also opens a closed cluster again."""
+        """Replace all devices by new ones with empty state. This also opens a closed cluster again."""
         self.close()
         self._start()
 
@@ -245,19 +258,19 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, bool) or not hasattr(mesh, "__index__"):
-        raise TypeError(f"a mesh is a Mesh or a number of devices, got {mesh!r}")
+        raise TypeError(f"a mesh must be a Mesh or a number of devices, got {mesh!r}")
     return Mesh(devices=mesh)
 
 
 def _pricing(
     hardware: Hardware | str | PathLike[str], compute: str, priced_dtype: str | None, size: int
 ) -> Pricing | None:
-    """How runs are priced; None: as always, by the CPU time of the host."""
+    """The pricing of runs, or None for the default: the CPU seconds of this machine, and messages that take no time."""
     _one_of("compute", compute, ("measured", "modelled"))
     host = isinstance(hardware, str) and hardware == "host"
     calibrated = host and is_calibrated()
     if host and not calibrated and compute == "measured" and priced_dtype is None:
-        return None     # the descriptions of hardware are loaded by who has one
+        return None  # without a described hardware, its modules need not be loaded
     from parallelism.hardware import Hardware
     from parallelism.timeline import Pricing
 

@@ -1,4 +1,4 @@
-"""The running part of a cluster, from start to close: its devices, its memory, the host's endpoint, run after run."""
+"""The running part of a cluster: its devices, its memory and the host's endpoint, from start to close."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCom
 from vcluster.runs.interrupts import DeferredInterrupt
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
-from vcluster.runs.run_loop import Conduct, ShowOutput, show_with_rank
+from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
 from vcluster.runs.run_payload import pack
 from vcluster.tracing import Recorder
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Body:
-    """The running part of a cluster, from start to close."""
+    """Owns the devices, the shared memory and the host's endpoint of one cluster, and runs programs on them."""
 
     finalizer: Any
 
@@ -47,13 +47,13 @@ class Body:
         self._deadline_seconds = deadline_seconds
         self._processes = backend == "process"
         if self._processes:
-            default_start_method()  # refuses where there are no processes
+            default_start_method()  # this raises on platforms without support for processes
         self.layout = Layout.for_devices(mesh.size, sparse=sys.platform != "win32")
         self.arena = Arena(self.layout.nbytes)
         self.crew: Crew = ProcessCrew(self.arena, start_method) if self._processes else ThreadCrew(self.arena)
         self._queued = transport == "queue"
         self.endpoints: list[Endpoint] = []
-        """The host's: one, and under the ``queue`` transport a new one when devices have died."""
+        """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
         self._number = 0
         self._generation = 0
         self._gone: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Body:
         self._asked: BaseException | None = None
         self._channels: dict[int, VirtualChannel] = {}
         self._told_generation = 0
-        self.show_output: ShowOutput = show_with_rank
+        self.show_output: ShowOutput = print_with_rank
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
         try:
@@ -86,7 +86,7 @@ class Body:
             self._owner = _HostOwner(self.endpoint)
             for replaced in self.endpoints:
                 replaced.let_go()
-                self.layout.forget_traffic(self.arena)  # it has closed its channels
+                self.layout.forget_traffic(self.arena)  # the replaced endpoint has closed its channels
             self.endpoints[:] = [self.endpoint]
 
     @property
@@ -94,18 +94,18 @@ class Body:
         return not self.finalizer.alive
 
     def channel(self, rank: int) -> VirtualChannel:
-        found = self._channels.get(rank)
-        if found is None:
-            found = self._channels[rank] = VirtualChannel(self._owner, rank)
-        return found
+        channel = self._channels.get(rank)
+        if channel is None:
+            channel = self._channels[rank] = VirtualChannel(self._owner, rank)
+        return channel
 
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
-        """``shipped`` is what the devices run in the place of ``program``, if that is something else."""
+        """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""
         size = self._mesh.size
         if isinstance(program, Operation):
             args = _by_rank(program.inputs(self._mesh, *args), size, program)
         elif not callable(program):
-            raise TypeError(f"run() takes a function of a device, or an Operation, got {type(program).__name__}")
+            raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
         encoded, mine = pack(program, shipped, args, kwargs, self._mesh)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
@@ -135,7 +135,7 @@ class Body:
                 try:
                     raise error
                 finally:
-                    del error, conduct  # no cycle with its own traceback, which would keep the caller's variables
+                    del error, conduct  # no cycle through its traceback, which would keep the caller's variables
             done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             outputs, refused = self._outputs(replies)
             if refused is not None:
@@ -160,14 +160,13 @@ class Body:
             error.outputs, _ = self._outputs(replies)
 
     def _with_record(self, rank: int, reply: Reply) -> Reply:
-        """The reply with the record itself, where it only said where that lies."""
+        """The reply with the record itself, in place of the record's offset in shared memory."""
         if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
             return reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
         return reply
 
     def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], Exception | None]:
-        """What the devices that came to their end returned, by rank; and the first exception of a class that refuses to
-        be made again."""
+        """The outputs of the devices that finished, by rank, and the first exception raised while unpickling one."""
         outputs, refused = {}, None
         for rank, reply in sorted(replies.items()):
             if isinstance(reply, Done):
@@ -177,34 +176,34 @@ class Body:
                         else self.endpoint.mailbox(rank).adopt(reply.place)
                     )
                 except Exception as error:
-                    error.add_note(f"as the result of rank {rank} was unpacked on the host")
+                    error.add_note(f"raised on the host while it unpacked the result of rank {rank}")
                     refused = refused or error
         return outputs, refused
 
     def _warn(self, dropped: dict[str, str]) -> None:
-        """Warn once for each line: users of libraries that write in place forget that results are returned."""
+        """Warn once for each line that discards a result. Users of libraries that write in place make this mistake."""
         for line, name in dropped.items():
             if line not in self._warned:
                 self._warned.add(line)
                 filename, _, number = line.rpartition(":")
                 warnings.warn_explicit(
-                    f"the result of {name} is not used; it is returned, not written into the argument "
-                    f"(with out=x it is)", UnusedResultWarning, filename, int(number),
+                    f"the result of {name} is not used; {name} returns its result and does not write into its "
+                    f"argument, unless you pass out=x", UnusedResultWarning, filename, int(number),
                 )
 
     def break_off(self, error: BaseException) -> None:
-        """From another thread: end the run under way with this error."""
+        """End the run in progress with this error. Another thread may call this."""
         self._asked = error
         if self._conduct is not None:
             self._conduct.break_off(error)
 
     def _killed_for_memory(self) -> bool | None:
-        """Whether the system has killed a process for want of memory since the last time."""
+        """Whether the system has killed a process for lack of memory since the last call; None if not known."""
         before, self._memory_kills = self._memory_kills, memory_kills()
         return None if before is None or self._memory_kills is None else self._memory_kills > before
 
     def _heal(self, replies: dict[int, Reply]) -> None:
-        """Make the cluster usable again after a failure: all devices are idle or dead."""
+        """Make the cluster usable again after a failure. All devices are idle or dead."""
         if self.closed:
             return
         dead = sorted(rank for rank, reply in replies.items() if isinstance(reply, Died))
@@ -213,7 +212,7 @@ class Body:
         if not dead:
             return
         try:
-            if self._queued:  # the lock of a queue may have died with its holder: all devices start anew
+            if self._queued:  # a dead process may hold the lock of a queue, so all devices are started again
                 for rank in range(self._mesh.size):
                     self.crew.kill(rank)
                 while self.crew.pids():
@@ -227,7 +226,7 @@ class Body:
             self.finalizer()
 
     def forget(self) -> None:
-        """Between runs: start from empty channels, and count runs from the first, which starts from empty state."""
+        """Empty the channels and count the runs from the first again. The first run starts from empty state."""
         self._number = 0
         self._warned.clear()
         self._empty_channels(() if self._told_generation == self._generation else self._gone)
@@ -240,7 +239,7 @@ class Body:
         self.layout.forget_traffic(self.arena)
 
     def _bury_heap(self, rank: int) -> None:
-        """Use the region of a dead device again, from its start if nobody holds anything of it."""
+        """Reclaim the region of a dead device, and reuse it from its start if no endpoint holds a block of it."""
         layout, words = self.layout, self.arena.words
         for owner in range(layout.endpoints):
             words(layout.held_word(rank, owner))[0] = 0
@@ -250,7 +249,7 @@ class Body:
 
 
 class _HostOwner:
-    """The host's side of its channels; nothing of it is recorded."""
+    """The owner of the host's channels. It records nothing that is read."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -259,8 +258,8 @@ class _HostOwner:
 
 
 def close(crew: Crew, arena: Arena, layout: Layout, endpoints: list[Endpoint], pid: int) -> None:
-    """End the devices, and give back all memory but what results still lie in."""
-    if os.getpid() != pid:  # a forked copy of the host has none of this
+    """End the devices, and give back all memory except the blocks in which results still lie."""
+    if os.getpid() != pid:  # this is a forked copy of the host, which owns none of it
         return
     with DeferredInterrupt():
         crew.close()
@@ -273,7 +272,7 @@ def close(crew: Crew, arena: Arena, layout: Layout, endpoints: list[Endpoint], p
 
 
 def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say so if the program could not even be called."""
+    """Add a note to the error if the program's signature does not accept the arguments of run()."""
     if isinstance(program, Operation):
         return
     try:
@@ -282,22 +281,23 @@ def _note_wrong_arguments(error: BaseException, program: Any, args: tuple[Any, .
         code = code_of(program)
         where = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         name = getattr(program, "__qualname__", type(program).__name__)
-        error.add_note(f"{name}{where} is called with the device first, then what run() was given: {wrong}")
+        error.add_note(f"run() calls {name}{where} with the device first, then with its own arguments: {wrong}")
 
 
 def _by_rank(inputs: list[tuple[Any, ...]], size: int, program: Operation) -> tuple[Any, ...]:
-    """The inputs of an operation as arguments: whole where every rank gets the same object."""
+    """The inputs of an operation as arguments. An argument that is the same object on every rank is passed whole."""
     if len(inputs) != size:
-        raise ValueError(f"{type(program).__name__}.inputs gave {len(inputs)} tuples for {size} devices")
+        raise ValueError(f"{type(program).__name__}.inputs must return one tuple for each of the {size} devices, "
+                         f"got {len(inputs)} tuples")
     if len({len(mine) for mine in inputs}) > 1:
         lengths = [len(mine) for mine in inputs]
-        raise ValueError(f"{type(program).__name__}.inputs gave tuples of different lengths: {lengths}")
+        raise ValueError(f"{type(program).__name__}.inputs must return tuples of one length, got lengths {lengths}")
     columns = zip(*inputs, strict=True)
     return tuple(column[0] if all(v is column[0] for v in column) else PerDevice(column) for column in columns)
 
 
 def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]]]:
-    """For each endpoint, for each peer: the queue to it and the queue from it."""
+    """For each endpoint and each peer: the queue to the peer and the queue from it."""
     context = multiprocessing.get_context("spawn")
     make: Callable[[], Any] = context.Queue if processes else queue.SimpleQueue
     all_queues = {(a, b): make() for a in range(layout.endpoints) for b in range(layout.endpoints)}

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment of our choosing: what has begun with the devices is first brought to a state that can be left."""
+"""Ctrl-C is deferred until the exchange with the devices is in a consistent state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Self
 
 
 class DeferredInterrupt:
-    """Inside of the ``with`` block SIGINT only takes a note and calls ``wake``; `deliver`, or the block's end, lets it
-    happen.
+    """Inside the ``with`` block, SIGINT is only noted and ``wake`` is called. `deliver`, or the end of the block, then
+    runs the handler that was installed before.
 
-    Python raises KeyboardInterrupt between any two bytecodes of the main thread: between a read from a pipe and the
-    assignment of what was read, too, which would then be lost.  In other threads there is nothing to defer, and a
-    handler that is not Python's (none, or ignored) stays.
+    Python raises KeyboardInterrupt between any two bytecodes of the main thread, for example between a read from a
+    pipe and the assignment of the data, which would then be lost. In other threads nothing is deferred. A handler
+    that is not a Python function (the default, or ignore) is left in place.
     """
 
     def __init__(self, wake: Callable[[], object] | None = None) -> None:
@@ -38,7 +38,7 @@ class DeferredInterrupt:
                 self.deliver()
 
     def deliver(self) -> None:
-        """Do what the program does on Ctrl-C, by default raise KeyboardInterrupt, if it was pressed."""
+        """If Ctrl-C was pressed, run the previous handler, which raises KeyboardInterrupt by default."""
         if self._noted is not None:
             noted, self._noted = self._noted, None
             self._before(*noted)

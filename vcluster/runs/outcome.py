@@ -1,4 +1,4 @@
-"""How a run went, told by its devices, and the one error that is made of it when it went wrong."""
+"""The outcome of a run: one error is built from the replies of all devices."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vcluster.processes import Cancelled, Died, Done, Failed
 from vcluster.tracing import columns_of
 
 MOST_LINES = 16
-"""Of very many ranks that failed at one line in different words not all words are told."""
+"""Maximal number of ranks with a line of their own among ranks that failed at one line with different messages."""
 
 _OWN = (
     DeadlockError, CollectiveMismatchError, ChannelClosedError, UndeliveredMessageError, ClusterTimeoutError
 )
-"""Found by the library inside a device."""
+"""Errors that the library itself raises in a device. They are passed on without a `DeviceFailedError` around them."""
 
 Reply = Done | Failed | Cancelled | Died
 
@@ -40,17 +40,17 @@ Reply = Done | Failed | Cancelled | Died
 _CAUSES = {
     "SIGSEGV": "a crash inside compiled code",
     "SIGABRT": "aborted by compiled code: a failed check, or an allocation refused",
-    "SIGBUS": "shared memory could not be had: the machine or the container is out of memory",
+    "SIGBUS": "shared memory could not be allocated: the machine or the container is out of memory",
     "SIGFPE": "a division by zero inside compiled code",
-    "SIGILL": "compiled code for another processor",
+    "SIGILL": "compiled code for a different processor",
     "SIGTERM": "ended from outside",
-    "SIGXCPU": "the limit on CPU time, ulimit -t",
-    "SIGXFSZ": "the limit on the size of files, ulimit -f",
+    "SIGXCPU": "the CPU time limit was reached, see ulimit -t",
+    "SIGXFSZ": "the file size limit was reached, see ulimit -f",
 }
 
 
 def memory_kills() -> int | None:
-    """How many processes this system has killed for want of memory so far; None where it does not tell."""
+    """Number of processes that this system has killed for lack of memory so far; None where it is not known."""
     try:
         counts = Path("/proc/vmstat").read_bytes()
     except OSError:
@@ -61,10 +61,10 @@ def memory_kills() -> int | None:
 def error_of(
     replies: Mapping[int, Reply], last_seen: Callable[[int], LastSeen], killed_for_memory: Callable[[], bool | None]
 ) -> ClusterError | None:
-    """The error of a run in which something failed, None if all is well; ``replies`` in the order of their arrival.
+    """The error of a run in which something failed, or None. ``replies`` are in the order of their arrival.
 
-    ``last_seen`` says what a dead device had called; ``killed_for_memory`` whether the system has killed a process for
-    want of memory meanwhile (None: cannot be told).
+    ``last_seen(rank)`` is the last call of a device that died. ``killed_for_memory()`` tells whether the system killed
+    a process for lack of memory during the run; it is None where that is not known.
     """
     died = {rank: reply for rank, reply in sorted(replies.items()) if isinstance(reply, Died) and not reply.by_host}
     failed = {rank: reply for rank, reply in sorted(replies.items()) if isinstance(reply, Failed)}
@@ -80,7 +80,7 @@ def error_of(
 def _death(
     died: Mapping[int, Died], seen: Mapping[int, LastSeen], killed_for_memory: bool | None
 ) -> DeviceFailedError:
-    """Each process that died, how, where it was last seen, and what that usually means; ``died`` by rank."""
+    """The error for processes that died: how each died, its last call, and the usual cause. ``died`` is by rank."""
     lines = [
         f"the process of rank {rank} (pid {reply.pid}) {_how(reply.exitcode, killed_for_memory)}{seen[rank]}"
         for rank, reply in died.items()
@@ -101,8 +101,8 @@ def _how(code: int, killed_for_memory: bool | None) -> str:
     cause = _CAUSES.get(name, "")
     if name == "SIGKILL":
         cause = {
-            True: "by the system, which has killed a process for want of memory", False: "from outside",
-            None: "from outside, or by the system for want of memory",
+            True: "by the system, which has killed a process for lack of memory", False: "from outside",
+            None: "from outside, or by the system for lack of memory",
         }[killed_for_memory]
     return f"was ended by {name}" + (f" ({cause})" if cause else "")
 
@@ -125,38 +125,40 @@ def _failure(failed: Mapping[int, Failed], replies: Mapping[int, Reply]) -> Clus
             cause.sent_at = _sent_at(cause.ranks, replies)
         return located(cause, dict(zip(failed, locations, strict=True)))
     kind = failed[first].failure.type_name
-    told = told_together({rank: reply.failure for rank, reply in failed.items()})
-    head = f"{ranks_in_words(list(failed))} raised {kind}" if len(told) == 1 else f"rank {first} raised {kind}"
+    paragraphs = combined_tracebacks({rank: reply.failure for rank, reply in failed.items()})
+    head = f"{ranks_in_words(list(failed))} raised {kind}" if len(paragraphs) == 1 else f"rank {first} raised {kind}"
     error = DeviceFailedError(
-        "\n\n".join([head, *told]), ranks=list(failed), locations=locations, exceptions=exceptions
+        "\n\n".join([head, *paragraphs]), ranks=list(failed), locations=locations, exceptions=exceptions
     )
     error.__cause__ = cause
     error.failures = {rank: reply.failure for rank, reply in failed.items()}
     return error
 
 
-def told_together(failures: Mapping[int, Failure]) -> list[str]:
-    """The traceback of each failure, that of the first rank first; those that differ in their words only are a line
-    each below it, equal ones are told once."""
+def combined_tracebacks(failures: Mapping[int, Failure]) -> list[str]:
+    """One paragraph for each different traceback, the first rank's first.
+
+    Equal failures are reported once. Failures that differ only in their message get one line each below the traceback.
+    """
     by_path: dict[Any, dict[str, list[int]]] = {}
     for rank, failure in failures.items():
-        told = by_path.setdefault((failure.type_name, failure.frames), {})
-        told.setdefault(failure.format().rstrip(), []).append(rank)
+        ranks_by_text = by_path.setdefault((failure.type_name, failure.frames), {})
+        ranks_by_text.setdefault(failure.format().rstrip(), []).append(rank)
     paragraphs = []
-    for told in by_path.values():
-        (text, ranks), *others = told.items()
+    for ranks_by_text in by_path.values():
+        (text, ranks), *others = ranks_by_text.items()
         lines = [f"on {ranks_in_words(ranks)}:\n{text}"]
         below = [(ranks, failures[ranks[0]].in_a_line) for _, ranks in others[:MOST_LINES]]
         if len(others) > MOST_LINES:
             rest = [rank for _, ranks in others[MOST_LINES:] for rank in ranks]
-            below.append((rest, f"{failures[rest[0]].type_name}, in other words"))
+            below.append((rest, f"{failures[rest[0]].type_name}, with other messages"))
         lines += [f"at the same line on {ranks_in_words(ranks)}: {words}" for ranks, words in below]
         paragraphs.append("\n".join(lines))
     return paragraphs
 
 
 def _sent_at(ranks: tuple[int, ...], replies: Mapping[int, Reply]) -> str | None:
-    """The line that sent the message which a receiver took last; ``ranks`` are the receiver and the sender."""
+    """The line that sent the message which the receiver took last. ``ranks`` are the receiver and the sender."""
     receiver, sender = (replies.get(rank) for rank in ranks)
     if receiver is None or sender is None or isinstance(receiver, Died) or isinstance(sender, Died):
         return None
@@ -204,7 +206,7 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
 
 
 def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
-    """The first send that was not received, and how many, for each channel and tag."""
+    """For each channel and tag: the first send that was not received, and the number of such sends."""
     sends: dict[Any, list[Event]] = {}
     received: Counter[Any] = Counter()
     for rank, reply in done.items():

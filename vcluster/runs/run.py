@@ -1,4 +1,4 @@
-"""What came of a run: the outputs by rank, the operation's result, the trace."""
+"""The result of a run: the outputs by rank, the operation's result, and the trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class Run(Sequence[Any]):
-    """A finished run: a sequence of the outputs, by rank.
+    """A finished run. It is a sequence of the outputs, by rank.
+
+    >>> from vcluster import VirtualCluster
+    >>> with VirtualCluster(3, backend="thread") as cluster:
+    ...     run = cluster.run(lambda device: 10 * device.rank)
+    >>> run[2], len(run), list(run)
+    (20, 3, [0, 10, 20])
 
     The outputs belong to the caller and stay valid after the cluster is closed.
     """
@@ -28,7 +34,7 @@ class Run(Sequence[Any]):
     ) -> None:
         self.mesh = mesh
         self.outputs = outputs
-        """What the program returned on each device, by rank."""
+        """The return value of the program on each device, by rank."""
         self._program = program if isinstance(program, Operation) else None
         self._declares_all = getattr(program, "declares_all", False)
         self._name = getattr(program, "__qualname__", type(program).__name__)
@@ -47,16 +53,16 @@ class Run(Sequence[Any]):
 
     @cached_property
     def result(self) -> Any:
-        """What the operation makes of the outputs."""
+        """The result that the `Operation` computes from the outputs. ``TypeError`` if the program was a function."""
         if self._program is None:
             raise TypeError(
-                f"{self._name} is a function, and has outputs by rank: run[0], run.outputs; "
-                f"run.unshard(sharding) joins them.  Only an Operation has a result"
+                f"{self._name} is a function, and only an Operation has a result; a function has outputs by rank: "
+                f"run[0] or run.outputs, and run.unshard(sharding) joins them"
             )
         return self._program.result(self.mesh, self.outputs)
 
     def unshard(self, sharding: TensorSharding) -> Any:
-        """The outputs joined to the global array, as shards of ``sharding``; what is partial is reduced."""
+        """The global array. The outputs are its shards under ``sharding``; partial values are reduced."""
         return sharding.unshard(self.outputs, self.mesh)
 
     @cached_property

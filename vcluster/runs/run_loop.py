@@ -1,8 +1,8 @@
-"""One run under way: every device is commanded, and every one replies, whatever happens.
+"""One run in progress: the host commands every device and collects one reply from each.
 
-When one fails (or the run is broken off: by Ctrl-C, a deadline, a deadlock, a close), the others are told to cancel
-what they wait in; one that computes on is interrupted, and in the end killed.  Nobody is left behind in a run that is
-over.
+When a device fails, or when the run is cancelled by Ctrl-C, a deadline, a deadlock or a close, the pending calls of all
+other devices are cancelled. A device that keeps computing is interrupted and, after some seconds, killed. When a run
+is over, no device is still in it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from vcluster.runs.interrupts import DeferredInterrupt
 from vcluster.runs.outcome import Reply, error_of
 
 LOOK_EVERY_SECONDS = 0.05
-"""So often look whether those that are not heard of can still go on."""
+"""Interval, in seconds, between two checks for a deadlock while no reply arrives."""
 
 LOOKS_WHILE_OTHERS_RUN = 4
-
+"""Consecutive positive checks before a deadlock is reported while other devices still run."""
 INTERRUPT_AFTER_SECONDS = 0.03
 KILL_AFTER_SECONDS = 5.0
-"""When a run has failed, a device that still computes is interrupted, and in the end killed and replaced."""
+"""After a failure, a computing device is interrupted after the first time and killed and replaced after the second."""
 
 ShowOutput = Callable[[int, str, str], object]
 
 
 class Conduct:
-    """One run, from the first command to the last reply."""
+    """Conducts one run, from the first command to the last reply."""
 
     def __init__(
         self, crew: Crew, endpoint: Endpoint, status: Status, size: int, deadline_seconds: float | None,
         show_output: ShowOutput, cluster_end: Any,
     ) -> None:
-        """``endpoint`` is the host's; ``cluster_end`` is alive until the cluster is closed, and closes it if called."""
+        """``endpoint`` is the host's. ``cluster_end`` is the finalizer of the cluster: alive until it is closed."""
         self._crew = crew
         self._endpoint = endpoint
         self._status = status
@@ -53,9 +53,9 @@ class Conduct:
         self._cluster_end = cluster_end
         self._asked: BaseException | None = None
         self.replies: dict[int, Reply] = {}
-        """What each device said at its end, so far."""
+        """The final reply of each device that has replied."""
         self.broken_off: BaseException | None = None
-        """Why the run is ended, if not by a device."""
+        """The reason to cancel the run, if it is not a device's failure."""
         self._pending: set[int] = set()
         self._started = time.monotonic()
         self._failed_at: float | None = None
@@ -64,15 +64,15 @@ class Conduct:
         self._stuck: list[Stuck] = []
         self._finished: set[int] = set()
         self._late: dict[int, State] = {}
-        """What devices were doing when the deadline came."""
+        """The state of each pending device at the deadline."""
 
     def break_off(self, error: BaseException) -> None:
-        """From another thread: end the run with this error."""
+        """End the run with this error. Another thread may call this."""
         self._asked = error
         self._crew.wake()
 
     def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
-        """Command every device and wait for its reply; on a failure, see to it that all come back."""
+        """Command every device and wait for its reply. After a failure, make sure that every device comes back."""
         with self._crew.printing():
             for rank in range(self._size):
                 self._status.begin(rank)
@@ -86,7 +86,7 @@ class Conduct:
                 try:
                     interrupt.deliver()
                     if not self._cluster_end.alive:
-                        raise ClusterError("the cluster was closed while the run was under way")
+                        raise ClusterError("the cluster was closed while a run was in progress")
                     self.broken_off = self.broken_off or self._asked
                     if self.broken_off is not None:
                         self._cancel()
@@ -95,7 +95,7 @@ class Conduct:
                     self._listen()
                     if not self._in_time():
                         return
-                except BaseException as error:  # Ctrl-C, a time limit's signal, an output that cannot be written to
+                except BaseException as error:  # Ctrl-C, the signal of a time limit, or an output that fails
                     closed = not self._cluster_end.alive
                     if closed or (self.broken_off is not None and isinstance(error, Exception)):
                         self._cluster_end()
@@ -108,7 +108,7 @@ class Conduct:
             self._endpoint.signals.cancel()
 
     def error(self, killed_for_memory: Callable[[], bool | None]) -> BaseException | None:
-        """What the run ends in, once all replies are there; None if all is well."""
+        """The error of the run once all replies are there; None if it succeeded."""
         if self._stuck and isinstance(self.broken_off, DeadlockError):
             return self._deadlock()
         if self._late and isinstance(self.broken_off, ClusterTimeoutError):
@@ -116,11 +116,11 @@ class Conduct:
         return self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)
 
     def _listen(self) -> None:
-        """Hear what devices say; now and then look whether those that say nothing can go on."""
+        """Receive messages of the devices, and now and then check for a deadlock."""
         self._take(self._crew.receive(self._timeout()))
         if self._failed_at is None and self._look():
             self._take(self._crew.receive(0.0))
-            if self._failed_at is None:  # a failure that was on its way outranks
+            if self._failed_at is None:  # a failure whose message was still in transit takes precedence
                 self._finished = {rank for rank, reply in self.replies.items() if isinstance(reply, Done)}
                 self.broken_off = self._deadlock()
 
@@ -136,7 +136,7 @@ class Conduct:
                 self._cancel()
 
     def _in_time(self) -> bool:
-        """Keep the deadline, and hurry those that hold up a run which has failed; False if that is hopeless."""
+        """Enforce the deadline, and end devices that delay a failed run. False if a device cannot be ended."""
         now = time.monotonic()
         if self._failed_at is not None:
             return self._hurry(now - self._failed_at)
@@ -154,13 +154,14 @@ class Conduct:
         return LOOK_EVERY_SECONDS
 
     def _look(self) -> bool:
-        """Whether there is a deadlock.  While others run it is told only after some looks, when those who come to it
-        late have come, and are told of, too."""
+        """Whether there is a deadlock. While other devices still run, it is reported only after several checks, so that
+        devices that join the deadlock late are reported, too.
+        """
         now = time.monotonic()
         if now - self._looked < 0.9 * LOOK_EVERY_SECONDS:
             return False
         self._looked = now
-        self._endpoint.take_in()  # lest a device wait for room in a ring to the host
+        self._endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
         others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
         self._stuck = look(self._status, self._size, host_may_act=len(others) > 1)
         self._looks = self._looks + 1 if self._stuck else 0
@@ -170,40 +171,40 @@ class Conduct:
         return deadlock_error(self._stuck, self._finished, self._stacks())
 
     def _stacks(self) -> dict[int, tuple[Frame, ...]]:
-        """Where the kernels were as the run was broken off, those that have come back since."""
+        """Where each cancelled kernel was, for the devices that have replied."""
         return {rank: reply.stack for rank, reply in self.replies.items() if isinstance(reply, Cancelled)}
 
     def _hurry(self, seconds: float) -> bool:
-        """Interrupt or kill who still computes; False if that cannot be done, and the cluster is closed."""
+        """Interrupt or kill devices that still compute. False if that is impossible; the cluster is then closed."""
         if seconds < INTERRUPT_AFTER_SECONDS:
             return True
         for rank in sorted(self._pending):
             if seconds < KILL_AFTER_SECONDS:
                 self._crew.interrupt(rank)
             elif not self._crew.kill(rank):
-                self._cluster_end()  # a thread
+                self._cluster_end()  # a thread cannot be killed
                 return False
         return True
 
     def _too_late(self) -> ClusterTimeoutError:
-        said, places, stacks = {}, [], self._stacks()
+        lines, places, stacks = {}, [], self._stacks()
         for rank, state in self._late.items():
             stack = stacks.get(rank, ())
             place = state.location or (stack[-1].place if stack else "")
             seen = self._status.last_seen(rank)
             if state.operations:
-                what = f"in {state.operations[0].text}"
-            else:  # who has just come to a call does not wait yet, as others see it
-                what = f"in {seen.operation}" if seen.operation and seen.location == place else "computing"
-            said[rank] = what + (f" at {place}" if place else "") + callers(stack, place)
+                activity = f"in {state.operations[0].text}"
+            else:  # a device that has just made a call is not yet published as waiting in it
+                activity = f"in {seen.operation}" if seen.operation and seen.location == place else "computing"
+            lines[rank] = activity + (f" at {place}" if place else "") + callers(stack, place)
             places += [place] if place else []
         return ClusterTimeoutError(
-            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *folded(said)]),
+            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *folded(lines)]),
             ranks=list(self._late), locations=places,
         )
 
 
-def show_with_rank(rank: int, stream: str, text: str) -> None:
-    """Print lines that a device printed, to the host's ``stdout`` or ``stderr``, with the rank in front."""
+def print_with_rank(rank: int, stream: str, text: str) -> None:
+    """Print lines of a device to the host's ``stdout`` or ``stderr``, with the rank in front of each line."""
     file = sys.stdout if stream == "stdout" else sys.stderr
     print("".join(f"[rank {rank}] {line}\n" for line in text[:-1].split("\n")), end="", file=file, flush=True)

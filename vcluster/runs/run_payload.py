@@ -1,6 +1,6 @@
-"""What a run sends to its devices: the program, the arguments that all get, and those that each has of its own.
+"""The data that a run sends to its devices: the program, the common arguments, and each device's own arguments.
 
-What cannot be sent is named as the caller knows it: by the parameter of the program, not by its place in a block.
+If a part cannot be pickled, the error names it by the program's parameter, as the caller knows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vcluster.messages.encoding import encode
 
 
 class Shipment(NamedTuple):
-    """Ready to be handed over; ``own``, by rank, is empty if no argument is `PerDevice` or `Sharded`."""
+    """The encoded data of a run. ``own`` is by rank; it is empty if no argument is `PerDevice` or `Sharded`."""
 
     common: Encoded
     own: list[Encoded]
@@ -28,9 +28,9 @@ class Shipment(NamedTuple):
 def pack(
     program: Any, shipped: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh
 ) -> Shipment:
-    """The program (``shipped``, where that is to run in its place) and its arguments for the devices of ``mesh``.
+    """Encode the program and its arguments for the devices of ``mesh``. ``shipped``, if given, replaces the program.
 
-    Raises ``TypeError`` that tells which argument, which part of it and of which type cannot be sent.
+    Raises ``TypeError`` that names the argument, the part of it that cannot be pickled, and the type of that part.
     """
     common_args, common_kwargs, own = deal(args, dict(kwargs), mesh)
     try:
@@ -48,7 +48,7 @@ def pack(
 
 
 def _named(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TypeError | None:
-    """The error of the first part that cannot be sent; None if each can by itself."""
+    """The error of the first part that cannot be pickled; None if each part can be pickled by itself."""
     for subject, value in _parts(program, args, kwargs):
         try:
             dump(value, subject, lambda buffer: None)
@@ -71,13 +71,13 @@ def _parts(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 def _names(program: Any, count: int) -> list[str]:
-    """What the positional arguments are called: by the program's signature, behind the device."""
+    """Names of the positional arguments, from the program's signature without the device."""
     if isinstance(program, Operation):
         return [f"input {i + 1} of {type(program).__name__}" for i in range(count)]
     numbers = [f"argument {i + 1}" for i in range(count)]
     try:
         parameters = list(inspect.signature(program).parameters.values())[1:]
-    except (TypeError, ValueError):  # of a function of compiled code
+    except (TypeError, ValueError):  # a function of compiled code has no signature
         return numbers
     names = [
         f"argument {parameter.name!r}" for parameter in parameters

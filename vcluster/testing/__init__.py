@@ -1,4 +1,4 @@
-"""Tests on virtual devices: what stands behind the pytest plugin, and assertions that any test may use."""
+"""Tests on virtual devices: the implementation of the pytest plugin, and assertions for any test."""
 
 from vcluster.testing.communication import assert_communication
 

@@ -1,7 +1,7 @@
-"""In a device: the body of a test that runs on every one of them.
+"""The part of the plugin that runs in a device: it calls the body of a test.
 
-A failure is raised, which releases the other devices at once.  A skip or an xfail is what this rank has to say, and is
-returned: whether the others agree is for the host to see.
+A failure is raised, which cancels the other devices at once. A skip or an xfail is returned as this rank's outcome; the
+host checks whether all ranks agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parallelism.mesh import Mesh
 from vcluster.code import Failure, describe_exception
 
 _this_thread = threading.local()
-"""``device``: the one whose test runs in this thread."""
+"""``device`` is the device whose test runs in this thread."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Outcome:
     kind: str
     """``passed``, ``skipped`` or ``xfailed``."""
     failure: Failure | None = None
-    """What was raised to say so."""
+    """The exception that skipped or xfailed the test."""
     returned: str | None = None
-    """The type of what it returned, if that was not None."""
+    """The type of the return value, if it was not None."""
 
     def __str__(self) -> str:
         return self.kind if self.failure is None else f"{self.kind} ({self.failure.text})"
 
 
 class DeviceToCome:
-    """What the fixture ``device`` is on the host: it stands for the device on which the test's body will run.
+    """The fixture ``device`` on the host: a placeholder for the device on which the test's body will run.
 
-    Whatever it is part of, it is a device once it has arrived on one.
+    It may be part of another value. When it arrives on a device, it is replaced by that device.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -53,8 +53,8 @@ class DeviceToCome:
         device = getattr(_this_thread, "device", None)
         if device is None:
             raise AttributeError(
-                f"device.{name} is there only in the body of the test, which runs on each device; fixtures run once, "
-                f"on the host, and know device.mesh and device.size"
+                f"device.{name} exists only in the body of the test, which runs on each device; fixtures run once, "
+                f"on the host, and only have device.mesh and device.size"
             )
         return getattr(device, name)
 
@@ -66,11 +66,11 @@ class DeviceToCome:
 
 
 class HostSide:
-    """What a device can reach of the host if it is a thread of it.  In another process it arrives empty."""
+    """The host's objects that a device can use if it is a thread. In another process there is none."""
 
     def __init__(self, **shared: Any) -> None:
         self.raised: dict[int, BaseException] = {}
-        """By rank: the exceptions themselves, with the frames they came through."""
+        """The exceptions themselves by rank, with their frames."""
         self.shared = shared
         """Fixtures that cannot be copied."""
         _host_sides[id(self)] = self
@@ -87,13 +87,13 @@ def _host_side(pid: int, number: int) -> HostSide | None:
 
 
 class OwnMonkeyPatch:
-    """Stands for the fixture ``monkeypatch``: each device patches its own process, and takes it back at the end."""
+    """A placeholder for the fixture ``monkeypatch``: each device patches its own process and undoes it at the end."""
 
 
 def run_body(
     device: Any, test: Callable[..., Any], host: HostSide | None, /, **arguments: Any
 ) -> Outcome:
-    """Call a test with its fixtures and parameters; a `DeviceToCome` among them is this device."""
+    """Call a test with its fixtures and parameters. A `DeviceToCome` among them is replaced by this device."""
     _this_thread.device = device
     undo: Callable[[], object] | None = None
     own: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Assert what was communicated: how many operations, how many bytes.
+"""Assert the communication of a run: the number of operations and the bytes.
 
     run = cluster.run(kernel, x)
     assert_communication(run.trace, all_reduce=2, bytes_received=48)
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOTALS = ("bytes_received", "bytes_sent", "messages")
 OTHER_OPERATIONS = ("reshard", "send", "recv")
-"""Names of events beside the kinds of collectives.  (``shift`` is a permute, ``sendrecv`` a send and a recv.)"""
+"""Names of events besides the kinds of collectives. ``shift`` is a permute, and ``sendrecv`` is a send and a recv."""
 
 MOST_LINES = 40
 
@@ -28,16 +28,16 @@ Expected = int | Sequence[int] | Mapping[int, int]
 
 
 def assert_communication(trace: Trace, *, others: int | None = None, **expected: Expected) -> None:
-    """Fail, with a table of what was expected and what came, unless the trace has just these operations and bytes.
+    """Fail unless the trace has exactly the expected operations and bytes. The error shows both as a table.
 
     ``expected``
-        names of operations with how often each took place (``all_reduce=2``: once for each group that took part, as
-        ``trace.count`` counts), or ``bytes_received``, ``bytes_sent``, ``messages``: between devices, all ranks
-        together.  In place of a number, a sequence of numbers by rank, or a dict of some ranks' numbers.
+        names of operations with their counts, as ``trace.count`` counts them (``all_reduce=2``: one for each group that
+        took part), or ``bytes_received``, ``bytes_sent``, ``messages``: totals over all ranks, between devices only. A
+        value may also be a sequence of numbers by rank, or a dict with the numbers of some ranks.
     ``others``
-        how many operations of all other names there may be; None: any number.
+        the allowed number of operations with other names. None allows any number.
 
-    Raises ``AssertionError``; ``ValueError`` for a name that is neither an operation nor one of those totals.
+    Raises ``AssertionError``, or ``ValueError`` for a name that is neither an operation nor one of those totals.
     """
     __tracebackhide__ = True
     operations = (*KINDS.records, *NAMED_OTHERWISE, *OTHER_OPERATIONS)
@@ -46,30 +46,30 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
         if name not in TOTALS and name not in operations and name not in occurring:
             known = (*TOTALS, *operations, "others")
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; those are {', '.join(known)}"
-            raise ValueError(f"no operation and no total of a trace is called {name!r}{hint}")
+            hint = f"; did you mean {near[0]}?" if near else f"; the names are {', '.join(known)}"
+            raise ValueError(f"a trace has no operation and no total {name!r}{hint}")
     rows: list[tuple[str, str, str, bool]] = []
-    for name, wanted in expected.items():
-        rows += _rows(trace, name, wanted)
+    for name, numbers in expected.items():
+        rows += _rows(trace, name, numbers)
     if others is not None:
         extra = Counter({name: trace.count(name) for name in _communicating(trace) - expected.keys()})
         got = extra.total()
-        told = f"{got}: {', '.join(f'{count} {name}' for name, count in sorted(extra.items()))}" if extra else "0"
-        rows.append(("others", str(others), told, got == others))
+        text = f"{got}: {', '.join(f'{count} {name}' for name, count in sorted(extra.items()))}" if extra else "0"
+        rows.append(("others", str(others), text, got == others))
     if not all(fits for *_, fits in rows):
         raise AssertionError(f"{_table(rows)}\n\nwhat took place:\n{_operations(trace)}")
 
 
-def _rows(trace: Trace, name: str, wanted: Expected) -> list[tuple[str, str, str, bool]]:
-    if not isinstance(wanted, Sequence | Mapping):
+def _rows(trace: Trace, name: str, expected: Expected) -> list[tuple[str, str, str, bool]]:
+    if not isinstance(expected, Sequence | Mapping):
         got = _got(trace, name, None)
-        told = str(got)
-        if name in TOTALS and got != wanted and len(trace.ranks) > 1:
-            told += f": {_by_rank({rank: _got(trace, name, rank) for rank in trace.ranks})}"
-        return [(name, str(wanted), told, got == wanted)]
-    by_rank = dict(wanted) if isinstance(wanted, Mapping) else dict(enumerate(wanted))
-    if isinstance(wanted, Sequence) and len(by_rank) != trace.size:
-        raise ValueError(f"{name} has a number for each of {len(by_rank)} ranks, the trace is of {trace.size}")
+        text = str(got)
+        if name in TOTALS and got != expected and len(trace.ranks) > 1:
+            text += f": {_by_rank({rank: _got(trace, name, rank) for rank in trace.ranks})}"
+        return [(name, str(expected), text, got == expected)]
+    by_rank = dict(expected) if isinstance(expected, Mapping) else dict(enumerate(expected))
+    if isinstance(expected, Sequence) and len(by_rank) != trace.size:
+        raise ValueError(f"{name} must have one number for each of the {trace.size} ranks, got {len(by_rank)} numbers")
     rows = []
     for rank, number in by_rank.items():
         got = _got(trace, name, rank)
@@ -95,10 +95,10 @@ def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
     names, middles = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
     return "\n".join(
         [
-            "the communication is not what was expected",
+            "the communication differs from what was expected",
             *(
-                f"{'' if fits else '>':2}{name:<{names}}  {wanted:>{middles}}  {got}".rstrip()
-                for name, wanted, got, fits in lines
+                f"{'' if fits else '>':2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip()
+                for name, expected, got, fits in lines
             ),
         ]
     )
@@ -109,15 +109,15 @@ def _communicating(trace: Trace) -> set[str]:
 
 
 def _is_communication(event: Event) -> bool:
-    """Between devices, and an operation of its own."""
+    """Whether the event is an operation of its own between devices."""
     return event.parent is None and (
         event.kind == "collective" or (event.kind in ("send", "recv") and event.peer is not None and event.peer >= 0)
     )
 
 
 def _operations(trace: Trace) -> str:
-    """A line for each operation of each line of code, ranks that did the same together, in order of their first."""
-    found: dict[tuple[str, str, int], dict[int, int]] = {}
+    """One line for each operation and line of code. Ranks with equal operations share a line, in order of the first."""
+    operations: dict[tuple[str, str, int], dict[int, int]] = {}
     for event in trace:
         if _is_communication(event):
             where = event.location or "?"
@@ -125,17 +125,17 @@ def _operations(trace: Trace) -> str:
             if event.peer is not None:
                 over = f" {'to' if event.kind == 'send' else 'from'} rank {event.peer}"
             nbytes = event.bytes_received if event.kind != "send" else event.bytes_sent
-            counts = found.setdefault((f"{event.name}{over}", _short(where), nbytes), {})
+            counts = operations.setdefault((f"{event.name}{over}", _short(where), nbytes), {})
             counts[event.rank] = counts.get(event.rank, 0) + 1
-    if not found:
+    if not operations:
         return "  nothing"
     rows = []
-    for (what, where, nbytes), counts in found.items():
+    for (operation, where, nbytes), counts in operations.items():
         ranks = _rank_range(sorted(counts))
         times = sorted(set(counts.values()))
         often = f"{times[0]} x " if len(times) == 1 else f"{times[0]} to {times[-1]} x "
-        way = "sent" if what.startswith("send") else "received"
-        rows.append((ranks, f"{often}{what}", f"{way} {nbytes} B each", where))
+        direction = "sent" if operation.startswith("send") else "received"
+        rows.append((ranks, f"{often}{operation}", f"{direction} {nbytes} B each", where))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [
         "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
@@ -151,7 +151,7 @@ def _rank_range(ranks: Sequence[int]) -> str:
 
 
 def _short(location: str) -> str:
-    """``file:line``, seen from the current directory if the file lies below it."""
+    """``file:line``, relative to the current directory if the file lies below it."""
     filename, colon, line = location.rpartition(":")
     try:
         near = os.path.relpath(filename)

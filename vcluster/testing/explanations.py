@@ -1,10 +1,10 @@
-"""``assert a == b`` in a device tells the values, as it does on the host.
+"""A failing ``assert a == b`` in a device shows the values, as it does on the host.
 
-pytest rewrites the asserts of a test module when the host imports it, and the rewritten code is what travels.  What is
-missing in a device is the rest of pytest: its plugins and its configuration.  Of those, what an explanation asks for is
-noted on the host (`Settings`) and answered from these notes.
+pytest rewrites the asserts of a test module when the host imports it, and the rewritten code travels to the devices.
+The plugins and the configuration of pytest are missing there. `Settings` holds the part of the configuration that
+explanations need; it is collected on the host.
 
-This leans on parts of pytest that are not public.  Where they have changed, an assert tells a little less.
+This uses private parts of pytest. If they have changed, the message of an assert contains a little less.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ INI_NAMES = ("truncation_limit_lines", "truncation_limit_chars", "assertion_text
 
 @dataclass(frozen=True)
 class Settings:
-    """How the session wants asserts explained."""
+    """The configuration of assertion messages in this session."""
 
     verbosity: int
     ini: tuple[tuple[str, Any], ...]
 
     @classmethod
     def of(cls, config: Any) -> Settings:
-        """Those of a pytest configuration."""
+        """The settings of a pytest configuration."""
         verbosity = config.get_verbosity("assertions") if hasattr(config, "get_verbosity") else config.option.verbose
         ini = []
         for name in INI_NAMES:
-            with suppress(ValueError, KeyError):  # this pytest does not know it
+            with suppress(ValueError, KeyError):  # this version of pytest does not have it
                 ini.append((name, config.getini(name)))
         return cls(verbosity, tuple(ini))
 
 
 class _Config:
-    """Stands for pytest's configuration."""
+    """A replacement for pytest's configuration."""
 
     VERBOSITY_ASSERTIONS = "assertions"
 
@@ -61,7 +61,8 @@ class _Config:
 
 
 def explain_assertions(device: object, settings: Settings) -> None:
-    """In a device's process: from now on explain failing asserts; refuse ``breakpoint()``, which has nobody to ask."""
+    """In a device's process: explain failing asserts from now on, and refuse ``breakpoint()``, which has no
+    terminal."""
     sys.breakpointhook = _no_debugger
     assertion = importlib.import_module("_pytest.assertion")
     util, truncate = assertion.util, assertion.truncate
@@ -70,9 +71,9 @@ def explain_assertions(device: object, settings: Settings) -> None:
     def compare(op: str, left: object, right: object) -> str | None:
         try:
             lines = assertion.pytest_assertrepr_compare(config, op, left, right)
-            if lines and not hasattr(truncate, "materialize_with_truncation"):  # where that is not part of it
+            if lines and not hasattr(truncate, "materialize_with_truncation"):  # this pytest truncates elsewhere
                 lines = truncate.truncate_if_required(lines, SimpleNamespace(config=config))
-        except Exception:  # a pytest that asks for more: the assert still fails, and tells both sides
+        except Exception:  # this pytest needs more; the assert still fails, and shows both sides
             return None
         if not lines:
             return None
@@ -84,5 +85,5 @@ def explain_assertions(device: object, settings: Settings) -> None:
 
 def _no_debugger(*args: object, **kwargs: object) -> None:
     raise RuntimeError(
-        "breakpoint() in a device's process has no terminal; run again with --vcluster-backend=thread, where it does"
+        "breakpoint() in a device's process has no terminal; run again with --vcluster-backend=thread, where it has one"
     )

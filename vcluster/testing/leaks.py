@@ -1,4 +1,4 @@
-"""What a test has left behind: threads, processes, messages that nobody received."""
+"""Leftovers of a test: threads, processes, and messages that were never received."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from vcluster.processes import running_processes
 from vcluster.runs import VirtualCluster
 
 PATIENCE_SECONDS = 0.25
-"""A thread or process that is just ending is given so long."""
+"""Seconds that a thread or process gets to end."""
 
 _LIBRARIES = ("site-packages", "dist-packages")
 _QUEUES = ("multiprocessing", "queues.py")
 
 
 class Snapshot:
-    """The threads and devices that there were on the host before a test."""
+    """The threads and devices that existed on the host before a test."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
         self._pids = set(running_processes())
 
     def leftovers(self, cluster: VirtualCluster | None, warm: set[int]) -> list[str]:
-        """What there is now and was not then, in words; ``warm`` are the processes that are meant to stay."""
-        found = [f"{told} on the host" for told in _threads_but(self._threads)]
+        """A description of everything that exists now and did not then. ``warm`` are processes that should stay."""
+        texts = [f"{thread} on the host" for thread in _threads_but(self._threads)]
         devices = {pid: name for pid, name in running_processes().items() if pid not in self._pids | warm}
         if devices:
-            told = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(devices.items()))
-            found.append(f"the devices of a cluster that was not closed: {told}")
+            names = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(devices.items()))
+            texts.append(f"the devices of a cluster that was not closed: {names}")
         if cluster is not None and not cluster.closed:
-            for rank, (texts, theirs) in enumerate(cluster.run(device_leftovers)):
-                found += [f"{text} on rank {rank}" for text in texts]
-                found += _undelivered(rank, cluster.channel(rank).statistics(), theirs)
-        return found
+            for rank, (on_device, theirs) in enumerate(cluster.run(device_leftovers)):
+                texts += [f"{text} on rank {rank}" for text in on_device]
+                texts += _undelivered(rank, cluster.channel(rank).statistics(), theirs)
+        return texts
 
 
 def _undelivered(rank: int, ours: ChannelStatistics, theirs: ChannelStatistics) -> list[str]:
-    """Messages in the channel of host and device.  (Those between devices must be received when a run ends.)"""
+    """Messages in the channel between host and device. A run checks the channels between devices itself."""
     return [
-        f"{sent - received} message{'s' * (sent - received > 1)} from {way} that nobody received"
+        f"{sent - received} message{'s' * (sent - received > 1)} from {way}, never received"
         for sent, received, way in (
             (theirs.messages_sent, ours.messages_received, f"rank {rank} to the host"),
             (ours.messages_sent, theirs.messages_received, f"the host to rank {rank}"),
@@ -54,34 +54,34 @@ def _undelivered(rank: int, ours: ChannelStatistics, theirs: ChannelStatistics) 
 
 
 def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
-    """The threads and child processes of a device's process, and what its channel with the host has seen.
+    """The threads and child processes of a device's process, and the statistics of its channel with the host.
 
-    (On the thread backend it is the host that sees the threads and processes.)
+    On the thread backend, the host lists the threads and processes.
     """
     traffic = device.channel(HOST).statistics()
     main = threading.main_thread()
     if threading.current_thread() is not main:
         return [], traffic
-    found = _threads_but({main})
+    texts = _threads_but({main})
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (children := _children()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return found + [f"the process {name} (pid {pid})" for pid, name in children.items()], traffic
+    return texts + [f"the process {name} (pid {pid})" for pid, name in children.items()], traffic
 
 
 def _threads_but(before: set[threading.Thread]) -> list[str]:
-    found = []
+    texts = []
     for thread in threading.enumerate():
         if thread in before or isinstance(thread, threading._DummyThread) or _is_for_good(thread):
             continue
         thread.join(PATIENCE_SECONDS)
         if thread.is_alive():
-            found.append(f"the thread {thread.name!r}")
-    return found
+            texts.append(f"the thread {thread.name!r}")
+    return texts
 
 
 def _is_for_good(thread: threading.Thread) -> bool:
-    """Does it belong to an installed package, to a queue or to a device, and so is meant to stay?"""
+    """Whether the thread belongs to an installed package, to a queue or to a device, and should stay."""
     if thread.name.startswith("vcluster-"):
         return True
     run = getattr(thread, "_target", None) or type(thread).run
@@ -90,17 +90,17 @@ def _is_for_good(thread: threading.Thread) -> bool:
 
 
 def _children() -> dict[int, str]:
-    """The names of the child processes of this one that still run (where the system tells)."""
+    """The running child processes of this process: their names by process id (Linux only)."""
     pids: list[int] = []
     for task in Path("/proc/self/task").glob("*/children"):
         try:
             pids += map(int, task.read_text().split())
-        except OSError:  # a thread that has ended
+        except OSError:  # the thread has ended
             continue
-    found = {}
+    names = {}
     for pid in pids:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
             if rest.split()[0] != "Z":
-                found[pid] = name
-    return found
+                names[pid] = name
+    return names

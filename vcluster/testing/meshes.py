@@ -1,10 +1,10 @@
-"""Which cluster a test asks for: the arguments of its mark, as a value with a readable name.
+"""The cluster that a mark asks for, as a value with a readable name for the test's id.
 
     @pytest.mark.mesh(dp=2, tp=2)               dp2_tp2
     @pytest.mark.mesh(tp=4, backend="thread")   tp4_thread
     @pytest.mark.spmd(4)                        devices4
 
-A mark takes what `VirtualCluster` takes.  The names hold no sign that ``-k`` does not.
+A mark takes the arguments of `VirtualCluster`. The names contain only characters that ``-k`` accepts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ OPTIONS = (
     "backend", "transport", "start_method", "hardware", "compute", "priced_dtype", "channel_capacity", "seed",
     "deadline_seconds",
 )
-"""The keywords of `VirtualCluster` that are no axes.  (A test sees to it that these are all: asking the class would
-load NumPy while tests are collected.)"""
+"""The keywords of `VirtualCluster` that are not axes. They are listed here, because importing the class would load
+NumPy while tests are collected. A test checks that the list is complete."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A cluster as a test asks for it."""
+    """A cluster that a test asks for."""
 
     mesh: Mesh
     options: tuple[tuple[str, Any], ...] = ()
@@ -37,7 +37,7 @@ class Wanted:
 
 
 def wanted(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Wanted:
-    """What the arguments of a mark ask for: a mesh, or a number of devices, or axes by name; and options.
+    """The cluster for the arguments of a mark: a mesh, a number of devices, or axes by name, and options.
 
     Raises ``TypeError`` or ``ValueError`` as `Mesh` does, and for more than one mesh.
     """
@@ -59,5 +59,5 @@ def as_mesh(value: Any) -> Mesh:
     if isinstance(value, Mapping):
         return Mesh(**value)
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"a mesh is a Mesh, a number of devices or a dict of axes, got {value!r}")
+        raise TypeError(f"a mesh must be a Mesh, a number of devices or a dict of axes, got {value!r}")
     return Mesh(devices=value)

@@ -1,4 +1,4 @@
-"""How the ranks of a test ended, made into the one outcome that pytest knows for it."""
+"""The outcomes of a test on all ranks are combined into the one outcome that pytest expects."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ class RanksDisagree(AssertionError):
     """One rank skipped a test that another one passed."""
 
 
-
-
 def agreed(outcomes: Sequence[Outcome]) -> Outcome:
-    """What all ranks say.  Raises `RanksDisagree` if they say different things."""
+    """The outcome that all ranks share. Raises `RanksDisagree` if they differ."""
     if len({outcome.kind for outcome in outcomes}) > 1:
-        error = RanksDisagree(f"the ranks disagree on how the test ended: {_told(dict(enumerate(outcomes)))}")
+        error = RanksDisagree(f"the ranks disagree on the outcome of the test: {_listing(dict(enumerate(outcomes)))}")
         raising = next(outcome.failure for outcome in outcomes if outcome.failure is not None)
         raise error.with_traceback(traceback_of(raising.frames))
     return outcomes[0]
 
 
-def said_by(outcome: Outcome) -> BaseException:
-    """The skip or xfail that a rank raised, at the rank's line."""
+def exception_of(outcome: Outcome) -> BaseException:
+    """The skip or xfail that a rank raised, with a traceback to the rank's line."""
     assert outcome.failure is not None
     error = outcome.failure.exception()
     attach_tracebacks(error, outcome.failure)
@@ -39,11 +37,11 @@ def said_by(outcome: Outcome) -> BaseException:
 def failure_of(
     error: ClusterError, mesh: Mesh, test: CodeType, host: HostSide
 ) -> tuple[BaseException, list[tuple[str, str]]]:
-    """The exception to raise for a failed test, and titled sections for what else there is to tell.
+    """The exception to raise for a failed test, and further sections (title, text) of the report.
 
-    The exception is the first failing rank's own, from its own lines, with notes that name the rank and those that
-    failed at the same line.  Failures elsewhere are the sections.  An error that is the cluster's (a deadlock, a death)
-    comes from the line of the first rank it names, or from the test's.
+    The exception is that of the first failing rank, with its own traceback and with notes that name the rank and the
+    ranks that failed at the same line. Failures at other lines become sections. An error of the cluster, such as a
+    deadlock or a death, is raised at the line of the first rank that it names, or at the test's first line.
     """
     sections: list[tuple[str, str]] = []
     if isinstance(error, DeviceFailedError) and error.failures:
@@ -53,7 +51,7 @@ def failure_of(
         if raised is None:
             raised = error.exceptions[first]
             attach_tracebacks(raised, failure)
-        if all(frame.filename != test.co_filename for frame in failure.frames):  # before the body, or after it
+        if all(frame.filename != test.co_filename for frame in failure.frames):  # it failed before or after the body
             raised.__traceback__ = traceback_of([frame_at(_first_line(test), test), *failure.frames])
         raised.add_note(f"on rank {first} of {mesh!r}")
         folded: dict[str, list[int]] = {}
@@ -72,14 +70,14 @@ def failure_of(
         raised.__cause__, raised.__suppress_context__ = None, True
     left = {rank: outcome for rank, outcome in error.outputs.items() if outcome.kind != "passed"}
     if left:
-        raised.add_note(f"while {_told(left)}")
-    if getattr(raised, "pytrace", True) is False:  # pytest.fail(..., pytrace=False): only the message is shown
+        raised.add_note(f"while {_listing(left)}")
+    if getattr(raised, "pytrace", True) is False:  # pytest.fail(..., pytrace=False) shows only the message
         raised.msg = "\n".join([str(raised), *raised.__notes__])  # type: ignore[attr-defined]
     return raised, sections
 
 
 def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Failure]) -> None:
-    """Name the ranks that failed at the same line: those with the same words together."""
+    """Add notes that name the ranks that failed at the same line, one note for each message."""
     by_text: dict[str, list[int]] = {}
     for rank, other in others.items():
         by_text.setdefault(other.text, []).append(rank)
@@ -88,12 +86,12 @@ def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Fai
             raised.add_note(f"the same on {ranks_in_words(ranks)}")
         else:
             lines, known = text.splitlines() or [failure.type_name], failure.text.splitlines()
-            differs = next((line for line in lines if line not in known), lines[0])  # below a message of the user's
+            differs = next((line for line in lines if line not in known), lines[0])  # skip an equal first part
             raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {differs}")
 
 
 def _first_line(function: CodeType) -> str:
-    """``file:line`` of its ``def``, below what decorates it."""
+    """``file:line`` of the function's ``def``, below its decorators."""
     lines = linecache.getlines(function.co_filename)
     candidates = range(function.co_firstlineno, len(lines) + 1)
     line = next((n for n in candidates if lines[n - 1].lstrip().startswith("def ")), function.co_firstlineno)
@@ -104,7 +102,7 @@ def _place(failure: Failure) -> Any:
     return failure.type_name, failure.location
 
 
-def _told(outcomes: Mapping[int, Outcome]) -> str:
+def _listing(outcomes: Mapping[int, Outcome]) -> str:
     by_text: dict[str, list[int]] = {}
     for rank, outcome in outcomes.items():
         by_text.setdefault(str(outcome), []).append(rank)

@@ -1,41 +1,42 @@
-"""What devices print during a test, kept by rank, for a section each in the report."""
+"""Output of devices during a test, collected by rank, for one section each in the report."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from vcluster.runs import show_with_rank
+from vcluster.runs import print_with_rank
 
 
 class RankOutput:
-    """Takes what devices print, unless somebody reads the host's own output: then it goes there, ranks in front.
+    """Collects what devices print. If the host's own output is being read, it prints there instead, with ranks in
+    front.
 
-    Somebody does under ``-s``, in ``capsys`` and ``capfd``, and in ``contextlib.redirect_stdout``: whenever
-    ``sys.stdout`` is not what it was when the test began.
+    The host's output is read under ``-s``, in ``capsys`` and ``capfd``, and in ``contextlib.redirect_stdout``: whenever
+    ``sys.stdout`` is not the stream that it was at the start of the test.
     """
 
     def __init__(self, *, captured: bool) -> None:
-        """``captured``: whether pytest keeps output for the report."""
+        """``captured``: whether pytest collects output for the report."""
         self._captured = captured
         self._usual: dict[str, Any] = {}
         self._lines: dict[tuple[int, str], list[str]] = {}
 
     def begin(self) -> None:
-        """A test begins."""
+        """Start a new test."""
         self._usual = {name: getattr(sys, name) for name in ("stdout", "stderr")}
         self._lines.clear()
 
-    def show(self, rank: int, stream: str, text: str) -> None:
-        """Lines that a device printed."""
+    def receive(self, rank: int, stream: str, text: str) -> None:
+        """Take lines that a device printed."""
         now = getattr(sys, stream)
         if self._captured and getattr(now, "usual", now) is self._usual.get(stream):
             self._lines.setdefault((rank, stream), []).append(text)
         else:
-            show_with_rank(rank, stream, text)
+            print_with_rank(rank, stream, text)
 
     def take(self) -> list[tuple[str, str]]:
-        """The titles and texts of the sections, by rank; and begin anew."""
+        """Return the titles and texts of the sections, by rank, and start again."""
         printed = sorted(self._lines.items())
         sections = [(f"{stream} of rank {rank}", "".join(texts)) for (rank, stream), texts in printed]
         self._lines.clear()

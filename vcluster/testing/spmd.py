@@ -1,4 +1,4 @@
-"""One test whose body runs on each device: what is sent there, and what came of it."""
+"""A test whose body runs on each device: its arguments travel there, and its outcomes return."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from vcluster.code import ClusterError
 from vcluster.code.pickling import dump
 from vcluster.runs import VirtualCluster
 from vcluster.testing.body import DeviceToCome, HostSide, OwnMonkeyPatch, run_body
-from vcluster.testing.outcomes import agreed, failure_of, said_by
+from vcluster.testing.outcomes import agreed, exception_of, failure_of
 
 OF_THE_HOST = {
-    "capsys": "what a rank prints is in the report, in a section of its own",
-    "capfd": "what a rank prints is in the report, in a section of its own",
-    "caplog": "what is logged in a device stays there",
+    "capsys": "the report has a section for what each rank prints",
+    "capfd": "the report has a section for what each rank prints",
+    "caplog": "log records of a device stay there",
     "recwarn": "use `with pytest.warns(...)` in the body",
-    "request": "what it knows can be a fixture of its own",
+    "request": "pass what you need of it by a fixture of your own",
 }
-"""Fixtures that are bound to the process that runs pytest, and what to do instead."""
+"""Fixtures that are bound to the process that runs pytest, and their replacements."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Ending:
     """How a test ended on its devices."""
 
     error: BaseException | None = None
-    """What pytest shall see raised; None if it passed."""
+    """The exception for pytest. None if the test passed."""
     sections: Sequence[tuple[str, str]] = ()
-    """More to tell in the report: titles and texts."""
+    """Further sections of the report: titles and texts."""
     in_process: bool = False
-    """Whether it failed in a process of its own, where no debugger of the host's can look."""
+    """Whether the test failed in another process, which the host's debugger cannot inspect."""
     returned: str | None = None
-    """The type of what it returned, which should have been nothing."""
+    """The type of the return value, which should have been None."""
 
 
 def run_on_devices(cluster: VirtualCluster, test: Callable[..., Any], given: Mapping[str, Any]) -> Ending:
-    """Run a test's body on every device of a cluster, with copies of what it is ``given`` by name."""
+    """Run a test's body on every device of a cluster, with copies of the ``given`` arguments."""
     host = HostSide(**{name: value for name, value in given.items() if isinstance(value, pytest.MonkeyPatch)})
     arguments = _arguments(cluster, given)
     try:
@@ -54,13 +54,13 @@ def run_on_devices(cluster: VirtualCluster, test: Callable[..., Any], given: Map
         if (reason := _what_cannot_be_sent(test, arguments)) is None:
             raise
         raise pytest.fail.Exception(reason, pytrace=False) from None
-    return Ending(None if outcome.kind == "passed" else said_by(outcome), returned=outcome.returned)
+    return Ending(None if outcome.kind == "passed" else exception_of(outcome), returned=outcome.returned)
 
 
 def run_examples(cluster: VirtualCluster, test: Any, given: Mapping[str, Any], run: Callable[..., None]) -> None:
-    """Let hypothesis draw on the host, and ``run(body, arguments)`` each example, on devices that forgot the last one.
+    """Let hypothesis draw on the host, and call ``run(body, arguments)`` for each example, on devices with empty state.
 
-    ``test`` is what ``@given`` has made of the body.
+    ``test`` is the function that ``@given`` returned for the body.
     """
     body = test.hypothesis.inner_test
 
@@ -78,7 +78,7 @@ def run_examples(cluster: VirtualCluster, test: Any, given: Mapping[str, Any], r
 
 
 def allow_fixtures(test: Any) -> None:
-    """Hypothesis warns that examples share their fixtures; on devices each example has copies of its own."""
+    """Silence hypothesis' warning that examples share fixtures: on devices, each example has copies of its own."""
     from hypothesis import HealthCheck, settings
 
     chosen: settings = getattr(test, "_hypothesis_internal_use_settings", settings.default) or settings()
@@ -87,19 +87,19 @@ def allow_fixtures(test: Any) -> None:
 
 
 def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fixtures and parameters as they go to the devices."""
+    """The fixtures and parameters in the form in which they go to the devices."""
     arguments: dict[str, Any] = {}
     for name, value in given.items():
         if name in ("device", "virtual_device"):
             arguments[name] = DeviceToCome(cluster.mesh)
         elif value is cluster:
-            pytest.fail("virtual_cluster is the host's; in an spmd test the body has the fixture device", pytrace=False)
+            pytest.fail("virtual_cluster belongs to the host; the body of an spmd test uses device", pytrace=False)
         elif isinstance(value, pytest.MonkeyPatch):
             arguments[name] = OwnMonkeyPatch()
         elif name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
             pytest.fail(
                 f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
-                f"others: {OF_THE_HOST[name]}", pytrace=False,
+                f"other processes: {OF_THE_HOST[name]}", pytrace=False,
             )
         else:
             arguments[name] = value
@@ -107,7 +107,7 @@ def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, A
 
 
 def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
-    """The part of the test that cannot be pickled, in words; None if they all can."""
+    """The message for the first part of the test that cannot be pickled; None if all parts can."""
     subjects = {f"the fixture or parameter {name!r}": value for name, value in arguments.items()}
     for subject, value in {"the test": test, **subjects}.items():
         try:

@@ -1,7 +1,7 @@
-"""A traceback that has crossed from a device, made into one that Python and pytest take for their own.
+"""A traceback that crossed from a device is rebuilt as a traceback that Python and pytest accept.
 
-Only code makes frames, so for each line that was on the way a piece of code with that function's name and place is run,
-and its frame is kept.  What was in the variables has stayed in the device.
+Only running code creates frames. For each line, a piece of code with that function's name and position is run, and its
+frame is kept. The values of the variables stay in the device.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from vcluster.code import Failure, Frame
 
 
 def attach_tracebacks(error: BaseException, failure: Failure) -> None:
-    """Give an exception, and those behind it, the tracebacks that they had in the device."""
-    found: BaseException | None = error
-    told: Failure | None = failure
-    while found is not None and told is not None:
-        found.__traceback__ = traceback_of(told.frames)
-        found = found.__cause__ if told.explicit else found.__context__
-        told = told.cause
+    """Give an exception, and its causes, the tracebacks that they had in the device."""
+    link: BaseException | None = error
+    cause: Failure | None = failure
+    while link is not None and cause is not None:
+        link.__traceback__ = traceback_of(cause.frames)
+        link = link.__cause__ if cause.explicit else link.__context__
+        cause = cause.cause
 
 
 def traceback_of(frames: Iterable[Frame]) -> TracebackType | None:
-    """The traceback with these lines, outermost first; None if there are none."""
-    made: TracebackType | None = None
+    """The traceback with these lines, outermost first. None if there are none."""
+    result: TracebackType | None = None
     for frame in reversed(list(frames)):
-        made = TracebackType(made, _frame_of(frame), -1, frame.line)  # -1: no place within the line
-    return made
+        result = TracebackType(result, _frame_of(frame), -1, frame.line)  # -1: no position within the line
+    return result
 
 
 def frame_at(location: str, within: CodeType) -> Frame:
-    """The frame of a ``file:line``: of the function ``within``, if it lies there."""
+    """The frame for a ``file:line``. It belongs to the function ``within`` if the line lies there."""
     filename, _, number = location.rpartition(":")
     line = int(number)
     lines = [at for _, _, at in within.co_lines() if at is not None]

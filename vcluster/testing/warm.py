@@ -1,4 +1,4 @@
-"""Clusters that stay open from test to test, so that only the first test on a mesh pays for its processes."""
+"""Clusters that stay open between tests, so that only the first test on a mesh starts processes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from vcluster.testing.explanations import Settings, explain_assertions
 from vcluster.testing.meshes import Wanted
 
 MOST_DEVICES = 64
-"""When more would be open, the clusters used longest ago are closed."""
+"""Maximal number of open devices. Beyond it, the least recently used clusters are closed."""
 
 
 class WarmClusters:
-    """The clusters of a session, by mesh and options."""
+    """The open clusters of a session, by mesh and options."""
 
     def __init__(self, backend: str, settings: Settings) -> None:
-        """``backend``: of those that do not ask for one; ``settings``: how asserts are explained."""
+        """``backend`` is the default for tests; ``settings`` configure assertion messages."""
         self._backend = backend
         self._settings = settings
         self._open: dict[Any, VirtualCluster] = {}
         self._spoiled: set[Any] = set()
         self._explaining: dict[Any, list[int]] = {}
-        """The processes that know how to explain an assert: not those that took the place of a dead one."""
+        """The processes that can explain asserts. A process that replaced a dead one is not among them."""
         self._owner = os.getpid()
 
     def get(self, wanted: Wanted) -> VirtualCluster:
-        """A cluster as a new one would be: empty state, empty channels, the seeds of a first run."""
+        """A cluster in the state of a new one: empty state, empty channels, the seeds of a first run."""
         options = {"backend": self._backend, **dict(wanted.options)}
         key = (wanted.mesh, *sorted(options.items()))
         cluster = self._open.pop(key, None)
@@ -46,18 +46,18 @@ class WarmClusters:
         return cluster
 
     def spoil(self, cluster: VirtualCluster) -> None:
-        """Something failed on it: the next test gets a fresh one."""
+        """Note that a test failed on this cluster: the next test gets a new one."""
         self._spoiled.update(key for key, other in self._open.items() if other is cluster)
 
     def __contains__(self, cluster: VirtualCluster) -> bool:
         return any(cluster is other for other in self._open.values())
 
     def pids(self) -> set[int]:
-        """The processes of all that are open."""
+        """The processes of all open clusters."""
         return {pid for cluster in self._open.values() if not cluster.closed for pid in cluster.pids()}
 
     def close(self) -> None:
-        """Close them all; not in a forked copy of the process that owns them."""
+        """Close all clusters. Does nothing in a fork of the process that owns them."""
         if os.getpid() == self._owner:
             for cluster in self._open.values():
                 cluster.close()

@@ -1,7 +1,7 @@
-"""How the records of the devices come to the host, and become a trace.
+"""The records of the devices travel to the host and become a trace.
 
-A short record travels as it is.  A long one is packed into arrays first, which go through shared memory: a template
-once, and for each event its number, its place and its times.
+A short record travels as it is. A long one is packed into arrays first, which go through shared memory: each template
+once, and for each event its index, its line and its times.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ if TYPE_CHECKING:
     from parallelism.trace import Trace
 
 LONG = 1000 * ENTRIES
-"""Entries from which on a record is packed by the device."""
+"""Number of entries from which a device packs its record."""
 
 
 class Packed(NamedTuple):
-    """The record of one device by columns."""
+    """The record of one device as columns."""
 
-    looks: Columns
-    """What the events were, once for all that are alike; no rank."""
-    look: npt.NDArray[np.int32]
-    """Of each event, its place in ``looks``."""
+    descriptions: Columns
+    """One row for each different description of an event, without the rank."""
+    description: npt.NDArray[np.int32]
+    """For each event, the index of its row in ``descriptions``."""
     own: Columns
-    """What each event has of its own: place and times.  Wall times are to be added to those of its look."""
+    """The fields that differ between events: line and times. Wall times are added to those of the description."""
 
 
 def pack(record: Record) -> Packed:
-    """A record by columns."""
+    """Pack a record into columns."""
     from parallelism.events import Columns, Table
 
     zero, entries = record
-    looks, look = _numbered(entries[0::ENTRIES])
+    descriptions, description = _numbered(entries[0::ENTRIES])
     places, place = _numbered(entries[1::ENTRIES])
     start, end = (np.array(entries[i::ENTRIES], np.int64) for i in (2, 3))
-    own = Columns(len(look), {
+    own = Columns(len(description), {
         "location": Table(tuple(places), place),
         "wall_start_seconds": np.where(start == 0, 0, start - zero) / 1e9, "wall_duration_seconds": (end - start) / 1e9,
         "cpu_seconds": np.array(entries[4::ENTRIES], np.float64),
     })
-    return Packed(Columns.of_rows(map(row_of, looks), FIELDS), look, own)
+    return Packed(Columns.of_rows(map(row_of, descriptions), FIELDS), description, own)
 
 
 def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
-    """The events in the records of some ranks, one rank after the other."""
+    """The events in the records of some ranks, rank after rank."""
     from parallelism.events import Columns
     from parallelism.timeline.matching import sequences
 
     packed = {rank: _opened(record) for rank, record in records.items()}
-    lengths = [len(part.look) for part in packed.values()]
-    first = np.cumsum([0, *(len(part.looks) for part in packed.values())])
-    look = np.concatenate([part.look + start for part, start in zip(packed.values(), first[:-1], strict=True)])
-    events = Columns.joined([part.looks for part in packed.values()]).take(look)
-    own = dict(Columns.joined([part.own for part in packed.values()]).columns)
+    parts = list(packed.values())
+    lengths = [len(part.description) for part in parts]
+    first = np.cumsum([0, *(len(part.descriptions) for part in parts)])
+    index = np.concatenate([part.description + start for part, start in zip(parts, first[:-1], strict=True)])
+    events = Columns.joined([part.descriptions for part in parts]).take(index)
+    own = dict(Columns.joined([part.own for part in parts]).columns)
     for name in ("wall_start_seconds", "wall_duration_seconds"):
         if name in events.columns and name in own:
             own[name] = events.numbers(name) + own[name]
@@ -94,13 +95,13 @@ def make_trace(
 
 def _opened(record: bytes | Packed) -> Packed:
     if isinstance(record, bytes):
-        found = pickle.loads(record)
-        return found if isinstance(found, Packed) else pack(found)
+        unpickled = pickle.loads(record)
+        return unpickled if isinstance(unpickled, Packed) else pack(unpickled)
     return record
 
 
 def _numbered(objects: list[Any]) -> tuple[list[Any], npt.NDArray[np.int32]]:
-    """The different objects, and for each place which of them it is."""
+    """The different objects, and for each element the index of its object."""
     place: dict[int, int] = {}
     index = np.array([place.setdefault(number, len(place)) for number in map(id, objects)], np.int32)
     found = dict(zip(map(id, objects), objects, strict=True))

@@ -1,12 +1,12 @@
-"""The record that a device keeps of what it does: one list, because to add to it costs less than a microsecond.
+"""A device records what it does in one flat list, because appending to it costs less than a microsecond.
 
-Five entries stand for an event: what it was, where in the user's code, when it began and ended by the clock on the
-wall (in nanoseconds; 0: it does not say), and the seconds that it computed.  What it was is a `Template`, the same
-object for all events of one look, or, where more than that can differ, a `Row` of all fields of an event but the rank.
-`vcluster.tracing.columns` makes a trace of the records of all devices.
+An event has five entries: its description, its line in the user's code, its start and end in wall time (nanoseconds; 0
+if not given), and its CPU seconds. The description is a `Template`, the same object for all events with one signature,
+or, if more fields can differ, a `Row` with all fields of an event except the rank. `vcluster.tracing.columns` builds a
+trace from the records of all devices.
 
-What a device computed between two calls is known by the CPU time of its thread, which is the same however crowded the
-machine is.
+The compute between two calls is measured by the CPU time of the device's thread, which does not depend on how crowded
+the machine is.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _PAYLOAD, _ROOT, _PAIRS = map(_INDEX.__getitem__, ("payload_bytes", "root", "pai
 _DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
 
 _SHORTEST_COMPUTE_NS = 2000
-"""Less than this between two calls is not worth an event of its own: it is added to what follows."""
+"""Nanoseconds below which compute between two calls gets no event of its own. It is added to the next event."""
 _MOST_LABELS = 4096
 
 ENTRIES = 5
-"""Of one event in a record: what, where, start and end in nanoseconds, seconds computed."""
+"""Entries per event in a record: description, line, start and end in nanoseconds, CPU seconds."""
 
 Row = list[Any]
 Template = tuple[str, str, dict[str, Any]]
-"""Kind, name and fields of events that differ in place and time only."""
+"""Kind, name and fields of events that differ only in line and time."""
 COMPUTE: Template = ("compute", "compute", {})
 
 
 Record = tuple[int, list[Any]]
-"""What one device did in one run: when that began, by the clock on the wall, and the entries."""
+"""The record of one device in one run: the wall time of its start in nanoseconds, and the entries."""
 
 
 def row_of(what: Row | Template) -> Row:
-    """All fields of an event, as far as they are known by what it was."""
+    """All fields of an event, as far as its description gives them."""
     if type(what) is list:
         return what
     kind, name, values = what
@@ -70,26 +70,26 @@ def collective_template(
     name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, traffic: Traffic,
     dtype: str | None = None,
 ) -> Template:
-    """What is the same whenever a collective is repeated."""
+    """The description that all repetitions of a collective share."""
     fields = {"axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype}
     return "collective", name, {**fields, **traffic.on_event()}
 
 
 def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:
-    """What is the same for all messages of one size in one channel."""
+    """The description that all messages of one size in one channel share."""
     counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
     return kind, kind, {"peer": peer, "tag": tag, "dtype": dtype, **counted}
 
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
-    """``dtype.name``, which NumPy makes up every time."""
+    """``dtype.name``, cached, because NumPy computes it at every access."""
     name: str = np.dtype(dtype).name
     return name
 
 
 class _Block:
-    """A context: quicker than a generator."""
+    """A context manager for `Recorder.compute`. A class is faster than a generator."""
 
     __slots__ = ("_before", "_first", "_labels", "_name", "_recorder", "_seconds")
 
@@ -113,7 +113,7 @@ class Recorder:
         self._labels: dict[Any, tuple[Template, Template]] = {}
         self.stopped = True
         self.note: Callable[[str, str], object] | None = None
-        """Told what is called and at which line, lest the process die there."""
+        """Called with each call's name and line, so that they are known if the process dies."""
         self._noted: tuple[str, str] = "", ""
         self._wall_zero = self._wall_mark = self._cpu_mark = 0
 
@@ -126,7 +126,7 @@ class Recorder:
         self._depth = 0
 
     def start(self) -> None:
-        """Begin with an empty record; the clocks start here."""
+        """Begin an empty record. Its clocks start here."""
         self._clear()
         self._noted = "", ""
         self.stopped = False
@@ -135,7 +135,7 @@ class Recorder:
         self._wall_mark = self._wall_zero
 
     def stop(self) -> Record:
-        """The record, complete."""
+        """End the record and return it."""
         self._flush_compute()
         self._count_traffic()
         self.stopped = True
@@ -144,15 +144,15 @@ class Recorder:
 
     @property
     def busy(self) -> bool:
-        """Whether a call of the library is under way."""
+        """Whether a call of the library is in progress."""
         return self._depth > 0
 
     def now(self) -> float:
-        """Seconds since the start, by the wall clock."""
+        """Wall seconds since the start of the record."""
         return (time.perf_counter_ns() - self._wall_zero) / 1e9
 
     def add(self, kind: str, name: str, location: str | None = None, **values: Any) -> Row:
-        """Append an event; the returned row may be filled in later by `fill`."""
+        """Append an event. `fill` may complete the returned row later."""
         row = _DEFAULTS.copy()
         row[0] = kind
         row[1] = name
@@ -166,13 +166,13 @@ class Recorder:
 
     def _append(self, row: Row, location: str | None) -> None:
         row[_SERIAL] = len(self._entries) // ENTRIES
-        self._entries.extend((row, location, 0, 0, 0.0))    # its times are its own
+        self._entries.extend((row, location, 0, 0, 0.0))    # the row itself holds the times
 
     def add_collective(
         self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, work: int | None,
         location: str, dtype: str | None = None,
     ) -> Row:
-        """The event of a collective that begins: `add`, without the dictionary."""
+        """Append the event of a collective that begins. Equivalent to `add`, without the dictionary."""
         row = _DEFAULTS.copy()
         row[0], row[1] = "collective", name
         row[_AXES], row[_GROUP], row[_ALGORITHM], row[_WORK], row[_DTYPE] = axes, group, algorithm, work, dtype
@@ -181,7 +181,7 @@ class Recorder:
         return row
 
     def begins(self, name: str, location: str) -> None:
-        """Something is called at a line; said once while it is called again and again."""
+        """Note that a call begins at a line. Consecutive repetitions of one call are noted once."""
         noted_name, noted_location = self._noted
         if self.note is not None and (location is not noted_location or name is not noted_name):
             self.note(name, location)
@@ -189,11 +189,11 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """How many events there are so far."""
+        """The number of events so far."""
         return len(self._entries) // ENTRIES
 
     def forget(self, name: str, count: int) -> None:
-        """Leave out the collectives of this name after the first so many events, and what is inside them."""
+        """Remove the collectives of this name after the first ``count`` events, with the events inside them."""
         kept: list[Any] = []
         forgotten = set()
         for at in range(count * ENTRIES, len(self._entries), ENTRIES):
@@ -206,7 +206,7 @@ class Recorder:
 
     @contextmanager
     def as_one(self, name: str, location: str) -> Iterator[Row]:
-        """The event of an operation made of others: what is called inside are its children."""
+        """Add the event of an operation that is made of others. The calls inside become its children."""
         event = self.add("collective", name, location)
         try:
             yield event
@@ -245,7 +245,7 @@ class Recorder:
             self._entries.extend((template, location, start_ns, time.perf_counter_ns(), 0.0))
 
     def add_traffic(self, kind: str, name: str, peer: int, **counted: int) -> None:
-        """The event of a transfer whose time nobody took."""
+        """Append the event of a transfer whose time was not measured."""
         self._entries.extend(((kind, name, {"peer": peer, **counted}), None, 0, 0, 0.0))
 
     def serial(self, row: Row) -> int:
@@ -254,7 +254,7 @@ class Recorder:
         return number
 
     def fill(self, row: Row, **values: Any) -> None:
-        """Set fields of an event that was added."""
+        """Set fields of an event that was added before."""
         for key, value in values.items():
             row[_INDEX[key]] = value
 
@@ -263,7 +263,10 @@ class Recorder:
         return self._work
 
     def enter(self) -> int:
-        """A call of the library begins: what was computed before it becomes an event.  Wall time in nanoseconds."""
+        """Note that a call of the library begins, and turn the compute before it into an event.
+
+        Returns the wall time in nanoseconds.
+        """
         self._depth += 1
         now = time.perf_counter_ns()
         if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
@@ -278,14 +281,14 @@ class Recorder:
             self._wall_mark = time.perf_counter_ns()
 
     def since(self, start_ns: int) -> dict[str, float]:
-        """Wall times of an event that began at ``start_ns`` and ends now."""
+        """The wall times of an event that began at ``start_ns`` and ends now."""
         return {
             "wall_start_seconds": (start_ns - self._wall_zero) / 1e9,
             "wall_duration_seconds": (time.perf_counter_ns() - start_ns) / 1e9,
         }
 
     def compute(self, name: str, seconds: float | None, values: dict[str, Any]) -> AbstractContextManager[None]:
-        """What is computed inside is one event of this name (more than one, if calls of the library interrupt it)."""
+        """Record the compute inside the context as one event of this name, or as several if calls interrupt it."""
         if seconds is not None:
             values["seconds"] = float(seconds)
         return _Block(self, name, seconds, self._labels_of(name, values))
@@ -307,12 +310,12 @@ class Recorder:
                 seconds = 0.0
 
     def begin_block(self) -> None:
-        """A block under way whose price has no event yet gets it here: what follows comes after it."""
+        """Append the first event of a priced block in progress, so that later events follow it."""
         if self._label is not None and self._label[0] is not self._label[1]:
             self._flush_compute()
 
     def _computed(self, first: int, name: str) -> Iterator[int]:
-        """Where the compute events of this name stand, from a place in the record on."""
+        """Indices into the record of the compute events of this name, from index ``first`` on."""
         entries = self._entries
         for place in range(first, len(entries), ENTRIES):
             what = entries[place]
@@ -320,17 +323,20 @@ class Recorder:
                 yield place
 
     def _labels_of(self, name: str, values: dict[str, Any]) -> tuple[Template, Template]:
-        """What is computed under a label, the first time and when it goes on: flops and bytes count once."""
+        """The templates of a labelled block: for its first piece, and for the pieces after an interruption.
+
+        Flops and bytes belong to the first piece, so that they count once.
+        """
         key = name, *values.values()
-        found = self._labels.get(key)
-        if found is None:
+        labels = self._labels.get(key)
+        if labels is None:
             if len(self._labels) >= _MOST_LABELS:
                 self._labels.clear()
             later = {k: v for k, v in values.items() if k not in ("flops", "nbytes")} | {"part": 1}
             if values.get("flops") or values.get("nbytes") or "seconds" in values:
-                later["seconds"] = 0.0      # its price is that of the first piece
-            found = self._labels[key] = ("compute", name, values), ("compute", name, later)
-        return found
+                later["seconds"] = 0.0      # the first piece carries the price
+            labels = self._labels[key] = ("compute", name, values), ("compute", name, later)
+        return labels
 
     def _flush_compute(self, *, always: bool = False) -> None:
         if self._depth > 1 or self.stopped:

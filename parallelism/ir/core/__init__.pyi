@@ -16,7 +16,7 @@ from .extents import (
 from .function import Function as Function, Op as Op, Value as Value, frozen_attributes as frozen_attributes
 from .printing import print_type as print_type
 from .regions import check_path as check_path
-from .rules import Dim as Dim, Rule as Rule, Shape as Shape
+from .rules import Dim as Dim, Rule as Rule, Shape as Shape, shape_text as shape_text
 from .table import (
     OPERATORS as OPERATORS,
     Attributes as Attributes,

@@ -1,4 +1,4 @@
-"""A function while it is being written, op by op."""
+"""A builder collects the inputs and ops of a function that is being written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallelism.sharding import TensorSharding
 
 
 class Builder:
-    """Inputs and ops so far; what an op makes is named by a number, or by ``names``."""
+    """The inputs and ops so far.  The outputs of ops are named by consecutive numbers."""
 
     def __init__(self) -> None:
         self.inputs: list[Value] = []
@@ -25,15 +25,15 @@ class Builder:
         self._region: str | None = None
 
     def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
-        """One more input."""
+        """Add an input.  ``ValueError`` if the name is taken."""
         value = Value(self._own(name), type, layout)
         self.inputs.append(value)
         return value
 
     def emit(self, kind: str, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> tuple[Value, ...]:
-        """One more op; a constant that is there already, in this region, is used again."""
+        """Add an op and return its outputs.  An equal constant of the same region is reused."""
         frozen = frozen_attributes(attributes)
-        # 1, 1.0 and True are equal keys, but not equal constants
+        # 1, 1.0 and True are equal as keys of a dict, but they are different constants.
         key = (self._region, frozen, repr(frozen)) if not inputs and kind == "constant" else None
         if key is not None and key in self._constants:
             return (self._constants[key],)
@@ -46,7 +46,7 @@ class Builder:
 
     @contextmanager
     def region(self, path: str | None) -> Iterator[None]:
-        """What is written meanwhile belongs to this region, inside the one that there is; None changes nothing."""
+        """Mark the ops added in this context with a region, nested in the current one.  None changes nothing."""
         before = self._region
         self._region = regions.joined(before, path)
         try:
@@ -55,7 +55,7 @@ class Builder:
             self._region = before
 
     def copy(self, function: Function) -> None:
-        """All of another function, names kept; before anything else."""
+        """Add all inputs and ops of ``function`` under their names.  Call it before adding anything else."""
         for value in function.inputs:
             self.input(value.name, value.type, value.layout)
         for op in function.ops:
@@ -63,8 +63,7 @@ class Builder:
             self.ops.append(op)
 
     def function(self, name: str, outputs: Iterable[Value], *, prune: bool = False) -> Function:
-        """What was written, as a value; with ``prune`` without the ops that no output needs (a message is always
-        needed)."""
+        """The function built so far.  With ``prune``, ops that no output needs are left out; messages always stay."""
         outputs = tuple(outputs)
         ops = self.ops
         if prune:

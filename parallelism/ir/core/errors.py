@@ -1,18 +1,18 @@
-"""What is wrong with a program: one tree of errors, each a ``ValueError`` that says where."""
+"""The errors of programs.  Each is a ``ValueError`` that says where the program is wrong."""
 
 from __future__ import annotations
 
 
 class IRError(ValueError):
-    """Of the programs of this package."""
+    """The base class of the errors of `parallelism.ir`."""
 
 
 class VerifyError(IRError):
-    """A function that is none: the message names the op, by its number and as it is written."""
+    """A function is not valid.  The message names the op by its number and its text."""
 
 
 class ParseError(IRError):
-    """A text that is no program; ``line`` and ``column`` count from 1."""
+    """A text is not a program.  ``line`` and ``column`` count from 1."""
 
     def __init__(self, message: str, line: int, column: int) -> None:
         super().__init__(f"line {line}, column {column}: {message}")
@@ -23,4 +23,4 @@ class ParseError(IRError):
 
 
 class RecordError(IRError):
-    """What cannot be recorded: the message names the call and its line."""
+    """A call cannot be recorded.  The message names the call and its line."""

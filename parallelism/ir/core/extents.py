@@ -1,11 +1,11 @@
-"""Extents that may be symbols: sums of products of integers and names, in one form, so that equal ones compare equal.
+"""Extents may be symbolic: sums of products of integers and names, in a normal form, so equal extents compare equal.
 
     B, D = symbols("B D")
     2 * B * D + B       D // H       ceil_div(B, dp)       largest(4 * B, 64)
 
-A quotient is taken to be whole: ``D // H`` times ``H`` is ``D``, and `specialize` refuses numbers for which it is not.
-Symbols stand for extents and counts, which are not negative; `largest` leaves out what cannot be the largest.  An
-expression without symbols is an ``int``, never an `Expression`.
+A quotient is assumed to be whole: ``D // H`` times ``H`` is ``D``, and `specialize` refuses numbers for which it is
+not.  Symbols stand for extents and counts, so they are not negative; `largest` uses this to drop arguments that cannot
+be the largest.  An expression without symbols is an ``int``, never an `Expression`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Number = int | Fraction
 
 SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = re.compile(r"true|false|inf|nan|max|ceil|tensor|(ui|i|f)[0-9]+")
-"""What means something else where an expression may stand."""
+"""Names that have another meaning where an expression is read."""
 MOST_TERMS, MOST_POWER, MOST_NUMBER = 256, 16, 2**127
 
 
 @dataclass(frozen=True)
 class Call:
-    """What no sum of products says: ``max`` of several expressions, or ``ceil`` of one, the next whole number."""
+    """``max`` of several expressions, or ``ceil`` of one (the next whole number): an atom of other expressions."""
 
     name: str
     arguments: tuple[Extent, ...]
@@ -44,7 +44,7 @@ Monomial = tuple[tuple[Atom, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A sum of ``coefficient * atom**power * ...``; made by `symbols` and arithmetic."""
+    """A sum of terms ``coefficient * atom**power * ...``.  Build one with `symbols` and arithmetic."""
 
     terms: tuple[tuple[Monomial, Number], ...]
 
@@ -54,7 +54,7 @@ class Expression:
         total = dict(self.terms)
         for monomial, coefficient in _terms(other):
             total[monomial] = total.get(monomial, 0) + coefficient
-        return _made(total)
+        return _normal(total)
 
     __radd__ = __add__
 
@@ -75,7 +75,7 @@ class Expression:
             for b, y in _terms(other):
                 product = _product(a, b)
                 total[product] = total.get(product, 0) + x * y
-        return _made(total)
+        return _normal(total)
 
     __rmul__ = __mul__
 
@@ -90,7 +90,7 @@ class Expression:
     __truediv__, __rtruediv__ = __floordiv__, __rfloordiv__
 
     def __index__(self) -> NoReturn:
-        raise TypeError(f"{self} is no number before its symbols are: specialize({self.example()})")
+        raise TypeError(f"{self} has symbols and is not a number: give them values with specialize({self.example()})")
 
     __int__ = __float__ = __index__
 
@@ -99,15 +99,18 @@ class Expression:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names in it."""
+        """The names of its symbols."""
         return frozenset(_names(self))
 
     def example(self) -> str:
-        """A call of specialize that would do, for messages."""
+        """The arguments of a call of specialize that gives every symbol a value, for messages."""
         return ", ".join(f"{name}=..." for name in sorted(self.symbols))
 
     def specialize(self, **numbers: Extent) -> Extent:
-        """With these in place of the symbols; ``ValueError`` if that makes a number that is not whole."""
+        """The expression with symbols replaced by numbers or expressions.
+
+        ``ValueError`` if the result is a number that is not whole.
+        """
         if not self.symbols & numbers.keys():
             return self
         total = _Sum()
@@ -119,13 +122,13 @@ class Expression:
                 given = ", ".join(f"{name}={numbers[name]}" for name in sorted(self.symbols & numbers.keys()))
                 raise ValueError(f"{self} must be whole; with {given} it is {number}")
             return int(number)
-        return _made(total.terms)
+        return _normal(total.terms)
 
     def __str__(self) -> str:
         text = ""
         for monomial, coefficient in self.terms:
             sign = "-" if coefficient < 0 else "+" if text else ""
-            text += sign + _written(monomial, coefficient if coefficient > 0 else -coefficient)
+            text += sign + _text_of(monomial, coefficient if coefficient > 0 else -coefficient)
         return text
 
     __repr__ = __str__
@@ -141,14 +144,14 @@ class _Sum:
 
 
 def symbol(name: str) -> Expression:
-    """The extent of this name."""
+    """A symbolic extent of this name."""
     if not isinstance(name, str) or not SYMBOL.fullmatch(name) or RESERVED.fullmatch(name):
-        raise ValueError(f"a symbol is a name of letters, digits and _ that means nothing else, got {name!r}")
+        raise ValueError(f"a symbol is a name of letters, digits and _ without another meaning, got {name!r}")
     return Expression(((((name, 1),), 1),))
 
 
 def symbols(names: str) -> tuple[Expression, ...]:
-    """Several, their names separated by spaces.
+    """Symbolic extents, one for each name.  The names are separated by spaces.
 
     >>> B, D = symbols("B D")
     >>> (B + 1) * D - D
@@ -158,24 +161,24 @@ def symbols(names: str) -> tuple[Expression, ...]:
 
 
 def ceil_div(extent: Extent, parts: Extent) -> Extent:
-    """``extent / parts``, made whole upward: the largest of the pieces that ``numpy.array_split`` makes."""
+    """``extent / parts``, rounded up: the extent of the largest piece of ``numpy.array_split``."""
     return rounded_up(divided(extent, parts))
 
 
 def rounded_up(extent: Extent) -> Extent:
-    """The next whole number, where ``extent`` need not be one."""
+    """The next whole number.  ``extent`` may be a fraction."""
     if isinstance(extent, Expression) and not extent.symbols:
         return math.ceil(extent.terms[0][1])
     return extent if isinstance(extent, int) else _atom(Call("ceil", (extent,)))
 
 
 def divided(extent: Extent, parts: Extent) -> Extent:
-    """``extent / parts``, which need not be whole; of two numbers a fraction, which is an extent only inside others."""
+    """``extent / parts``, which need not be whole.  A mere fraction is valid only inside another extent."""
     return _quotient(extent, parts, whole=False)
 
 
 def largest(*extents: Extent) -> Extent:
-    """The largest of them, as far as that can be told; of the others a ``max``."""
+    """The largest of the extents.  Where symbols leave the order open the result is a ``max`` of the candidates."""
     kept: list[Extent] = []
     for extent in dict.fromkeys(_flattened(extents)):
         if not any(_at_least(other, extent) for other in kept):
@@ -189,17 +192,17 @@ def names_in(extent: Extent) -> frozenset[str]:
 
 
 def specialized(extent: Extent, numbers: Mapping[str, Extent]) -> Extent:
-    """An extent with these in place of its symbols."""
+    """The extent with its symbols replaced by ``numbers``."""
     return extent.specialize(**numbers) if isinstance(extent, Expression) else extent
 
 
 def product(extents: Iterable[Extent]) -> Extent:
-    """Of all of them; 1 of none."""
+    """The product of the extents; 1 if there are none."""
     return math.prod(extents)
 
 
 def quotient(extents: Iterable[Extent], divisors: Iterable[Extent]) -> Extent | None:
-    """The product of the first through that of the others, whole; None where there is none."""
+    """The product of ``extents`` divided by the product of ``divisors``; None if that is not whole."""
     numerator, denominator = list(extents), list(divisors)
     for divisor in list(denominator):
         if divisor in numerator:
@@ -211,15 +214,15 @@ def quotient(extents: Iterable[Extent], divisors: Iterable[Extent]) -> Extent | 
         return None
 
 
-# -- the one form ------------------------------------------------------------------------------------------------------
+# -- the normal form ---------------------------------------------------------------------------------------------------
 
 
-def _made(terms: Mapping[Monomial, Number]) -> Extent:
+def _normal(terms: Mapping[Monomial, Number]) -> Extent:
     kept = {m: int(c) if c.denominator == 1 else c for m, c in terms.items() if c}
     if not kept:
         return 0
     if len(kept) > MOST_TERMS:
-        raise ValueError(f"an expression has at most {MOST_TERMS} terms, this one {len(kept)}")
+        raise ValueError(f"an expression has at most {MOST_TERMS} terms, this one has {len(kept)}")
     if any(max(abs(c.numerator), c.denominator) > MOST_NUMBER for c in kept.values()):
         raise ValueError(f"a number in an expression has at most {MOST_NUMBER.bit_length()} bits")
     if kept.keys() == {()} and kept[()].denominator == 1:
@@ -247,17 +250,17 @@ def _product(a: Monomial, b: Monomial) -> Monomial:
     for atom, power in b:
         powers[atom] = powers.get(atom, 0) + power
         if abs(powers[atom]) > MOST_POWER:
-            raise ValueError(f"an expression has powers up to {MOST_POWER}, not {atom}**{powers[atom]}")
+            raise ValueError(f"an expression has powers of at most {MOST_POWER}, got {atom}**{powers[atom]}")
     return tuple(sorted(((atom, power) for atom, power in powers.items() if power), key=lambda item: str(item[0])))
 
 
 def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
     if divisor == 0:
-        raise ZeroDivisionError(f"{extent} through 0")
+        raise ZeroDivisionError(f"{extent} cannot be divided by 0")
     if isinstance(extent, int) and isinstance(divisor, int):
         if whole and extent % divisor:
-            raise ValueError(f"{extent} is no multiple of {divisor}")
-        return _made({(): Fraction(extent, divisor)})
+            raise ValueError(f"{extent} is not a multiple of {divisor}")
+        return _normal({(): Fraction(extent, divisor)})
     below = _terms(divisor)
     if extent == divisor:
         return 1
@@ -265,11 +268,11 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
         above = _terms(extent)
         ratio = Fraction(above[0][1]) / below[0][1]
         if above == tuple((monomial, ratio * coefficient) for monomial, coefficient in below):
-            return _made({(): ratio})
-        raise ValueError(f"{extent} can be divided by a product, not by {divisor}")
+            return _normal({(): ratio})
+        raise ValueError(f"{extent} cannot be divided by the sum {divisor}, only by products")
     (monomial, coefficient), = below
     inverse = tuple((atom, -power) for atom, power in monomial)
-    return _made({_product(a, inverse): Fraction(x) / coefficient for a, x in _terms(extent)})
+    return _normal({_product(a, inverse): Fraction(x) / coefficient for a, x in _terms(extent)})
 
 
 def _substituted(
@@ -285,7 +288,7 @@ def _substituted(
                 total.add((_product(a, b), x * y) for a, x in terms for b, y in below)
                 terms = list(total.terms.items())
             elif value == 0 or len(below) > 1:
-                raise ValueError(f"{_written(monomial, coefficient)} cannot be divided by {atom} = {value}")
+                raise ValueError(f"{_text_of(monomial, coefficient)} cannot be divided by {atom} = {value}")
             else:
                 inverse = tuple((a, -p) for a, p in below[0][0])
                 terms = [(_product(a, inverse), Fraction(x) / below[0][1]) for a, x in terms]
@@ -302,7 +305,7 @@ def _called(call: Call, numbers: Mapping[str, Extent]) -> Extent:
     terms = {monomial: c for monomial, c in total.terms.items() if c}
     if set(terms) <= {()}:
         return math.ceil(terms.get((), 0))
-    return _atom(Call("ceil", (_made(terms),)))
+    return _atom(Call("ceil", (_normal(terms),)))
 
 
 def _flattened(extents: Iterable[Extent]) -> Iterator[Extent]:
@@ -318,7 +321,7 @@ def _flattened(extents: Iterable[Extent]) -> Iterator[Extent]:
 
 
 def _at_least(a: Extent, b: Extent) -> bool:
-    """Whether ``a >= b`` whatever the symbols are."""
+    """Whether ``a >= b`` for all values of the symbols."""
     rest = dict(_terms(a))
     for monomial, coefficient in _terms(b):
         if rest.pop(monomial, 0) < coefficient:
@@ -336,7 +339,7 @@ def _names(extent: Extent) -> Iterator[str]:
                     yield from _names(argument)
 
 
-def _written(monomial: Monomial, coefficient: Number) -> str:
+def _text_of(monomial: Monomial, coefficient: Number) -> str:
     above = [str(atom) for atom, power in monomial for _ in range(power)]
     below = [str(atom) for atom, power in monomial for _ in range(-power)]
     if coefficient.numerator != 1 or not above:

@@ -1,8 +1,8 @@
-"""A program as a value: values with types, ops that make new ones of them, a function that returns some.
+"""A program is a value: typed values, ops that compute new values, and a function that returns some of them.
 
-Everything is frozen, hashable, and checked when it is built: an op takes values that are there, every value is made
-once, and the types are those that the table of operators says.  A value may say how it lies on a mesh, an op to which
-part of the model it belongs.
+Everything is frozen, hashable, and checked when it is built.  An op takes only values that are defined before it,
+every value is defined once, and types agree with the table of operators.  A value may carry a layout on a mesh; an op
+may carry the region of the model that it belongs to.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an op makes, or a function is given: a name, which is its own in a function, and a type."""
+    """An output of an op or an input of a function: a name, unique in the function, and a type."""
 
     name: str
     type: TensorType
     layout: TensorSharding | None = None
-    """How the whole tensor lies on the devices of a mesh, which the function does not know; None: nobody has said.
-    Kept with each dim spelt out, no ``...``."""
+    """How the whole tensor lies on a mesh, which the function does not name; None if no layout was given.
+    Every dim is written out: ``...`` is expanded."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
-            raise VerifyError(f"the name of a value is made of letters, digits, _ and ., got {self.name!r}")
+            raise VerifyError(f"the name of a value must consist of letters, digits, _ and ., got {self.name!r}")
         if not isinstance(self.type, TensorType):
-            raise TypeError(f"%{self.name}: its type is a TensorType, got {self.type!r}")
+            raise TypeError(f"%{self.name}: its type must be a TensorType, got {self.type!r}")
         if self.layout is None:
             return
         if not isinstance(self.layout, TensorSharding):
-            raise TypeError(f"%{self.name}: its layout is a TensorSharding or None, got {self.layout!r}")
+            raise TypeError(f"%{self.name}: its layout must be a TensorSharding or None, got {self.layout!r}")
         try:
             object.__setattr__(self, "layout", self.layout.over(self.type.ndim))
         except ValueError as error:
@@ -57,15 +57,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator of the table at work: ``outputs = kind(inputs, **attributes)``."""
+    """One use of an operator of the table: ``outputs = kind(inputs, **attributes)``."""
 
     kind: str
     inputs: tuple[Value, ...]
     attributes: Attributes
-    """Given as a mapping or as pairs, kept as pairs in the order of their names."""
+    """Pairs of name and value, sorted by name.  A mapping is accepted, too."""
     outputs: tuple[Value, ...]
     region: str | None = None
-    """The part of the model that it belongs to, and the parts in which that lies: ``block.0.attention``."""
+    """The path of the region of the model that the op belongs to, outermost first: ``block.0.attention``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -79,34 +79,34 @@ class Op:
 
     @property
     def operator(self) -> Operator:
-        """Its entry in the table."""
+        """The operator's entry in the table."""
         return operator(self.kind)
 
     @property
     def types(self) -> tuple[TensorType, ...]:
-        """Of the inputs."""
+        """The types of the inputs."""
         return tuple(value.type for value in self.inputs)
 
     @property
     def rule(self) -> Rule:
-        """How its dims relate."""
+        """How the dims of inputs and outputs relate."""
         return meaning(self.kind, self.types, self.attributes).rule
 
     @property
     def flops(self) -> Extent:
-        """Floating point operations; two for each multiply-add."""
+        """Floating-point operations; a multiply-add counts as two."""
         return flops(self.kind, self.types, self.attributes)
 
     @property
     def nbytes(self) -> Extent:
-        """Bytes read and written: inputs and outputs once each, none by a view."""
+        """Bytes read and written: each input and output once; 0 for a view."""
         if self.operator.view:
             return 0
         return sum((value.type.nbytes for value in (*self.inputs, *self.outputs)), 0)
 
     @property
     def bytes_received(self) -> Extent:
-        """Bytes that a device receives from others."""
+        """Bytes that one device receives from other devices."""
         received = self.operator.received
         return received(*self.types, **dict(self.attributes)) if received else 0
 
@@ -116,7 +116,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Function:
-    """Inputs, ops in an order in which they can run, and the values that are returned."""
+    """Inputs, ops in an order in which they can run, and the returned values."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -130,20 +130,20 @@ class Function:
 
     @property
     def values(self) -> Iterator[Value]:
-        """The inputs, then what the ops make."""
+        """The inputs, then the outputs of the ops."""
         yield from self.inputs
         for op in self.ops:
             yield from op.outputs
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names that stand for extents."""
+        """The names of all symbolic extents."""
         attributes = (_symbols(value) for op in self.ops for _, value in op.attributes)
         return frozenset().union(*(value.type.symbols for value in self.values), *attributes)
 
     @property
     def flops(self) -> Extent:
-        """Of all ops."""
+        """Floating-point operations of all ops."""
         return sum((op.flops for op in self.ops), 0)
 
     @property
@@ -152,18 +152,19 @@ class Function:
         return sum((op.nbytes for op in self.ops), 0)
 
     def specialize(self, **numbers: Extent) -> Function:
-        """With these in place of the symbols, some or all: a number, or another expression.
+        """The function with some or all symbols replaced, each by a number or another expression.
 
-        ``ValueError`` for a symbol that the function has not, and for numbers that make an extent that is not whole.
+        ``ValueError`` for a symbol that the function does not have, for a negative number, and for numbers that give
+        an extent that is not whole.
         """
         for name, number in numbers.items():
             if name not in self.symbols:
                 known = ", ".join(sorted(self.symbols)) or "none"
                 raise ValueError(f"@{self.name} has no symbol {name}: its symbols are {known}")
             if isinstance(number, bool) or not isinstance(number, int | Expression):
-                raise TypeError(f"symbol {name} stands for an integer or an expression, got {number!r}")
+                raise TypeError(f"symbol {name} must be an integer or an expression, got {number!r}")
             if isinstance(number, int) and number < 0:
-                raise ValueError(f"symbol {name} stands for an extent, which is at least 0, got {number}")
+                raise ValueError(f"symbol {name} must be at least 0, because it is an extent, got {number}")
         values = {value: replace(value, type=value.type.specialize(numbers)) for value in self.values}
         ops = tuple(
             Op(
@@ -177,22 +178,23 @@ class Function:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The paths of all regions that ops are marked with, and of those in which they lie, in order."""
+        """The paths of all regions of the ops, and of the regions that contain them, in order."""
         return regions.paths(self)
 
     def region(self, path: str) -> Function:
-        """The ops of a region, and of those inside it, as a function of its own, named after it.
+        """The ops of a region, and of the regions inside it, as a separate function that is named after the region.
 
-        Its inputs are the values that come from outside, in the order of their use; its outputs those that the rest
-        of this function needs, or returns.  Names, layouts and marks stay.  ``ValueError`` if no op belongs to it.
+        Its inputs are the values that come from outside, in the order of their use.  Its outputs are the values that
+        the rest of this function uses or returns.  Names, layouts and region paths stay.  ``ValueError`` if no op
+        belongs to the region.
         """
         return regions.part(self, path)
 
     def replaced(self, path: str, part: Function) -> Function:
-        """This function with ``part`` in place of the ops of a region.
+        """This function with the ops of ``part`` in place of the ops of a region.
 
-        ``part`` takes and returns the types that ``region(path)`` takes and returns, in order; its ops are marked with
-        the region, too.  ``ValueError`` if it does not, and for a region that is needed for one of its own inputs.
+        ``part`` must take and return the types that ``region(path)`` takes and returns, in order.  Its ops are marked
+        with the region.  ``ValueError`` if the types differ, or if an input of the region depends on its outputs.
         """
         return regions.replaced(self, path, part)
 
@@ -201,9 +203,9 @@ class Function:
 
 
 def verify(function: Function) -> None:
-    """That it is one: `VerifyError` names the op.  Done whenever a `Function` is built."""
+    """Check a function; `VerifyError` names the op that is wrong.  Every `Function` is verified when it is built."""
     if not isinstance(function.name, str) or not NAME.fullmatch(function.name):
-        raise VerifyError(f"the name of a function is made of letters, digits, _ and ., got {function.name!r}")
+        raise VerifyError(f"the name of a function must consist of letters, digits, _ and ., got {function.name!r}")
     known: dict[str, Value] = {}
     for value in function.inputs:
         if value.name in known:
@@ -213,11 +215,10 @@ def verify(function: Function) -> None:
         try:
             for value in op.inputs:
                 _check_known(value, known)
-            found = meaning(op.kind, op.types, op.attributes).outputs
-            check_outputs(op, found)
+            check_outputs(op, meaning(op.kind, op.types, op.attributes).outputs)
             for value in op.outputs:
                 if value.name in known:
-                    raise ValueError(f"%{value.name} is there already, and every value is made once")
+                    raise ValueError(f"%{value.name} is defined already; every value is defined once")
                 known[value.name] = value
         except (ValueError, TypeError) as error:
             raise VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}") from None
@@ -228,18 +229,21 @@ def verify(function: Function) -> None:
             raise VerifyError(f"@{function.name}, return: {error}") from None
 
 
-def check_outputs(op: Op, found: tuple[TensorType, ...]) -> None:
-    """That the outputs of an op are those that its inputs make; ``ValueError`` if not."""
+def check_outputs(op: Op, expected: tuple[TensorType, ...]) -> None:
+    """Check that the outputs of an op have the expected types and different names; ``ValueError`` if not."""
     given = tuple(value.type for value in op.outputs)
-    if given != found:
-        told = [", ".join(map(str, types)) or "nothing" for types in (found, given)]
-        raise ValueError(f"it makes {told[0]}, not {told[1]}")
+    if given != expected:
+        texts = [", ".join(map(str, types)) or "nothing" for types in (expected, given)]
+        raise ValueError(f"its output must be {texts[0]}, got {texts[1]}")
     if len({value.name for value in op.outputs}) != len(op.outputs):
-        raise ValueError("two of its outputs have one name")
+        raise ValueError("two of its outputs have the same name")
 
 
 def frozen_attributes(attributes: Mapping[str, Any] | Attributes) -> Attributes:
-    """As pairs in the order of their names, lists as tuples, numbers as Python's; ``ValueError`` for a nan."""
+    """The attributes as pairs sorted by name, with tuples for lists and Python numbers for NumPy's.
+
+    ``ValueError`` for a nan; ``TypeError`` for a value that is not a number, a string, a dtype or a list of them.
+    """
     pairs = dict(attributes).items()
     return tuple(sorted((name, _frozen(name, value)) for name, value in pairs)) if pairs else ()
 
@@ -250,23 +254,23 @@ def _frozen(name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and math.isnan(value):
-        raise ValueError(f"attribute {name} cannot be nan, which equals nothing")
+        raise ValueError(f"attribute {name} cannot be nan, because nan does not equal itself")
     if isinstance(value, np.dtype):
         value = value.newbyteorder("=")
         if value in DTYPE_NAMES:
             return value
     elif isinstance(value, str | bool | int | float | Expression):
         return value
-    raise TypeError(f"attribute {name} is a number, a string, a dtype or a list of them, got {str(value)[:80]}")
+    raise TypeError(f"attribute {name} must be a number, a string, a dtype or a list of them, got {str(value)[:80]}")
 
 
 def _check_known(value: Value, known: Mapping[str, Value]) -> None:
-    found = known.get(value.name)
-    if found is None:
-        raise ValueError(f"%{value.name} is not there yet")
-    if found is not value and found != value:
-        told = (found.type, value.type) if found.type != value.type else (str(found), str(value))
-        raise ValueError(f"%{value.name} is a {told[0]}, not a {told[1]}")
+    defined = known.get(value.name)
+    if defined is None:
+        raise ValueError(f"%{value.name} is not defined yet")
+    if defined is not value and defined != value:
+        was, used = (defined.type, value.type) if defined.type != value.type else (defined, value)
+        raise ValueError(f"%{value.name} is defined as {was} and used as {used}")
 
 
 def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:

@@ -1,4 +1,4 @@
-"""A program as text, in the manner of MLIR's generic form: a line an op, every type written out."""
+"""The text of a program, in the manner of MLIR's generic form: one line for each op, every type written out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from parallelism.sharding import TensorSharding
 
 PLAIN = re.compile(r"(?!None\b)[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-"""Names of axes that stand in a layout as they are; others in quotes."""
+"""Axis names that a layout writes without quotes."""
 
 
 def print_function(function: Function) -> str:
-    """The text that `parallelism.ir.parse` reads back."""
+    """The text of a function; `parallelism.ir.parse` reads it back."""
     inputs = ", ".join(map(print_value, function.inputs))
     outputs = ", ".join(map(print_type, function.outputs))
     returned = ", ".join(f"%{value.name}" for value in function.outputs)
@@ -29,7 +29,7 @@ def print_function(function: Function) -> str:
 
 
 def print_op(op: Op) -> str:
-    """One line of it."""
+    """The line of one op."""
     outputs = ", ".join(f"%{value.name}" for value in op.outputs)
     inputs = ", ".join(f"%{value.name}" for value in op.inputs)
     types = ", ".join(str(value.type) for value in op.inputs)
@@ -44,17 +44,17 @@ def print_op(op: Op) -> str:
 
 
 def print_value(value: Value) -> str:
-    """Where it is given: with its type and layout."""
+    """The text of an input: its name, its type, and its layout if it has one."""
     return f"%{value.name}: {print_type(value)}"
 
 
 def print_type(value: Value) -> str:
-    """Its type, and its layout if it has one."""
+    """The type of a value, and its layout if it has one."""
     return str(value.type) if value.layout is None else f"{value.type} {print_layout(value.layout)}"
 
 
 def print_layout(layout: TensorSharding) -> str:
-    """As `TensorSharding.short` writes it; axes whose names are no words in quotes."""
+    """The layout as `TensorSharding.short` writes it.  Axis names that are not plain words are quoted."""
     op = f", op={layout.op}" if layout.op != "sum" else ""
     partial = f" partial={_axes(layout.partial)}{op}" if layout.partial else ""
     return f"[{', '.join(_axes(dim.axes) for dim in layout.dims)}]{partial}"
@@ -66,7 +66,7 @@ def _axes(axes: tuple[str, ...]) -> str:
 
 
 def print_attribute(value: Any) -> str:
-    """The value of an attribute."""
+    """The text of an attribute's value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float | Expression):

@@ -1,6 +1,6 @@
-"""Parts of a function by name: ops that are marked with a path, as a function of their own, and put back.
+"""Regions are named parts of a function.  They can be extracted as functions and replaced.
 
-A region is a path of names, ``block.0.attention``; what belongs to it belongs to ``block.0`` and to ``block``, too.
+A region is a path of names, such as ``block.0.attention``.  Its ops also belong to ``block.0`` and to ``block``.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
 def check_path(path: str) -> str:
-    """``path``, if it is one of a region."""
+    """``path``; ``ValueError`` if it is not the path of a region."""
     if not isinstance(path, str) or not _PATH.fullmatch(path):
-        raise ValueError(f"a region is a path of names with a . between, as block.0, got {str(path)[:80]!r}")
+        raise ValueError(f"a region is a path of names separated by ., such as block.0, got {str(path)[:80]!r}")
     return path
 
 
 def joined(outer: str | None, inner: str | None) -> str | None:
-    """The path of ``inner`` inside ``outer``."""
+    """The path of the region ``inner`` inside the region ``outer``; each may be None."""
     if inner is None:
         return outer
     return check_path(inner) if outer is None else f"{outer}.{check_path(inner)}"
 
 
 def inside(op: Op, path: str) -> bool:
-    """Whether an op belongs to a region."""
+    """Whether an op belongs to a region, or to one nested in it."""
     return op.region is not None and (op.region == path or op.region.startswith(f"{path}."))
 
 
 def paths(function: Function) -> tuple[str, ...]:
-    """Of all regions, those that hold others before them."""
-    found: dict[str, None] = {}
+    """The paths of all regions.  An outer region comes before the regions nested in it."""
+    prefixes: dict[str, None] = {}
     for region in dict.fromkeys(op.region for op in function.ops if op.region is not None):
         names = region.split(".")
-        found.update((".".join(names[:count]), None) for count in range(1, len(names) + 1))
-    return tuple(found)
+        prefixes.update((".".join(names[:count]), None) for count in range(1, len(names) + 1))
+    return tuple(prefixes)
 
 
 def part(function: Function, path: str) -> Function:
@@ -52,8 +52,8 @@ def part(function: Function, path: str) -> Function:
         near = difflib.get_close_matches(path, paths(function), 3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"@{function.name} has no op in region {path!r}{hint}")
-    made = {value for op in ops for value in op.outputs}
-    inputs = dict.fromkeys(value for op in ops for value in op.inputs if value not in made)
+    defined = {value for op in ops for value in op.outputs}
+    inputs = dict.fromkeys(value for op in ops for value in op.inputs if value not in defined)
     needed = {*function.outputs, *(v for op in function.ops if not inside(op, path) for v in op.inputs)}
     outputs = [value for op in ops for value in op.outputs if value in needed]
     return replace(function, name=path, inputs=tuple(inputs), ops=tuple(ops), outputs=tuple(outputs))
@@ -64,8 +64,9 @@ def replaced(function: Function, path: str, new: Function) -> Function:
     old = part(function, path)
     for what, given, wanted in (("takes", new.inputs, old.inputs), ("returns", new.outputs, old.outputs)):
         if [v.type for v in given] != [v.type for v in wanted]:
-            told = [", ".join(str(v.type) for v in values) or "nothing" for values in (wanted, given)]
-            raise ValueError(f"region {path!r} of @{function.name} {what} {told[0]}, and @{new.name} {told[1]}")
+            texts = [", ".join(str(v.type) for v in values) or "nothing" for values in (wanted, given)]
+            raise ValueError(f"region {path!r} of @{function.name} {what} {texts[0]}, but @{new.name} {what} "
+                             f"{texts[1]}")
     before, after = _around(function, path, old)
     values = _named(function, path, old, new)
     ops = [
@@ -83,7 +84,7 @@ def _each(values: Iterable[Value], new: dict[Value, Value]) -> tuple[Value, ...]
 
 
 def _around(function: Function, path: str, old: Function) -> tuple[list[Op], list[Op]]:
-    """The other ops: those that can run before all of the region, and those after it."""
+    """The ops outside of a region: those that run before the region, and those that run after it."""
     last = max(number for number, op in enumerate(function.ops) if inside(op, path))
     late = set(old.outputs)
     before, after = [], []
@@ -97,13 +98,16 @@ def _around(function: Function, path: str, old: Function) -> tuple[list[Op], lis
             before.append(op)
     for value in old.inputs:
         if value in late:
-            raise ValueError(f"region {path!r} of @{function.name} is not one piece: what it makes is needed outside "
-                             f"of it for %{value.name}, which it takes")
+            raise ValueError(f"region {path!r} of @{function.name} is not in one piece: its input %{value.name} is "
+                             "computed outside of it from one of its outputs")
     return before, after
 
 
 def _named(function: Function, path: str, old: Function, new: Function) -> dict[Value, Value]:
-    """What the values of ``new`` become: inputs those that there are, outputs under the names that they replace."""
+    """The value that replaces each value of ``new``.
+
+    Inputs become the existing values, outputs get the names that they replace, and others a free name.
+    """
     values = dict(zip(new.inputs, old.inputs, strict=True))
     taken = {value.name for value in (*function.inputs, *_outside(function, path), *old.outputs)}
     names = {now: was.name for was, now in reversed(list(zip(old.outputs, new.outputs, strict=True)))}

@@ -1,13 +1,13 @@
-"""How the dims of an operator's inputs and outputs are related, as in an einsum.
+"""A rule relates the dims of an operator's inputs and outputs, as in an einsum.
 
-    ij,jk->ik           j stands in the inputs only: it is reduced, by a sum unless the rule says otherwise
-    ij!->ij!            j is seen whole: nobody can compute a part of it alone (a softmax along j)
-    (ij)k->ijk          a dim made of two, the first one slowest (a reshape)
-    1j,ij->ij           a dim of extent 1 that serves all of them (broadcasting)
-    ij->1j              what is left of a dim that was reduced, or one that is new
+    ij,jk->ik           j is in the inputs only: it is reduced, by a sum unless the rule says otherwise
+    ij!->ij!            j is needed whole: a part of it cannot be computed alone (a softmax along j)
+    (ij)k->ijk          a dim is composed of two, the first one slowest (a reshape)
+    1j,ij->ij           a dim of extent 1 is broadcast
+    ij->1j              a reduced dim is kept with extent 1, or a dim of extent 1 is new
 
-From a rule follow the shapes of the outputs, which dims may be split over devices and which outputs are then partial
-(a reduction over parts is pending), and how many points the operator visits, which is what its cost is counted in.
+A rule determines the shapes of the outputs, which dims may be split over devices, which outputs are then partial (a
+reduction over shards is pending), and how many points the operator visits; flops are counted per point.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ class Rule:
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """All of them, in the order in which they appear."""
+        """All letters, in the order in which they appear."""
         return tuple(dict.fromkeys(
             letter for tensor in (*self.inputs, *self.outputs) for dim in tensor for letter in dim if letter != "1"
         ))
 
     @property
     def output_shapes(self) -> tuple[Shape, ...]:
+        """The shape of each output."""
         return tuple(self.shape(output) for output in self.outputs)
 
     @property
     def points(self) -> Extent:
-        """How often the innermost step runs: the product of the extents of all letters."""
+        """The number of points that the operator visits: the product of the extents of all letters."""
         return product(self.extents[letter] for letter in self.letters)
 
     def shape(self, dims: Sequence[Dim]) -> Shape:
@@ -72,35 +73,38 @@ class Rule:
 
 
 def rule(text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = None, op: str = "sum") -> Rule:
-    """The rule that ``text`` writes, for inputs of these shapes; ``new`` has the extents that no input tells.
+    """The rule written in ``text`` for inputs of these shapes.  ``new`` has the extents of letters of outputs only.
 
-    ``ValueError`` for inputs that do not fit: another number of dims, or two extents of one letter.
+    ``ValueError`` if the inputs do not fit: a wrong number of dims, or two extents for one letter.
     """
     inputs, outputs, whole = _read(text)
     if not shapes and inputs == ((),):
-        inputs = ()                     # "->ij" is written for none as for a scalar
+        inputs = ()                     # "->ij" is the text for no input as well as for a scalar
     extents: dict[str, Extent] = dict(new or {})
     where: dict[str, int] = {}
     if len(inputs) != len(shapes):
         raise ValueError(f"it takes {len(inputs)} inputs ({text}), not {len(shapes)}")
     for number, (dims, shape) in enumerate(zip(inputs, shapes, strict=True)):
         if len(dims) != len(shape):
-            raise ValueError(f"input {number} has {len(dims)} dims ({text}), not {len(shape)}: shape {told(shape)}")
+            raise ValueError(f"input {number} must have {len(dims)} dims ({text}), got {len(shape)}: shape "
+                             f"{shape_text(shape)}")
         for dim, extent in zip(dims, shape, strict=True):
             if len(dim) != 1:
                 continue
             letter, = dim
             known = 1 if letter == "1" else extents.setdefault(letter, extent)
             if known != extent:
-                other = f" in input {where[letter]}, of shape {told(shapes[where[letter]])}" if letter in where else ""
+                other = ""
+                if letter in where:
+                    other = f" in input {where[letter]}, of shape {shape_text(shapes[where[letter]])}"
                 raise ValueError(f"dim {letter} of {text} is {known}{other}, and {extent} in input {number}, of shape "
-                                 f"{told(shape)}")
+                                 f"{shape_text(shape)}")
             where.setdefault(letter, number)
     return Rule(inputs, outputs, extents, whole, op)
 
 
-def told(shape: Sequence[Extent]) -> str:
-    """A shape, in messages."""
+def shape_text(shape: Sequence[Extent]) -> str:
+    """The text of a shape, for messages."""
     return f"({', '.join(map(str, shape))})"
 
 
@@ -141,7 +145,7 @@ def letters(count: int, skip: str = "") -> str:
 
 
 def elementwise(shapes: Sequence[Shape]) -> Rule:
-    """Every input the shape of the output, or with 1 in its place, or with fewer dims in front, as in NumPy."""
+    """The rule of an elementwise operator.  Inputs are broadcast as in NumPy."""
     out = broadcast(shapes)
     names = letters(len(out))
     texts = []
@@ -154,26 +158,26 @@ def elementwise(shapes: Sequence[Shape]) -> Rule:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape of what NumPy makes of these, elementwise; a symbol fits itself and 1."""
+    """The shape to which NumPy broadcasts these shapes.  A symbol is equal to itself and fits 1."""
     out: list[Extent] = [1] * max(map(len, shapes))
     for shape in shapes:
         for d, extent in enumerate(shape, len(out) - len(shape)):
             if out[d] == 1:
                 out[d] = extent
             elif extent not in (1, out[d]):
-                raise ValueError(f"shapes {' and '.join(map(told, shapes))} do not fit together: {out[d]} is not "
+                raise ValueError(f"shapes {' and '.join(map(shape_text, shapes))} do not fit together: {out[d]} is not "
                                  f"{extent}")
     return tuple(out)
 
 
 def along(ndim: int, axis: int, inside: str) -> str:
-    """Letters for so many dims, with ``inside`` in the place of one."""
+    """Letters for ``ndim`` dims, with the text ``inside`` in place of dim ``axis``."""
     names = letters(ndim - 1, inside)
     return names[:axis] + inside + names[axis:]
 
 
 def reshape(before: Shape, after: Shape) -> Rule:
-    """The dims of two shapes of one size, as far as they have common factors, outermost first."""
+    """The rule of a reshape: the common factors of the dims of both shapes, outermost first."""
     names = iter(ascii_letters)
     extents: dict[str, Extent] = {}
     sides: tuple[list[list[str]], list[list[str]]] = [[] for _ in before], [[] for _ in after]
@@ -198,13 +202,13 @@ def reshape(before: Shape, after: Shape) -> Rule:
             extents[letter] = extent
             whole.add(letter)
             side[d].append(letter)
-    # an inner factor is split only with all that is outside of it; what shares a dim with a whole one stays whole, too
-    dims = [tuple(tuple(found) or ("1",) for found in side) for side in sides]
+    # A split of a dim splits its outer factors first; the factors that two dims do not share are kept whole.
+    dims = [tuple(tuple(names) or ("1",) for names in side) for side in sides]
     return Rule((dims[0],), (dims[1],), extents, frozenset(whole))
 
 
 def _common(m: Extent, n: Extent, after_m: Sequence[Extent], after_n: Sequence[Extent]) -> Extent | None:
-    """What both extents begin with: the smaller of them, if it divides the other."""
+    """The outermost factor that both extents share: the smaller of them, if it divides the other; else None."""
     if m == n:
         return m if m != 0 else None
     if isinstance(m, int) and isinstance(n, int):

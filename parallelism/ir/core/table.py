@@ -1,7 +1,7 @@
-"""The table of operators: all that anybody has to know about one stands in its entry.
+"""The table of operators.  An entry holds everything about one operator.
 
-An entry says how dims relate (`rules`), the dtypes of the outputs, the NumPy kernel, how many floating point operations
-a point takes and how a gradient goes back.  Shapes, costs and what may be split follow from the rule.
+It has the rule that relates dims (`parallelism.ir.core.rules`), the dtypes of the outputs, the NumPy kernel, the
+floating-point operations per point and the derivative.  Shapes, costs and possible splits follow from the rule.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ in any one input while the others stay as they are; numbers: in any one of these
 
 @dataclass(frozen=True)
 class Operator:
-    """One entry.  ``attributes`` are keywords of all its functions; ``types`` the types of the inputs.
+    """One entry of the table.  All its functions take the attributes of an op as keywords.
 
     The kernel takes arrays and returns one, or a tuple if there are several outputs.  The derivative takes the gradient
     of the output, the output and the inputs, all traced (`parallelism.ir.tracing`), and returns the gradient of each
-    input or None; one that is broadcast or of another dtype is put right by who calls.  With several outputs, gradients
-    and outputs are tuples.
+    input or None.  The caller sums a gradient over broadcast dims and converts its dtype.  With several outputs,
+    gradients and outputs are tuples.
     """
 
     name: str
     rule: Callable[..., Rule]
-    """``rule(*types, **attributes)``."""
+    """``rule(*types, **attributes)`` returns the rule for inputs of these types."""
     dtypes: Callable[..., np.dtype[Any] | tuple[np.dtype[Any], ...]]
-    """``dtypes(*types, **attributes)``: of the output, or of each."""
+    """``dtypes(*types, **attributes)`` returns the dtype of all outputs, or a tuple with one for each."""
     kernel: Callable[..., Any]
     derivative: Callable[..., Sequence[Any]] | None = None
     flops: Callable[[Rule], Extent] | int = 0
-    """Floating point operations, or how many of them a point of the rule takes."""
+    """Floating-point operations: a function of the rule, or a number per point of the rule."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """The name of each, and its kind: see `KINDS`."""
+    """The name of each attribute, and its kind: a key of `KINDS`."""
     view: bool = False
-    """Whether the output lies in the memory of the first input."""
+    """Whether the output shares the memory of the first input."""
     received: Callable[..., Extent] | None = None
-    """Of a collective or a message: bytes that a device receives, ``received(*types, **attributes)``."""
+    """For a collective or a message, ``received(*types, **attributes)`` returns the bytes that a device receives."""
     linear: Linear = ()
     grows: bool = False
     """Whether its output may be larger than its inputs are together, not counting those that are broadcast."""
@@ -71,36 +71,39 @@ class Operator:
 
 
 class Meaning(NamedTuple):
-    """What an op comes to: how its dims relate, and the types of its outputs."""
+    """The rule of an op, and the types of its outputs."""
 
     rule: Rule
     outputs: tuple[TensorType, ...]
 
 
 OPERATORS: dict[str, Operator] = {}
-"""By name; filled by the modules that define them, all of which `parallelism.ir` loads."""
+"""All operators by name.  The modules that define them fill it; `parallelism.ir` imports all of these."""
 
 
 def register(operator: Operator) -> Operator:
-    """Put an entry into the table; ``ValueError`` if the name is taken."""
+    """Add an entry to the table; ``ValueError`` if the name is taken."""
     if operator.name in OPERATORS:
-        raise ValueError(f"there is an operator {operator.name!r} already")
+        raise ValueError(f"an operator named {operator.name!r} exists already")
     OPERATORS[operator.name] = operator
     return operator
 
 
 def operator(kind: str) -> Operator:
-    """The entry of this name."""
-    found = OPERATORS.get(kind) if isinstance(kind, str) else None
-    if found is None:
+    """The entry of this name; ``ValueError`` if there is none."""
+    entry = OPERATORS.get(kind) if isinstance(kind, str) else None
+    if entry is None:
         near = difflib.get_close_matches(str(kind)[:80], OPERATORS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no operator {str(kind)[:80]!r}{hint}")
-    return found
+    return entry
 
 
 def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Meaning:
-    """Rule and types of the outputs; ``ValueError`` or ``TypeError``, naming the operator, for what does not fit."""
+    """The rule of an op and the types of its outputs.
+
+    ``ValueError`` or ``TypeError`` names the operator if the types or attributes do not fit.
+    """
     entry = operator(kind)
     given = dict(attributes)
     if given.keys() != entry.attributes.keys():
@@ -108,7 +111,7 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
         raise ValueError(f"{kind}: its attributes are {wanted}; got {', '.join(sorted(given)) or 'none'}")
     for name, wanted in entry.attributes.items():
         if not KINDS[wanted](given[name]):
-            raise TypeError(f"{kind}: attribute {name} is {wanted}, got {str(given[name])[:80]}")
+            raise TypeError(f"{kind}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
     try:
         return _meaning(kind, types, attributes)
     except (ValueError, TypeError) as error:
@@ -132,15 +135,16 @@ def _meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
 
 
 def flops(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Extent:
-    """Floating point operations of one op."""
+    """Floating-point operations of one op."""
     rule, count = meaning(kind, types, attributes).rule, OPERATORS[kind].flops
     return count(rule) if callable(count) else count * rule.points if count else 0
 
 
 def of_a_part(attributes: Attributes, shape: Sequence[Extent], starts: Sequence[Extent]) -> Attributes:
-    """The attributes of an op that makes only a part of what it made: of this shape, from there on.
+    """The attributes of the op that computes only a part of the output: of this shape, starting at ``starts``.
 
-    By two names: ``shape`` is always that of the output, ``starts`` where the output begins in something larger.
+    This changes two attributes.  ``shape`` is always the shape of the output; ``starts`` is the output's position in a
+    larger tensor.
     """
     given = dict(attributes)
     if "shape" in given:
@@ -182,11 +186,11 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a list of pairs": _each(lambda value: _each(_is_int)(value) and len(value) == 2),
     "a number or a list of them": lambda value: _is_number(value) or _each(_is_number)(value),
 }
-"""What an attribute may be."""
+"""The kinds of attributes, each with a test of a value."""
 
 
 def checked_axis(axis: int, ndim: int) -> int:
-    """``axis``, if a tensor of so many dims has it; counted from 0."""
+    """``axis``; ``ValueError`` unless it is in 0 ... ndim - 1."""
     if not 0 <= axis < ndim:
-        raise ValueError(f"axis {axis} is none of {ndim} dims, counted from 0")
+        raise ValueError(f"axis must be in 0 ... {ndim - 1} for {ndim} dims, got {axis}")
     return axis

@@ -1,4 +1,4 @@
-"""What a value is known by before it is computed: the dtype and shape of a tensor, written as in MLIR."""
+"""The type of a tensor: its dtype and shape, written as in MLIR."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(bool), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
     **{f"i{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)}, **{f"ui{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
 }
-"""By the names of MLIR; ``i1`` is a bool, ``ui8`` a ``uint8``."""
+"""NumPy's dtypes by the names of MLIR: ``i1`` is a bool, ``ui8`` a ``uint8``."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_DIMS, MOST_EXTENT = 26, 2**62
 
 BARE = re.compile(r"[A-Z][A-Z0-9_]*")
-"""Symbols that stand in a type as they are: no reader can take a part of one for the x between extents."""
+"""Symbols that a type writes without parentheses: they contain no x, which separates extents."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dtype and an extent for each dim; an extent is an integer or an `Expression`.
+    """A dtype and one extent for each dim.  An extent is an integer or an `Expression`.
 
     >>> print(TensorType(np.float32, (8, 16)))
     tensor<8x16xf32>
@@ -49,7 +49,7 @@ class TensorType:
 
     @property
     def size(self) -> Extent:
-        """How many elements."""
+        """The number of elements."""
         return product(self.shape)
 
     @property
@@ -58,35 +58,35 @@ class TensorType:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names in its extents."""
+        """The names of the symbols in its extents."""
         return frozenset().union(*map(names_in, self.shape))
 
     def specialize(self, numbers: Mapping[str, Extent]) -> TensorType:
-        """With these in place of the symbols."""
+        """The type with symbols replaced by ``numbers``."""
         return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
 
     def __str__(self) -> str:
-        return f"tensor<{''.join(f'{written(extent)}x' for extent in self.shape)}{DTYPE_NAMES[self.dtype]}>"
+        return f"tensor<{''.join(f'{extent_text(extent)}x' for extent in self.shape)}{DTYPE_NAMES[self.dtype]}>"
 
     __repr__ = __str__
 
 
 @lru_cache(maxsize=4096)
 def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
-    """The dtypes that a ufunc works in, inputs and output; ``int`` or ``float`` for a scalar of Python."""
+    """The dtypes of inputs and outputs in which a ufunc computes.  ``int`` or ``float`` stands for a Python scalar."""
     return tuple(ufunc.resolve_dtypes((*dtypes, *[None] * ufunc.nout)))
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` as NumPy's, of those that the IR has."""
+    """``dtype`` as a NumPy dtype; ``TypeError`` if the IR does not have it."""
     try:
-        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+        result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:
-        raise TypeError(f"a dtype is one of {', '.join(DTYPES)}, got {dtype!r}") from None
-    found = found.newbyteorder("=")
-    if found not in DTYPE_NAMES:
-        raise TypeError(f"a dtype is one of {', '.join(DTYPES)}, got {found}")
-    return found
+        raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {dtype!r}") from None
+    result = result.newbyteorder("=")
+    if result not in DTYPE_NAMES:
+        raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {result}")
+    return result
 
 
 def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
@@ -100,17 +100,17 @@ def checked_shape(shape: Iterable[Any]) -> tuple[Extent, ...]:
         raise ValueError(f"a tensor has at most {MOST_DIMS} dims, got {len(extents)}")
     for extent in extents:
         if isinstance(extent, int) and not 0 <= extent <= MOST_EXTENT:
-            raise ValueError(f"an extent is at least 0 and at most 2**62, got {extent}")
+            raise ValueError(f"an extent must be at least 0 and at most 2**62, got {extent}")
     return extents
 
 
 def _integer(extent: Any) -> int:
     if isinstance(extent, bool | np.bool_) or not hasattr(extent, "__index__"):
-        raise TypeError(f"an extent is an integer or an expression of symbols, got {extent!r}")
+        raise TypeError(f"an extent must be an integer or an expression of symbols, got {extent!r}")
     return int(extent)
 
 
-def written(extent: Extent) -> str:
-    """An extent as it stands in a type."""
+def extent_text(extent: Extent) -> str:
+    """The text of an extent in a type."""
     text = str(extent)
     return text if isinstance(extent, int) or BARE.fullmatch(text) else f"({text})"

@@ -1,8 +1,9 @@
-"""What devices say to each other, as operators of the program of one device: types and bytes, not how it is done.
+"""Collectives and messages as operators in the program of one device: their types and bytes, not their algorithms.
 
-``axes`` are of the mesh, ``group`` is how many devices take part, which may be a symbol; extents are of this device.
-Bytes are those that it receives by the direct algorithms (`parallelism.collectives.closed_forms`).
-In one process only groups of one can run: there everything is what it was.
+``axes`` names axes of the mesh.  ``group`` is the number of devices that take part; it may be a symbol.  Shapes are
+those of the local shards.  Bytes are what one device receives under the direct algorithms
+(`parallelism.collectives.closed_forms`).  One process can run them only for groups of one, where they return their
+input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from parallelism.ir.core import Extent, Operator, Rule, TensorType, ceil_div, checked_axis
 from parallelism.ir.core.rules import along, letters, rule
 from parallelism.ir.core.table import register
-from parallelism.ir.operators.shapes import made
+from parallelism.ir.operators.shapes import created
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import check_op
 
@@ -23,10 +24,10 @@ _GROUP = {"axes": "a list of strings", "group": "an extent"}
 
 
 def alone(name: str) -> Callable[..., Any]:
-    """The kernel: what a group of one makes, which is what it was given."""
+    """The kernel for a group of one: it copies its input.  ``ValueError`` for a larger group."""
     def kernel(x: Any, group: int, **_: Any) -> Any:
         if group != 1:
-            raise ValueError(f"{name} takes {group} devices; one process runs it for groups of one only")
+            raise ValueError(f"{name} needs {group} devices; one process can run it only for a group of one")
         return np.array(x)
 
     return kernel
@@ -37,7 +38,7 @@ def _dtype(x: TensorType, **_: Any) -> np.dtype[Any]:
 
 
 def _same(x: TensorType, group: Extent) -> Rule:
-    """Every dim as it was."""
+    """The rule of a collective that keeps the shape."""
     check_group(group)
     names = letters(x.ndim)
     return rule(f"{names}->{names}", [x.shape])
@@ -50,11 +51,11 @@ def check_group(group: Extent) -> None:
 
 def _alone_the_same(group: Extent, before: Extent, after: Extent) -> None:
     if group == 1 and before != after:
-        raise ValueError(f"in a group of one a dim stays what it was, {before}, and does not become {after}")
+        raise ValueError(f"a group of one keeps the extent of a dim: {before} cannot become {after}")
 
 
 def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
-    """One dim of another extent."""
+    """The rule of a collective that changes dim ``dim`` to ``extent``."""
     check_group(group)
     _alone_the_same(group, x.shape[checked_axis(dim, x.ndim)], extent)
     term = along(x.ndim, checked_axis(dim, x.ndim), "y!")
@@ -63,9 +64,9 @@ def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
 
 
 def _shared(x: TensorType, group: Extent) -> Extent:
-    """2(g-1)/g of the array: the others' terms of one piece of g, then the other pieces, combined.
+    """2(g-1)/g of the array's bytes: the other members' terms of one piece, then the other reduced pieces.
 
-    Where the pieces are not equal, what the first of the group receives, whose piece is one of the largest.
+    With unequal pieces these are the bytes of the group's first member, which has one of the largest pieces.
     """
     return x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize
 
@@ -90,7 +91,7 @@ def _only_sums(name: str, op: str) -> None:
 
 
 def _all_reduce_derivative(g: Any, y: Any, x: Any, axes: Any, group: Any, op: str) -> list[Any]:
-    """The gradient on a device is that of the sum over devices of what each makes of y."""
+    """The loss is the sum over devices of what each computes from y, so the gradients are summed, too."""
     _only_sums("all_reduce", op)
     return [apply("all_reduce", g, axes=axes, group=group, op="sum")]
 
@@ -106,11 +107,11 @@ def _all_to_all_rule(
     x: TensorType, axes: Any, group: Extent, split_dim: int, split_extent: Extent, concat_dim: int,
     concat_extent: Extent,
 ) -> Rule:
-    """``split_extent`` is what is left of the one dim, ``concat_extent`` what becomes of the other."""
+    """``split_extent`` is the new extent of ``split_dim``, ``concat_extent`` that of ``concat_dim``."""
     check_group(group)
     checked_axis(split_dim, x.ndim), checked_axis(concat_dim, x.ndim)
     if split_dim == concat_dim:
-        raise ValueError(f"split_dim and concat_dim are two dims, both are {split_dim}")
+        raise ValueError(f"split_dim and concat_dim must be different dims, both are {split_dim}")
     _alone_the_same(group, x.shape[split_dim], split_extent)
     _alone_the_same(group, x.shape[concat_dim], concat_extent)
     names = letters(x.ndim)
@@ -156,7 +157,7 @@ register(Operator(
 def _pairs_rule(x: TensorType, axes: Any, group: Extent, pairs: Sequence[Sequence[int]]) -> Rule:
     for side in zip(*pairs, strict=True):
         if len(set(side)) != len(side):
-            raise ValueError(f"pairs name each source and each target once, got {list(map(list, pairs))}")
+            raise ValueError(f"pairs must name each source and each target once, got {list(map(list, pairs))}")
     return _same(x, group)
 
 
@@ -175,13 +176,13 @@ register(Operator(
 
 def _no_peer(name: str) -> Callable[..., Any]:
     def kernel(*_: Any, **__: Any) -> Any:
-        raise ValueError(f"{name} takes another device; one process has none")
+        raise ValueError(f"{name} needs another device; one process has none")
 
     return kernel
 
 
 def _send_rule(x: TensorType, destination: int, tag: int) -> Rule:
-    """It makes no value."""
+    """A send has no output."""
     names = letters(x.ndim)
     return Rule((tuple((name,) for name in names),), (), dict(zip(names, x.shape, strict=True)), frozenset())
 
@@ -191,7 +192,7 @@ register(Operator(
     attributes={"destination": "an integer", "tag": "an integer"},
 ))
 register(Operator(
-    "recv", lambda source, tag, shape, dtype: made(shape), lambda source, tag, shape, dtype: dtype, _no_peer("recv"),
+    "recv", lambda source, tag, shape, dtype: created(shape), lambda source, tag, shape, dtype: dtype, _no_peer("recv"),
     attributes={"source": "an integer", "tag": "an integer", "shape": "a shape", "dtype": "a dtype"},
     received=lambda source, tag, shape, dtype: TensorType(dtype, shape).nbytes,
 ))

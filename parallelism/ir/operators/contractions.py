@@ -1,4 +1,4 @@
-"""Products that are summed over: ``einsum``, and ``matmul`` as the most frequent of them."""
+"""Operators that multiply and sum: ``einsum`` and ``matmul``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
 
 
 def _flops(rule: Rule) -> Extent:
-    """For each point a multiplication by every operand but the first, and an addition if a dim is summed over."""
+    """Per point: one multiplication for each operand after the first, and one addition if a dim is summed."""
     each = len(rule.inputs) - 1 + bool(rule.reduced)
     return each * rule.points if each else 0
 
@@ -34,7 +34,7 @@ def _einsum_rule(*types: TensorType, equation: str) -> Rule:
     left, right = equation.split("->")
     for term in (*left.split(","), right):
         if len(set(term)) != len(term):
-            raise ValueError(f"{equation}: a letter stands twice in {term}; a diagonal is not taken")
+            raise ValueError(f"{equation}: a letter appears twice in {term}; diagonals are not supported")
     if not set(right) <= set(left):
         raise ValueError(f"{equation}: the result has letters that no input has")
     return rule(equation, [type.shape for type in types])
@@ -50,8 +50,11 @@ def _einsum_derivative(g: Any, y: Any, *x: Any, equation: str) -> list[Any]:
 
 
 def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str) -> list[Any]:
-    """Of each operand: the product of the gradient with the other operands, spread over dims that stand in it alone."""
-    found = []
+    """The gradients of all operands: each is the product of ``g`` with the other operands.
+
+    It is broadcast along the dims that only this operand has.
+    """
+    grads = []
     for i, (array, term) in enumerate(zip(x, terms, strict=True)):
         others = [other for j, other in enumerate(terms) if j != i]
         there = "".join(letter for letter in term if letter in out or any(letter in other for other in others))
@@ -60,8 +63,8 @@ def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str
         if there != term:
             grad = grad.reshape([n if letter in there else 1 for letter, n in zip(term, array.shape, strict=True)])
             grad = apply("broadcast_to", grad, shape=array.shape)
-        found.append(grad)
-    return found
+        grads.append(grad)
+    return grads
 
 
 register(Operator("einsum", _einsum_rule, _dtype, _einsum, _einsum_derivative, _flops, {"equation": "a string"},
@@ -72,9 +75,9 @@ register(Operator("einsum", _einsum_rule, _dtype, _einsum, _einsum_derivative, _
 
 
 def _terms(a: TensorType, b: TensorType) -> tuple[str, str, str]:
-    """``...mk, ...kn -> ...mn``, batch dims broadcast: 1 where one serves all."""
+    """The terms of ``...mk, ...kn -> ...mn``.  A batch dim that is broadcast is written 1."""
     if a.ndim < 2 or b.ndim < 2:
-        raise ValueError(f"both of its inputs are matrices, or stacks of them, not {a} and {b}")
+        raise ValueError(f"both inputs must be matrices or stacks of matrices, got {a} and {b}")
     batch = broadcast([a.shape[:-2], b.shape[:-2]])
     names = letters(len(batch), "mkn")
     terms = []

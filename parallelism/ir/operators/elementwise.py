@@ -1,4 +1,4 @@
-"""Operators that work on each element by itself, inputs broadcast as NumPy does."""
+"""Operators that work on each element alone.  Inputs are broadcast as in NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Derivative = Callable[..., Sequence[Any]]
 def _ufunc(
     kernel: np.ufunc, derivative: Derivative | None = None, flops: int = 1, linear: Linear = (),
 ) -> None:
-    """A ufunc of NumPy, under NumPy's name and with its dtypes."""
+    """Register a NumPy ufunc under NumPy's name and with NumPy's dtypes."""
     register(Operator(
         kernel.__name__, lambda *types: aligned([type.shape for type in types]),
         lambda *types: resolved(kernel, *(type.dtype for type in types))[-1], kernel, derivative, flops,
@@ -28,19 +28,19 @@ def _ufunc(
 
 
 def _function(name: str, kernel: Callable[..., Any], derivative: Derivative | None, flops: int) -> None:
-    """A function of one floating-point array that keeps the dtype."""
+    """Register a function of one floating-point array that keeps the dtype."""
     register(Operator(name, lambda x: aligned([x.shape]), lambda x: _floating(x), kernel, derivative, flops))
 
 
 def _floating(x: TensorType) -> np.dtype[Any]:
     if x.dtype.kind != "f":
-        raise TypeError(f"it takes floating-point numbers, not {x.dtype}")
+        raise TypeError(f"the input must be floating-point, got {x.dtype}")
     return x.dtype
 
 
 def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtype[Any]:
     if condition.dtype != bool:
-        raise TypeError(f"its condition is of bools (i1), not {condition.dtype}")
+        raise TypeError(f"the condition must be of bools (i1), got {condition.dtype}")
     return np.result_type(a.dtype, b.dtype)
 
 
@@ -112,7 +112,7 @@ def _zero(g: Any) -> Any:
 
 
 def _share(a: Any, b: Any) -> Any:
-    """How much of the larger of two is ``a``: of equal ones half."""
+    """The share of the gradient of ``maximum(a, b)`` that goes to ``a``: 1, 0, or 0.5 if both are equal."""
     kind = (a + b).dtype
     return (a > b).astype(kind) + (a == b).astype(kind) * 0.5
 

@@ -1,4 +1,4 @@
-"""Operators that pick elements by number, and that put them in order; gradients add up what came from one element."""
+"""Operators that pick elements by index, and that sort.  Gradients of one element that was picked twice are summed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _first(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
 
 def _check_indices(indices: TensorType) -> None:
     if indices.dtype.kind not in "iu":
-        raise TypeError(f"indices are integers, not {indices.dtype}")
+        raise TypeError(f"indices must be integers, got {indices.dtype}")
 
 
 def _take_terms(ndim: int, axis: int, indices: int) -> tuple[str, str, str]:
-    """``avd``, ``ij`` and ``aijd``."""
+    """The terms of table, indices and result, for example ``az!d``, ``ij`` and ``aijd``."""
     rest, own = letters(ndim - 1, "z"), letters(ndim - 1 + indices, "z")[ndim - 1:]
     return f"{rest[:axis]}z!{rest[axis:]}", own, f"{rest[:axis]}{own}{rest[axis:]}"
 
@@ -48,8 +48,8 @@ def _take_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
         if grad.size else np.zeros((places.size, *rest), grad.dtype)
     if grad.ndim == indices.ndim:
         return lookup_backward(moved.reshape(-1, 1), places.reshape(-1), extent).reshape(-1)
-    found = lookup_backward(moved.reshape(places.size, int(np.prod(rest))), places.reshape(-1), extent)
-    return np.moveaxis(found.reshape(extent, *rest), 0, axis)
+    rows = lookup_backward(moved.reshape(places.size, int(np.prod(rest))), places.reshape(-1), extent)
+    return np.moveaxis(rows.reshape(extent, *rest), 0, axis)
 
 
 def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
@@ -70,11 +70,11 @@ def _take_along_gradient_rule(grad: TensorType, indices: TensorType, axis: int, 
 
 
 def _take_along_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
-    found = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1:]), grad.dtype)
+    table = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1:]), grad.dtype)
     places = list(np.indices(indices.shape, sparse=True))
     places[axis] = indices
-    np.add.at(found, tuple(places), grad)
-    return found
+    np.add.at(table, tuple(places), grad)
+    return table
 
 
 def _one_hot_rule(indices: TensorType, extent: Extent, dtype: np.dtype[Any]) -> Rule:
@@ -106,7 +106,7 @@ register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype
                   attributes={"extent": "an extent", "dtype": "a dtype"}))
 
 
-# -- in order ----------------------------------------------------------------------------------------------------------
+# -- sorting -----------------------------------------------------------------------------------------------------------
 
 
 def _along_rule(x: TensorType, axis: int) -> Rule:

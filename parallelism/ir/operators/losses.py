@@ -1,4 +1,4 @@
-"""What a model is trained for: losses, divided by the rows of the whole batch, so that those of its parts add up."""
+"""Losses as operators.  They are divided by the rows of the whole batch, so the losses of its parts add up."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from parallelism.kernels import LOSSES
 
 def _dtype(predictions: TensorType, targets: TensorType, rows: Extent) -> np.dtype[Any]:
     if predictions.dtype.kind != "f":
-        raise TypeError(f"predictions are floating-point numbers, not {predictions.dtype}")
+        raise TypeError(f"predictions must be floating-point numbers, got {predictions.dtype}")
     return predictions.dtype
 
 
 def _rows(rows: Extent) -> None:
     if isinstance(rows, int) and rows < 1:
-        raise ValueError(f"the whole batch has at least one row, got rows={rows}")
+        raise ValueError(f"the whole batch must have at least one row, got rows={rows}")
 
 
 def _loss(name: str) -> Any:
@@ -33,7 +33,7 @@ def _loss(name: str) -> Any:
 
 def _squared_rule(predictions: TensorType, targets: TensorType, rows: Extent) -> Rule:
     _rows(rows)
-    # every element counts by the width of the whole prediction, so that is not split
+    # The mean divides by the width of the whole prediction, so the width cannot be split.
     return rule("nz!,nz!->", [predictions.shape, targets.shape])
 
 
@@ -44,7 +44,7 @@ def _squared_derivative(g: Any, y: Any, predictions: Any, targets: Any, rows: Ex
 
 def _entropy_rule(logits: TensorType, classes: TensorType, rows: Extent) -> Rule:
     if classes.dtype.kind not in "iu":
-        raise TypeError(f"classes are integers, not {classes.dtype}")
+        raise TypeError(f"classes must be integers, got {classes.dtype}")
     _rows(rows)
     return rule("nz!,n->", [logits.shape, classes.shape])
 

@@ -1,4 +1,4 @@
-"""Operators that see a whole dim at once: softmax, and the normalisations of the last dim."""
+"""Operators that need a whole dim at once: softmax, and the normalizations along the last dim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallelism.kernels import layer_norm, rms_norm
 def _dtype(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
     for type in (x, *others):
         if type.dtype.kind != "f" or type.dtype != x.dtype:
-            raise TypeError(f"it takes floating-point numbers of one dtype, not {x.dtype} and {type.dtype}")
+            raise TypeError(f"the inputs must be floating-point and of one dtype, got {x.dtype} and {type.dtype}")
     return x.dtype
 
 
@@ -31,7 +31,7 @@ def softmax(x: Any, axis: int) -> Any:
 
 
 def log_softmax(x: Any, axis: int) -> Any:
-    """The logarithm of it."""
+    """The logarithm of the softmax of ``x`` along ``axis``."""
     shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
@@ -46,7 +46,7 @@ def _log_softmax_derivative(g: Any, y: Any, x: Any, axis: int) -> list[Any]:
 
 def _normalization(*types: TensorType, epsilon: float) -> Rule:
     if not types[0].ndim:
-        raise ValueError("it takes an array with at least one dim")
+        raise ValueError("the input must have at least one dim")
     names = letters(types[0].ndim - 1, "z")
     return rule(f"{names}z!{',z!' * (len(types) - 1)}->{names}z!", [type.shape for type in types])
 

@@ -1,7 +1,8 @@
-"""Random numbers by counter: what an element is depends on a seed, a step and its place in the whole tensor only.
+"""Counter-based random numbers: an element depends only on a seed, a step and its position in the whole tensor.
 
-So a part of a tensor, on whatever device, has the numbers that it has in the whole.  ``whole`` is the shape of the
-tensor, ``starts`` where the part begins, ``shape`` how large it is; the step is an input, a single integer.
+A shard therefore has the same numbers as that part of the whole tensor, on any mesh.  ``whole`` is the shape of the
+tensor, ``starts`` the position where the part begins, ``shape`` the shape of the part.  The step is an input, a single
+integer.
 """
 
 from __future__ import annotations
@@ -11,25 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, Shape, TensorType
-from parallelism.ir.core.rules import told
+from parallelism.ir.core import Operator, Rule, Shape, TensorType, shape_text
 from parallelism.ir.core.table import register
-from parallelism.ir.operators.shapes import made
+from parallelism.ir.operators.shapes import created
 from parallelism.kernels import dropout_mask, splitmix64
 
 
 def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape, rate: float = 0) -> Rule:
     if not 0 <= seed < 2**64 or not 0 <= rate < 1:
-        raise ValueError(f"a seed is at least 0 and below 2**64, a rate at least 0 and below 1, got seed={seed} and "
-                         f"rate={rate}")
+        raise ValueError(f"the seed must be in [0, 2**64) and the rate in [0, 1), got seed={seed} and rate={rate}")
     if step.shape or step.dtype.kind not in "iu":
-        raise TypeError(f"the step is a single integer, not {step}")
-    found = made(shape, starts)
+        raise TypeError(f"the step must be a single integer, got {step}")
+    new = created(shape, starts)
     for part, start, extent in zip(shape, starts, whole, strict=True):
         spare = extent - start - part
         if (isinstance(spare, int) and spare < 0) or (isinstance(start, int) and start < 0):
-            raise ValueError(f"a part of shape {told(shape)} from {told(starts)} on is not inside {told(whole)}")
-    return Rule(((),), found.outputs, found.extents, found.whole)
+            raise ValueError(f"a part of shape {shape_text(shape)} that starts at {shape_text(starts)} is not inside "
+                             f"{shape_text(whole)}")
+    return Rule(((),), new.outputs, new.extents, new.whole)
 
 
 def _block(starts: Sequence[int], shape: Sequence[int]) -> list[slice]:
@@ -45,7 +45,7 @@ def _dropout_mask(
 def _uniform(
     step: Any, seed: int, whole: Sequence[int], starts: Sequence[int], shape: Sequence[int], dtype: np.dtype[Any]
 ) -> Any:
-    """In [0, 1): the upper bits of SplitMix64, as many as the dtype has."""
+    """Uniform numbers in [0, 1), from as many upper bits of SplitMix64 as the dtype's mantissa has."""
     key = int(splitmix64(seed, [int(step)])[0])
     places = np.ravel_multi_index(
         np.meshgrid(*(np.arange(s.start, s.stop) for s in _block(starts, shape)), indexing="ij"), whole
@@ -56,7 +56,7 @@ def _uniform(
 
 def _uniform_dtype(step: TensorType, dtype: np.dtype[Any], **_: Any) -> np.dtype[Any]:
     if dtype.kind != "f":
-        raise TypeError(f"uniform numbers are floating-point, not {dtype}")
+        raise TypeError(f"uniform numbers must be floating-point, got {dtype}")
     return dtype
 
 

@@ -1,4 +1,4 @@
-"""Operators that make one number of many, along some dims."""
+"""Operators that reduce along some dims, and those that find or accumulate along one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallelism.ir.tracing.tracing import apply
 
 def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule:
     if list(axes) != sorted(set(axes)):
-        raise ValueError(f"axes are listed once each, in order, got {list(axes)}")
+        raise ValueError(f"axes must be listed once each, in order, got {list(axes)}")
     for axis in axes:
         checked_axis(axis, x.ndim)
     if op in ("max", "min") and x.dtype != bool:
@@ -28,7 +28,7 @@ def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule
 
 def _check_some(x: TensorType, axes: Sequence[int]) -> None:
     if any(x.shape[axis] == 0 for axis in axes):
-        raise ValueError(f"of nothing none is the largest or the smallest: {x} along {list(axes)}")
+        raise ValueError(f"an empty array has no largest or smallest element: {x} along {list(axes)}")
 
 
 @lru_cache(maxsize=256)
@@ -47,7 +47,7 @@ def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequen
 
 
 def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """``y`` with the dims that were reduced, of extent 1."""
+    """``y`` with the reduced dims as dims of extent 1."""
     return y.reshape([1 if d in axes else n for d, n in enumerate(x.shape)])
 
 
@@ -56,13 +56,13 @@ def _sum_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: boo
 
 
 def _extreme_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
-    """To the elements that are the extreme one, in equal parts."""
+    """The gradient goes to the extreme elements, in equal parts."""
     chosen = (x == _kept(y, x, axes)).astype(x.dtype)
     return [_kept(g, x, axes) * chosen / np.sum(chosen, axis=axes, keepdims=True)]
 
 
 def _prod_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
-    """The product of all others, which is not zero where x is the only zero."""
+    """The product of all other elements.  It is not zero at an element that is the only zero."""
     one, none = np.ones((), x.dtype), np.zeros((), x.dtype)
     zero = x == none
     zeros = np.sum(zero.astype(x.dtype), axis=axes, keepdims=True)

@@ -1,7 +1,8 @@
-"""How a value changes its layout: as a wish in the program of the whole, and as what no collective of one dim does.
+"""Operators that change the layout of a value.
 
-``reshard`` stands in the program of the whole: from there on the value lies as ``layout`` says; to one process it is
-nothing.  ``all_slice`` and ``relayout`` stand in the program of one device (`parallelism.layouts.localize`).
+``reshard`` belongs to the program of whole tensors: its output has the given layout.  In one process it does nothing.
+``all_slice`` and ``relayout`` belong to the program of one device (`parallelism.layouts.localize`): the first keeps a
+slice of a local shard, the second runs one step of a resharding plan that is no collective along one dim.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Dim, Extent, Operator, Rule, TensorType
-from parallelism.ir.core.rules import letters, rule, told
+from parallelism.ir.core import Dim, Extent, Operator, Rule, TensorType, shape_text
+from parallelism.ir.core.rules import letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.operators.collectives import alone, changed, check_group
 from parallelism.ir.tracing.tracing import apply
@@ -21,14 +22,14 @@ from parallelism.sharding import TensorSharding
 
 
 @lru_cache(maxsize=4096)
-def written(layout: TensorSharding) -> str:
-    """A layout as these ops have it, which `TensorSharding.parse` reads back: in brackets, if axes have usual names."""
+def layout_text(layout: TensorSharding) -> str:
+    """The layout as attributes of these ops write it: short, or as a repr if `TensorSharding.parse` needs that."""
     short = layout.short()
     try:
-        again = TensorSharding.parse(short)
+        parsed = TensorSharding.parse(short)
     except ValueError:
         return repr(layout)
-    return short if again == layout else repr(layout)
+    return short if parsed == layout else repr(layout)
 
 
 STEPS = ("slice", "all_gather", "permute", "reduce_scatter", "exchange")
@@ -45,21 +46,22 @@ def _reshard_rule(x: TensorType, layout: str) -> Rule:
 
 
 def _reshard_derivative(g: Any, y: Any, x: Any, layout: str) -> list[Any]:
-    """The gradient lies as what it is of; it is not pending where that was."""
+    """The gradient has the layout of its value, without the pending reduction."""
     dims = TensorSharding.parse(layout).over(x.ndim).dims
-    return [apply("reshard", g, layout=written(TensorSharding(*dims)))]
+    return [apply("reshard", g, layout=layout_text(TensorSharding(*dims)))]
 
 
 def _relayout_rule(
     x: TensorType, step: str, axes: Any, group: Extent, before: str, after: str, whole: Sequence[Extent],
     shape: Sequence[Extent], received: Extent,
 ) -> Rule:
-    """A dim that is split as before keeps its letter."""
+    """A dim whose split does not change keeps its letter."""
     check_group(group)
     if step not in STEPS:
-        raise ValueError(f"a step is one of {', '.join(STEPS)}, got {step!r}")
+        raise ValueError(f"a step must be one of {', '.join(STEPS)}, got {step!r}")
     if not len(whole) == len(shape) == x.ndim:
-        raise ValueError(f"whole {told(whole)}, shape {told(shape)} and {x} have as many dims")
+        raise ValueError(f"whole, shape and the input must have equally many dims, got {shape_text(whole)}, "
+                         f"{shape_text(shape)} and {x}")
     old, new = (TensorSharding.parse(text).over(x.ndim).dims for text in (before, after))
     names = letters(2 * x.ndim)
     sides: tuple[list[Dim], list[Dim]] = [], []

@@ -1,7 +1,7 @@
-"""Operators that move elements and compute nothing; those that make arrays of a shape out of nothing.
+"""Operators that move elements without computing, and operators that create arrays.
 
-``slice`` takes a part of one dim and `place` puts a part into zeros, each the other's gradient; so are ``windows`` and
-``windows_sum``, which convolutions are made of.
+``slice`` takes a part of one dim and ``place`` puts a part into zeros: each is the gradient of the other.  So are
+``windows`` and ``windows_sum``, of which convolutions consist.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType, checked_axis
+from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType, checked_axis, shape_text
 from parallelism.ir.core.extents import largest, quotient
-from parallelism.ir.core.rules import along, broadcast, letters, reshape, rule, told
+from parallelism.ir.core.rules import along, broadcast, letters, reshape, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.tracing.tracing import apply
 
@@ -27,21 +27,21 @@ def _same(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
 
 def _reshape_rule(x: TensorType, shape: Shape) -> Rule:
     if x.size != TensorType(x.dtype, shape).size:
-        raise ValueError(f"shape {told(x.shape)} has {x.size} elements, {told(shape)} has "
+        raise ValueError(f"shape {shape_text(x.shape)} has {x.size} elements, {shape_text(shape)} has "
                          f"{TensorType(x.dtype, shape).size}")
     return reshape(x.shape, shape)
 
 
 def _transpose_rule(x: TensorType, permutation: tuple[int, ...]) -> Rule:
     if sorted(permutation) != list(range(x.ndim)):
-        raise ValueError(f"a permutation of {x.ndim} dims is wanted, got {list(permutation)}")
+        raise ValueError(f"expected a permutation of {x.ndim} dims, got {list(permutation)}")
     names = letters(x.ndim)
     return rule(f"{names}->{''.join(names[d] for d in permutation)}", [x.shape])
 
 
 def _broadcast_rule(x: TensorType, shape: Shape) -> Rule:
     if len(shape) < x.ndim or broadcast([x.shape, shape]) != tuple(shape):
-        raise ValueError(f"shape {told(x.shape)} cannot be spread to {told(shape)}")
+        raise ValueError(f"shape {shape_text(x.shape)} cannot be broadcast to {shape_text(shape)}")
     names = letters(len(shape))
     first = len(shape) - x.ndim
     given = "".join("1" if n == 1 and shape[first + d] != 1 else names[first + d] for d, n in enumerate(x.shape))
@@ -69,17 +69,17 @@ register(Operator(
 
 def _concatenate_rule(*types: TensorType, axis: int) -> Rule:
     if not types:
-        raise ValueError("it takes at least one input")
+        raise ValueError("at least one input is needed")
     ndim = types[0].ndim
     checked_axis(axis, ndim)
     own = letters(len(types) + 1)
     rest = letters(ndim - 1, own)
     if len(rest) < ndim - 1:
-        raise ValueError(f"it joins fewer arrays of {ndim} dims than {len(types)}")
+        raise ValueError(f"{len(types)} arrays of {ndim} dims are more than it can join")
     terms = [f"{rest[:axis]}{letter}!{rest[axis:]}" for letter in own]
     for type in types:
         if type.ndim != ndim:
-            raise ValueError(f"it joins arrays with as many dims, not {types[0]} and {type}")
+            raise ValueError(f"the inputs must have equally many dims, got {types[0]} and {type}")
     total = sum((type.shape[axis] for type in types), 0)
     return rule(f"{','.join(terms[:-1])}->{terms[-1]}", [type.shape for type in types], {own[-1]: total})
 
@@ -91,11 +91,11 @@ def _concatenate_derivative(g: Any, y: Any, *x: Any, axis: int) -> list[Any]:
 def _split_rule(x: TensorType, axis: int, sizes: Shape) -> Rule:
     checked_axis(axis, x.ndim)
     if not sizes or sum(sizes) != x.shape[axis]:
-        raise ValueError(f"dim {axis} of {x} is not made of pieces of {told(sizes)}")
+        raise ValueError(f"the sizes must add up to dim {axis} of {x}, got {shape_text(sizes)}")
     own = letters(len(sizes) + 1)
     rest = letters(x.ndim - 1, own)
     if len(rest) < x.ndim - 1:
-        raise ValueError(f"it makes fewer pieces of {x.ndim} dims than {len(sizes)}")
+        raise ValueError(f"{len(sizes)} pieces of {x.ndim} dims are more than it can make")
     terms = [f"{rest[:axis]}{letter}!{rest[axis:]}" for letter in own]
     return rule(f"{terms[-1]}->{','.join(terms[:-1])}", [x.shape], dict(zip(own, sizes, strict=False)))
 
@@ -124,16 +124,16 @@ register(Operator("split", _split_rule, _same, _split, _split_derivative,
 
 
 def count(begin: Extent, end: Extent, step: int) -> Extent:
-    """How many elements ``begin:end:step`` has."""
+    """The number of elements of ``begin:end:step``."""
     if step < 1:
-        raise ValueError(f"a step is at least 1, got {step}")
+        raise ValueError(f"a step must be at least 1, got {step}")
     if step == 1:
         return largest(end - begin, 0) if isinstance(end - begin, int) else end - begin
     if isinstance(begin, int) and isinstance(end, int):
         return len(range(begin, end, step))
     whole = quotient((end - begin,), (step,))
     if whole is None:
-        raise ValueError(f"a slice with step {step} takes known extents, not {begin}:{end}")
+        raise ValueError(f"a slice with step {step} needs known bounds, got {begin}:{end}")
     return whole
 
 
@@ -160,7 +160,7 @@ def _place_rule(x: TensorType, axis: int, begin: Extent, step: int, extent: Exte
     last = begin + (n - 1) * step
     spare = extent - 1 - last
     if step < 1 or (isinstance(begin, int) and begin < 0) or (n != 0 and isinstance(spare, int) and spare < 0):
-        raise ValueError(f"{n} elements from {begin} on, step {step}, do not lie inside a dim of {extent}")
+        raise ValueError(f"{n} elements that start at {begin} with step {step} do not fit into a dim of {extent}")
     return rule(_sliced(x.ndim, axis), [x.shape], {"z": extent})
 
 
@@ -190,7 +190,7 @@ register(Operator(
 
 
 def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
-    """``a h c -> a p c k``: windows of k elements, one every ``step``, as a new last dim."""
+    """``a h c -> a p c k``: windows of k elements, one every ``step`` elements, along a new last dim."""
     extent = x.shape[checked_axis(axis, x.ndim)]
     if size < 1 or step < 1 or (isinstance(extent, int) and extent < size):
         raise ValueError(f"windows of {size}, one every {step}, do not fit into a dim of {extent}")
@@ -198,7 +198,7 @@ def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
 
 
 def _windows_in(extent: Extent, size: int, step: int) -> Extent:
-    """How many windows there are; what is left over at the end is in none."""
+    """The number of whole windows; elements left over at the end are in none."""
     return (extent - size) // step + 1 if isinstance(extent, int) else count(0, extent - size + step, step)
 
 
@@ -208,13 +208,13 @@ def _windows(x: Any, axis: int, size: int, step: int) -> Any:
 
 
 def _windows_sum_rule(x: TensorType, axis: int, step: int, extent: Extent) -> Rule:
-    """The inverse: each window added to where it was taken from."""
+    """The adjoint of ``windows``: each window is added to the place that it was taken from."""
     if x.ndim < 2:
-        raise ValueError(f"windows are the last dim of at least two, not {x}")
+        raise ValueError(f"the input must have at least two dims, the last one of windows, got {x}")
     checked_axis(axis, x.ndim - 1)
     size = x.shape[-1]
     if not isinstance(size, int) or step < 1 or size < 1 or _windows_in(extent, size, step) != x.shape[axis]:
-        raise ValueError(f"{x.shape[axis]} windows of {size}, one every {step}, are not those of a dim of {extent}")
+        raise ValueError(f"a dim of {extent} does not have {x.shape[axis]} windows of {size}, one every {step}")
     before, after = _sliced(x.ndim - 1, axis).split("->")
     return rule(f"{before}w!->{after}", [x.shape], {"z": extent})
 
@@ -238,26 +238,28 @@ register(Operator(
 ))
 
 
-# -- out of nothing ----------------------------------------------------------------------------------------------------
+# -- creation ----------------------------------------------------------------------------------------------------------
 
 
-def made(shape: Shape, starts: Shape | None = None) -> Rule:
-    """Of what is made of a shape; ``starts`` says where in a larger tensor it begins."""
+def created(shape: Shape, starts: Shape | None = None) -> Rule:
+    """The rule of an operator that creates an array; ``starts`` is its position in a larger tensor."""
     if starts is not None and len(starts) != len(shape):
-        raise ValueError(f"starts are one for each dim of shape {told(shape)}, got {told(starts)}")
+        raise ValueError(f"starts must have one entry for each dim of shape {shape_text(shape)}, got "
+                         f"{shape_text(starts)}")
     names = letters(len(shape))
     return rule(f"->{names}", [], dict(zip(names, shape, strict=True)))
 
 
 def _constant_rule(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Rule:
-    found = made(shape)
+    new = created(shape)
     if isinstance(value, tuple):
         if len(value) != TensorType(dtype, shape).size:
-            raise ValueError(f"shape {told(shape)} takes {TensorType(dtype, shape).size} values, got {len(value)}")
-        return Rule((), found.outputs, found.extents, frozenset(found.letters))
+            raise ValueError(f"shape {shape_text(shape)} needs {TensorType(dtype, shape).size} values, got "
+                             f"{len(value)}")
+        return Rule((), new.outputs, new.extents, frozenset(new.letters))
     if isinstance(value, float) and dtype.kind != "f":
-        raise TypeError(f"{value} is no {dtype}")
-    return found
+        raise TypeError(f"{value} is not a value of {dtype}")
+    return new
 
 
 def _constant(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -266,7 +268,7 @@ def _constant(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
 
 def _iota_rule(dim: int, shape: Shape, starts: Shape) -> Rule:
     checked_axis(dim, len(shape))
-    return made(shape, starts)
+    return created(shape, starts)
 
 
 def _iota(dim: int, shape: Sequence[int], starts: Sequence[int], dtype: np.dtype[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Reverse accumulation: from a function the one that returns its gradients, by the derivatives in the table."""
+"""Reverse-mode differentiation of a function, by the derivatives in the table of operators."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Builder, Function, TensorType, Value
-from parallelism.ir.operators.reshard_op import written
+from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing import Traced
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import apply, emit
 from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
-"""The region of what goes back through a region, in front of its path."""
+"""The prefix of the region of the backward ops: the backward of ``block.0`` is ``gradient.block.0``."""
 
 
 def gradient(
     function: Function, with_respect_to: str | int | Sequence[str | int] | None = None, *, keep_outputs: bool = False,
     of: Sequence[str] | None = None,
 ) -> Function:
-    """The function of the same inputs that returns the gradient for each input named, in that order.
+    """A function of the same inputs that returns the gradients with respect to the chosen inputs, in that order.
 
-    ``with_respect_to`` are names of inputs or their numbers; None: all that are floating-point.  A function that
-    returns one single floating-point number, a loss, is differentiated as it is.  Any other takes further inputs, in
-    the end: ``grad.0``, ``grad.1``, ..., the gradient of something with respect to each of its floating-point outputs.
-    ``of`` are the names of some of the outputs: then these are differentiated, a single number or not, and the further
-    inputs are named after them, ``grad.x``.  With ``keep_outputs`` the outputs come first.  What no gradient needs is
-    left out.  The ops that go back through one of the region ``block.0`` are marked ``gradient.block.0``.  The gradient
-    of a value with a layout lies as the value.
+    ``with_respect_to`` holds names or numbers of inputs; None means all floating-point inputs.  If the function
+    returns a single floating-point number (a loss), that is differentiated.  Otherwise the result takes additional
+    inputs at the end, ``grad.0``, ``grad.1``, ...: the gradient with respect to each floating-point output.
+    ``of`` names the outputs to differentiate, whatever their shape; the additional inputs are then named after them,
+    ``grad.x``.  With ``keep_outputs`` the outputs of the function come before the gradients.
 
-    ``ValueError`` for an input or output that is not there or has no gradient, and for an operator without a
+    Ops that no gradient needs are left out.  The backward ops of region ``block.0`` have the region
+    ``gradient.block.0``.  The gradient of a value has the value's layout.
+
+    ``ValueError`` for an input or output that does not exist or has no gradient, and for an operator without a
     derivative.
     """
     chosen = _chosen(function, with_respect_to)
@@ -40,25 +41,25 @@ def gradient(
     builder.copy(function)
     with recording(builder):
         traced = {value: Traced(builder, value) for value in function.values}
-        found: dict[Value, Traced] = {}
+        grads_by_value: dict[Value, Traced] = {}
         for value, seed in _seeds(function, of, builder):
-            _accumulate(found, value, seed)
+            _accumulate(grads_by_value, value, seed)
         depends = _depending(function, chosen)
         for op in reversed(function.ops):
-            if depends.isdisjoint(op.outputs) or found.keys().isdisjoint(op.outputs):
+            if depends.isdisjoint(op.outputs) or grads_by_value.keys().isdisjoint(op.outputs):
                 continue
             derivative = op.operator.derivative
             if derivative is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_laid(_of(found, value, builder), value) for value in op.outputs]
+            grads = [_laid_out(_of(grads_by_value, value, builder), value) for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):
                 parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
                 for value, part in zip(op.inputs, parts, strict=True):
                     if part is not None and value in depends:
-                        _accumulate(found, value, part)
-        returned = [_laid(_of(found, value, builder), value).value for value in chosen]
+                        _accumulate(grads_by_value, value, part)
+        returned = [_laid_out(_of(grads_by_value, value, builder), value).value for value in chosen]
     if keep_outputs:
         returned = [*function.outputs, *returned]
     return builder.function(f"{function.name}.gradient", returned, prune=True)
@@ -69,15 +70,15 @@ def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -
         return [value for value in function.inputs if value.type.dtype.kind == "f"]
     by_name: dict[str | int, Value] = {value.name: value for value in function.inputs}
     by_name.update(enumerate(function.inputs))
-    found = []
+    chosen = []
     for name in [names] if isinstance(names, str | int) else names:
         if name not in by_name:
             known = ", ".join(value.name for value in function.inputs) or "none"
             raise ValueError(f"@{function.name} has no input {name!r}: its inputs are {known}")
         if by_name[name].type.dtype.kind != "f":
             raise ValueError(f"@{function.name}: input {by_name[name]} has no gradient, it is not floating-point")
-        found.append(by_name[name])
-    return found
+        chosen.append(by_name[name])
+    return chosen
 
 
 def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> list[tuple[Value, Traced]]:
@@ -95,21 +96,21 @@ def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> li
 
 
 def _depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
-    """The values that have a gradient and change with the chosen inputs."""
-    found = set(chosen)
+    """The floating-point values that depend on the chosen inputs."""
+    depending = set(chosen)
     for op in function.ops:
-        if not found.isdisjoint(op.inputs):
-            found.update(value for value in op.outputs if value.type.dtype.kind == "f")
-    return found
+        if not depending.isdisjoint(op.inputs):
+            depending.update(value for value in op.outputs if value.type.dtype.kind == "f")
+    return depending
 
 
-def _accumulate(found: dict[Value, Traced], value: Value, part: Any) -> None:
-    fitting = _fitted(part, value.type)
-    found[value] = found[value] + fitting if value in found else fitting
+def _accumulate(grads: dict[Value, Traced], value: Value, part: Any) -> None:
+    fitted = _fitted(part, value.type)
+    grads[value] = grads[value] + fitted if value in grads else fitted
 
 
 def _fitted(part: Any, type: TensorType) -> Any:
-    """A gradient in the shape and dtype of what it is for: summed over what was broadcast."""
+    """A gradient in the shape and dtype of its value: summed over the dims that were broadcast."""
     extra = part.ndim - type.ndim
     spread = tuple(range(extra)) + tuple(
         d + extra for d, extent in enumerate(type.shape) if extent == 1 and part.shape[d + extra] != 1
@@ -121,16 +122,17 @@ def _fitted(part: Any, type: TensorType) -> Any:
     return part.astype(type.dtype)
 
 
-def _of(found: dict[Value, Traced], value: Value, builder: Builder) -> Traced:
-    return found[value] if value in found else _filled(builder, value.type, 0)
+def _of(grads: dict[Value, Traced], value: Value, builder: Builder) -> Traced:
+    """The gradient of a value so far; zeros if there is none."""
+    return grads[value] if value in grads else _filled(builder, value.type, 0)
 
 
-def _laid(grad: Traced, value: Value) -> Traced:
-    """The gradient of a value that lies somehow lies so, too; nothing is pending."""
+def _laid_out(grad: Traced, value: Value) -> Traced:
+    """The gradient in the layout of its value, without a pending reduction."""
     if value.layout is None:
         return grad
-    laid: Traced = apply("reshard", grad, layout=written(TensorSharding(*value.layout.dims)))
-    return laid
+    result: Traced = apply("reshard", grad, layout=layout_text(TensorSharding(*value.layout.dims)))
+    return result
 
 
 def _filled(builder: Builder, type: TensorType, value: int) -> Traced:

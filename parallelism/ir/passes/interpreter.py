@@ -1,4 +1,4 @@
-"""The reference executor: one process, op by op, each by its NumPy kernel."""
+"""The reference executor: it runs a function op by op in one process, each op by its NumPy kernel."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.ir.core import Extent, Function, Op, Value, names_in
 from parallelism.ir.passes.memory import freed_after
 
-Array = NDArray[Any]
-
 
 class Interpreted(NamedTuple):
-    """What came of a function: its outputs, in order, and the most bytes that were in use at a moment."""
+    """The result of `interpret`."""
 
     outputs: tuple[Array, ...]
+    """The outputs of the function, in order."""
     peak_bytes: int
+    """The largest number of bytes that were in use at one time."""
 
 
 def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> Interpreted:
-    """Run a function on arrays, given in order or by name; symbols take their numbers from the shapes.
+    """Run a function on arrays, which are given in order or by name.  Symbols are read from the shapes.
 
-    ``ValueError`` or ``TypeError``, naming the input, for an array that is not of its type; nothing is converted.
-    Values are freed after their last use.  Inputs are never written; an output may be an input, or lie in its memory.
+    ``ValueError`` or ``TypeError`` names an input whose array does not have its type; nothing is converted.  Values
+    are freed after their last use.  Inputs are never written.  An output may share the memory of an input.
     """
     arrays = _arrays(function, inputs)
     if function.symbols:
@@ -49,23 +49,23 @@ def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> 
 
 
 def run(op: Op, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """One op by its kernel: contiguous arrays that own their memory, unless it is a view."""
+    """Run one op by its kernel.  The outputs are contiguous and own their memory, unless the op is a view."""
     entry = op.operator
-    made = entry.kernel(*arrays, **dict(op.attributes))
-    outputs = made if isinstance(made, tuple) else (made,)
-    found = []
+    result = entry.kernel(*arrays, **dict(op.attributes))
+    outputs = result if isinstance(result, tuple) else (result,)
+    owned = []
     for value, output in zip(op.outputs, outputs, strict=True):
         array = np.asarray(output)
         if array.dtype != value.type.dtype or array.shape != value.type.shape:
-            raise RuntimeError(f"the kernel of {op.kind} made {array.dtype}{list(array.shape)} for {value}")
+            raise RuntimeError(f"the kernel of {op.kind} returned {array.dtype}{list(array.shape)} for {value}")
         if not entry.view and (array.base is not None or not array.flags.c_contiguous):
             array = np.array(array, order="C")
-        found.append(array)
-    return tuple(found)
+        owned.append(array)
+    return tuple(owned)
 
 
 def checked_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
-    """The inputs in order, each of its type; ``ValueError`` or ``TypeError``, naming the input, if one is not."""
+    """The inputs in order.  ``ValueError`` or ``TypeError`` names an input whose array does not have its type."""
     arrays = _arrays(function, inputs)
     for value, array in zip(function.inputs, arrays, strict=True):
         _check_input(function, value, array)
@@ -85,19 +85,20 @@ def _arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> li
 
 
 def _numbers(function: Function, arrays: Sequence[Array]) -> dict[str, Extent]:
-    """What the symbols stand for, from the dims that are a symbol and nothing else."""
+    """The values of the symbols, from those dims of the inputs whose extent is just a symbol."""
     numbers: dict[str, Extent] = {}
     for value, array in zip(function.inputs, arrays, strict=True):
         if array.ndim != value.type.ndim:
             _check_input(function, value, array)
-        for extent, found in zip(value.type.shape, array.shape, strict=True):
+        for extent, actual in zip(value.type.shape, array.shape, strict=True):
             symbol = str(extent)
-            if symbol in names_in(extent) and numbers.setdefault(symbol, found) != found:
-                raise ValueError(f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {found} in input "
+            if symbol in names_in(extent) and numbers.setdefault(symbol, actual) != actual:
+                raise ValueError(f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {actual} in input "
                                  f"{value}")
     missing = sorted(function.symbols - numbers.keys())
     if missing:
-        raise ValueError(f"@{function.name}: no shape of an input tells {', '.join(missing)}; specialize it first")
+        raise ValueError(f"@{function.name}: the shapes of the inputs do not determine {', '.join(missing)}; "
+                         "give a value with specialize first")
     return numbers
 
 
@@ -109,7 +110,7 @@ def _check_input(function: Function, value: Value, array: Array) -> None:
 
 
 def _last_reads(function: Function) -> list[list[Value]]:
-    """For each op the values that nobody reads after it."""
+    """For each op, the values that no later op reads."""
     last: dict[Value, int] = {}
     for number, op in enumerate(function.ops):
         for value in (*op.inputs, *op.outputs):

@@ -1,7 +1,7 @@
-"""When a value can be freed, and how much memory that leaves in use: from the types alone.
+"""Lifetimes of values and the memory that they need, computed from types alone.
 
-Inputs stay, since they are the caller's; outputs stay, too; everything else is freed after the last op that reads it,
-or lies in its memory (the view that a ``reshape`` is).  While an op runs, its inputs and outputs are both there.
+Inputs stay in memory because the caller owns them, and outputs stay, too.  Any other value is freed after the last op
+that reads it or a view of it (``reshape`` makes views).  While an op runs, its inputs and its outputs are in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from parallelism.ir.core.extents import largest
 
 
 def freed_after(function: Function) -> tuple[tuple[Value, ...], ...]:
-    """For each op the values whose memory is free when it has run; a view owns none and is in no list."""
+    """For each op, the values whose memory is freed after it.  A view owns no memory and is in no list."""
     owner: dict[Value, Value] = {value: value for value in function.inputs}
     last: dict[Value, int] = {}
     for number, op in enumerate(function.ops):
@@ -30,15 +30,15 @@ def freed_after(function: Function) -> tuple[tuple[Value, ...], ...]:
 def live_bytes(function: Function) -> tuple[Extent, ...]:
     """The bytes in use while each op runs."""
     held: Extent = sum((value.type.nbytes for value in function.inputs), 0)
-    found = []
+    live = []
     for op, freed in zip(function.ops, freed_after(function), strict=True):
         if not op.operator.view:
             held = held + sum((value.type.nbytes for value in op.outputs), 0)
-        found.append(held)
+        live.append(held)
         held = held - sum((value.type.nbytes for value in freed), 0)
-    return tuple(found)
+    return tuple(live)
 
 
 def peak_bytes(function: Function) -> Extent:
-    """The most of them, at least the inputs; with symbols in the shapes an expression of them."""
+    """The largest number of bytes in use at one time; an expression if shapes are symbolic."""
     return largest(sum((value.type.nbytes for value in function.inputs), 0), *live_bytes(function))

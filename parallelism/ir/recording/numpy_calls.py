@@ -1,4 +1,4 @@
-"""What NumPy's functions that compute become when they are recorded: mostly one operator each."""
+"""Recording of NumPy's functions that compute.  Most become one operator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from parallelism.ir.tracing.refusing import refuse
 from parallelism.ir.tracing.tracing import apply, lift
 
 
-def _alike(*operands: Any) -> list[Traced]:
-    """Operands of one dtype: that of the arrays, scalars of Python following them."""
+def _of_one_dtype(*operands: Any) -> list[Traced]:
+    """The operands in their common dtype.  Python scalars are weak: they follow the arrays."""
     weak = [isinstance(x, int | float | Expression) for x in operands]
     dtype = np.result_type(*(
         (1 if isinstance(x, Expression) else x) if w else x.dtype if isinstance(x, Traced) else np.asarray(x)
@@ -28,9 +28,9 @@ def _alike(*operands: Any) -> list[Traced]:
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-_BEGIN = {"sum": 0, "prod": 1, "any": False, "all": True}
-"""What is reduced where nothing is, and in the place of what does not count."""
-_WITH: dict[str, Callable[[Any, Any], Any]] = {
+_IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
+"""The identity of each reduction; it replaces the elements that ``where=`` leaves out."""
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
 }
 
@@ -41,12 +41,12 @@ def _reduction(kind: str) -> Callable[..., Any]:
         where: Any = None,
     ) -> Any:
         if out is not None:
-            refuse(f"numpy.{kind} into an array that is there already (out=)", "name it: out=")
+            refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
         x = lift(x) if dtype is None else lift(x).astype(dtype)
         if where is not None:
-            x = np.where(lift(where), x, lift(_BEGIN.get(kind, initial), dtype=x.dtype))
-        found = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
-        return found if initial is None else _WITH[kind](found, initial)
+            x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
+        reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
+        return reduced if initial is None else _COMBINE[kind](reduced, initial)
 
     return call
 
@@ -57,7 +57,7 @@ for _kind, _functions in {
 }.items():
     stands_for(*_functions)(_reduction(_kind))
 for _function in (np.max, np.amax, np.min, np.amin, np.any, np.all):
-    # these have no dtype, so what comes third is out
+    # These functions have no dtype parameter: their third one is out.
     CALLS[_function] = lambda x, axis=None, out=None, keepdims=False, call=CALLS[_function], **options: call(
         x, axis, None, out, keepdims, **options)
 
@@ -105,10 +105,10 @@ def _count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
 
 def _extreme(kind: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-        found = apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
+        index = apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
         if not keepdims:
-            return found
-        return found.reshape([1 if axis is None or d == axis_of(axis, x.ndim) else n for d, n in enumerate(x.shape)])
+            return index
+        return index.reshape([1 if axis is None or d == axis_of(axis, x.ndim) else n for d, n in enumerate(x.shape)])
 
     return call
 
@@ -130,7 +130,7 @@ def _sort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> An
 
 @stands_for(np.argsort)
 def _argsort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
-    """Equal ones in the order of their places, as NumPy promises for ``kind="stable"`` only."""
+    """Equal elements keep their order, which NumPy promises for ``kind="stable"`` only."""
     return apply("argsort", x.reshape(-1), axis=0) if axis is None else apply("argsort", x, axis=axis_of(axis, x.ndim))
 
 
@@ -149,8 +149,8 @@ def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
 @stands_for(np.where)
 def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None or y is None:
-        refuse("numpy.where with a condition only", "the shape of its result depends on the numbers")
-    a, b = _alike(x, y)
+        refuse("numpy.where with a condition only", "the shape of its result depends on the values")
+    a, b = _of_one_dtype(x, y)
     return apply("where", lift(condition), a, b)
 
 

@@ -1,4 +1,4 @@
-"""What ``x[...]``, read and written, and NumPy's functions that pick elements become when they are recorded."""
+"""Recording of ``x[...]``, read and written, and of NumPy's functions that pick elements."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from parallelism.ir.tracing.refusing import refuse
 from parallelism.ir.tracing.tracing import apply, lift
 
 Span = tuple[Extent, Extent, int]
-"""``begin:end:step`` of a dim, the step negative if it goes backwards from end - 1."""
+"""``begin, end, step`` of a dim.  A negative step goes backwards from ``end - 1``."""
 
 
 def _keys(x: Any, key: Any) -> list[Any]:
-    """A key for each dim, or for several if it is of bools, None for each that is new, ``...`` where it means none."""
+    """The keys of an index, with ``...`` expanded.
+
+    There is one key for each dim, one for several dims if it is an array of bools, and None for each new dim.  ``...``
+    stays where it stands for no dim.
+    """
     keys: list[Any] = []
     for k in key if isinstance(key, tuple) else (key,):
         keys.append((np.asarray(k) if np.size(k) else np.asarray(k, np.int64)) if isinstance(k, list) else k)
@@ -44,22 +48,22 @@ def _is_mask(key: Any) -> bool:
 
 
 def _places(key: Any) -> Sequence[Any]:
-    """Bools as the places that are true."""
+    """The key itself; for an array of bools, the indices of its true elements."""
     if not _is_mask(key):
         return (key,)
     if isinstance(key, Traced):
-        refuse("indexing by bools", "the shape of the result depends on the numbers; say it with where")
+        refuse("indexing by bools", "the shape of the result depends on the values; use numpy.where")
     return np.nonzero(key)
 
 
 def _span(extent: Extent, key: Any) -> Span:
-    """Of a slice or a number."""
+    """The span that a slice or a number selects."""
     if not isinstance(key, slice):
         if isinstance(key, bool) or not isinstance(key, int | np.integer | Expression):
             refuse(f"indexing by {key!r}")
         place = key if isinstance(key, Expression) else int(key) if key >= 0 else extent + int(key)
         if isinstance(place, int) and isinstance(extent, int) and not 0 <= place < extent:
-            # what ends a `for` over an array must be Python's own error
+            # Python ends a `for` loop over an array at an IndexError.
             raise IndexError(f"index {key} is out of bounds for a dim of {extent}")
         return place, place + 1, 1
     step = 1 if key.step is None else key.step
@@ -86,7 +90,7 @@ def _cut(x: Any, axis: int, span: Span) -> Any:
     return apply("flip", x, axis=axis) if step < 0 else x
 
 
-# -- read --------------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 @stands_for("getitem")
@@ -114,7 +118,7 @@ def _getitem(x: Any, key: Any) -> Any:
     axis = min(taken)
     picked = x.shape[axis:axis + ndim]
     x = reshaped(x, (*shape[:first], *picked, *shape[first:]))
-    # numbers and arrays with something between them: the dims of the arrays come first
+    # As in NumPy, the dims of index arrays come first if a slice separates the arrays.
     places = [i for i, k in enumerate(keys) if k is not None and k is not Ellipsis and not isinstance(k, slice)]
     if places != list(range(places[0], places[-1] + 1)):
         rest = [d for d in range(x.ndim) if not first <= d < first + ndim]
@@ -123,7 +127,10 @@ def _getitem(x: Any, key: Any) -> Any:
 
 
 def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
-    """Indexed by an array, or several that go together, along these dims; and how many dims take their place."""
+    """``x`` indexed by arrays along some dims, and the number of dims that replace these.
+
+    ``taken`` has the index array of each such dim.
+    """
     for axis, k in taken.items():
         if k.dtype.kind not in "iu":
             refuse(f"indexing by an array of {k.dtype}")
@@ -150,11 +157,11 @@ def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
 
 
 def _counts(k: Any, extent: Extent) -> bool:
-    """Whether an index goes through a dim from its begin to its end."""
+    """Whether an index array is 0, 1, ..., extent - 1."""
     return isinstance(k, np.ndarray) and k.shape == (extent,) and bool((k == np.arange(len(k))).all())
 
 
-# -- written -----------------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 @stands_for("setitem")
@@ -170,10 +177,10 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
             rest = x.ndim - axis - one.ndim
             if value.ndim > rest:
                 refuse(f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
-                       "say it with where")
+                       "use numpy.where")
             return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
         if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
-            refuse("writing where an array says", "say it with where, or one_hot and a product")
+            refuse("writing at the indices of an array", "use numpy.where, or one_hot and a product")
         return _replaced(x, axis, one, value)
     spans = [_span(extent, k) for extent, k in zip(x.shape, (k for k in keys if k is not None), strict=True)]
     counts = [count(begin, end, abs(step)) for begin, end, step in spans]
@@ -200,7 +207,7 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
 
 
 def _replaced(x: Any, axis: int, indices: Any, value: Any) -> Any:
-    """With the places ``indices`` along ``axis`` taken from ``value``, of equal places the last one."""
+    """``x`` with ``value`` written at ``indices`` along ``axis``.  For an index given twice the last value counts."""
     extent = x.shape[axis]
     value = broadcast(value, (*x.shape[:axis], len(indices), *x.shape[axis + 1:]))
     sources = np.arange(extent)
@@ -244,7 +251,7 @@ def _diag(x: Any) -> Any:
 
 @stands_for(np.select)
 def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    found = default
+    result = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
-        found = np.where(lift(condition), choice, found)
-    return found
+        result = np.where(lift(condition), choice, result)
+    return result

@@ -1,4 +1,4 @@
-"""What NumPy's functions that join arrays, cut them and repeat their elements become when they are recorded."""
+"""Recording of NumPy's functions that join, split, repeat and pad arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallelism.ir.tracing import CALLS
 from parallelism.ir.tracing.refusing import refuse
 from parallelism.ir.tracing.tracing import apply, lift
 
-# -- joined ------------------------------------------------------------------------------------------------------------
+# -- joining -----------------------------------------------------------------------------------------------------------
 
 
 @stands_for(np.concatenate)
@@ -57,12 +57,12 @@ def _append(arr: Any, values: Any, axis: Any = None) -> Any:
     return _concatenate([arr, values], axis)
 
 
-# -- cut ---------------------------------------------------------------------------------------------------------------
+# -- splitting ---------------------------------------------------------------------------------------------------------
 
 
 def _pieces(x: Any, axis: int, sizes: Sequence[Extent]) -> list[Any]:
-    found = apply("split", x, axis=axis, sizes=tuple(sizes))
-    return list(found) if isinstance(found, tuple) else [found]
+    pieces = apply("split", x, axis=axis, sizes=tuple(sizes))
+    return list(pieces) if isinstance(pieces, tuple) else [pieces]
 
 
 def _at(x: Any, axis: int, places: Sequence[Extent]) -> list[Any]:
@@ -76,7 +76,7 @@ def _split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
         return _at(x, axis, count)
     each = quotient((x.shape[axis],), (count,))
     if each is None:
-        raise ValueError(f"a dim of {x.shape[axis]} is not {count} equal parts")
+        raise ValueError(f"a dim of {x.shape[axis]} cannot be split into {count} equal parts")
     return _pieces(x, axis, [each] * count)
 
 
@@ -100,13 +100,13 @@ if hasattr(np, "unstack"):
     ))
 
 
-# -- repeated ----------------------------------------------------------------------------------------------------------
+# -- repeating ---------------------------------------------------------------------------------------------------------
 
 
 @stands_for(np.repeat)
 def _repeat(x: Any, repeats: Any, axis: Any = None) -> Any:
     if not isinstance(repeats, int):
-        refuse("numpy.repeat by another number for each element")
+        refuse("numpy.repeat with a different count for each element")
     x, axis = (reshaped(x, -1), 0) if axis is None else (x, axis_of(axis, x.ndim))
     shape = x.shape
     spread = broadcast(expanded(x, axis + 1), (*shape[:axis + 1], repeats, *shape[axis + 1:]))
@@ -140,7 +140,7 @@ def _roll(x: Any, shift: Any, axis: Any = None) -> Any:
     return _concatenate([part(x, axis, extent - by, extent), part(x, axis, 0, extent - by)], axis)
 
 
-# -- around it ---------------------------------------------------------------------------------------------------------
+# -- padding -----------------------------------------------------------------------------------------------------------
 
 
 def _edge(x: Any, axis: int, before: int, after: int) -> list[Any]:
@@ -164,7 +164,8 @@ _AROUND = {"edge": _edge, "wrap": _wrap, "reflect": _reflect}
 @stands_for(np.pad)
 def _pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
     if (mode != "constant" and mode not in _AROUND) or not isinstance(constant_values, int | float):
-        refuse(f"numpy.pad with mode {mode!r} and such values", "it is by one number, edge, wrap or reflect")
+        refuse(f"numpy.pad with mode {mode!r} and these values", "the modes are constant (one number), edge, wrap and "
+               "reflect")
     widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
     for axis, (before, after) in enumerate(widths):
         if not before and not after:

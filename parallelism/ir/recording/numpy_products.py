@@ -1,4 +1,4 @@
-"""What NumPy's products become when they are recorded: ``matmul`` and ``einsum``."""
+"""Recording of NumPy's products: they become ``matmul`` and ``einsum``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _matmul(a: Any, b: Any) -> Any:
     if not a.ndim or not b.ndim:
         refuse("numpy.matmul of a scalar")
     if b.ndim == 1:
-        found = apply("matmul", a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1))
-        return found.reshape(a.shape[:-1])
+        column = apply("matmul", a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1))
+        return column.reshape(a.shape[:-1])
     return apply("matmul", a.reshape(1, -1), b).reshape((*b.shape[:-2], b.shape[-1]))
 
 
@@ -31,7 +31,7 @@ def _dot(a: Any, b: Any) -> Any:
     if not a.ndim or not b.ndim:
         return a * b
     if b.ndim > 2:
-        refuse("numpy.dot with more than two dims on the right", "say it with einsum")
+        refuse("numpy.dot with more than two dims on the right", "use numpy.einsum")
     return _matmul(a, b)
 
 
@@ -59,8 +59,6 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
         joined = "".join(terms)
         right = "".join(dots) + "".join(sorted({c for c in joined if joined.count(c) == 1} - set(dots)))
     return apply("einsum", *arrays, equation=f"{','.join(terms)}->{right}")
-
-
 
 
 @stands_for(np.tensordot)
@@ -101,16 +99,16 @@ def _matmul_of_linalg(a: Any, b: Any) -> Any:
 
 @stands_for(np.linalg.multi_dot)
 def _multi_dot(arrays: Any) -> Any:
-    """From the left; NumPy looks for the cheapest order."""
-    found = lift(arrays[0])
+    """The products are computed from left to right; NumPy chooses the cheapest order."""
+    product = lift(arrays[0])
     for array in arrays[1:]:
-        found = _dot(found, array)
-    return found
+        product = _dot(product, array)
+    return product
 
 
 @stands_for(np.linalg.norm)
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     if ord not in (None, 2, "fro") or (ord == 2 and axis is None and x.ndim > 1):
-        refuse(f"numpy.linalg.norm of order {ord!r}", "it is by the sum of squares")
+        refuse(f"numpy.linalg.norm of order {ord!r}", "only the root of the sum of squares is supported")
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
     return np.sqrt(np.sum(x * x, axis=axes_of(axis, x.ndim), keepdims=keepdims))

@@ -1,4 +1,4 @@
-"""What NumPy's functions that give the same elements another shape become when they are recorded."""
+"""Recording of NumPy's functions that reshape and reorder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from parallelism.ir.tracing.tracing import apply, lift
 
 
 def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What is defined below stands for these functions of NumPy, whose result may be a ``view``."""
+    """A decorator: calls of these NumPy functions are recorded by the decorated function.
+
+    ``view`` says that NumPy's result shares the memory of the first argument.
+    """
     def keep(call: Callable[..., Any]) -> Callable[..., Any]:
         CALLS.update(dict.fromkeys(functions, call))
         if view:
@@ -26,7 +29,7 @@ def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., A
 
 def axis_of(axis: Any, ndim: int) -> int:
     if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
-        raise ValueError(f"axis {axis!r} is none of {ndim} dims")
+        raise ValueError(f"axis {axis!r} is out of bounds for {ndim} dims")
     return int(axis) % ndim
 
 
@@ -44,11 +47,11 @@ def reshaped(x: Any, shape: Any) -> Any:
     extents = list(shape) if isinstance(shape, tuple | list) else [shape]
     unknown = [d for d, extent in enumerate(extents) if isinstance(extent, int) and extent == -1]
     if len(unknown) > 1:
-        raise ValueError("one extent at most can be left open, as -1")
+        raise ValueError("at most one extent can be -1")
     for d in unknown:
         rest = quotient(x.shape, extents[:d] + extents[d + 1:])
         if rest is None:
-            raise ValueError(f"an array of shape {x.shape} cannot be made {tuple(extents)}")
+            raise ValueError(f"an array of shape {x.shape} cannot be reshaped to {tuple(extents)}")
         extents[d] = rest
     return x if tuple(extents) == x.shape else apply("reshape", x, shape=tuple(extents))
 
@@ -110,7 +113,7 @@ def expanded(x: Any, axis: Any) -> Any:
 def _squeeze(x: Any, axis: Any = None) -> Any:
     axes = [d for d, n in enumerate(x.shape) if n == 1] if axis is None else axes_of(axis, x.ndim)
     if any(x.shape[d] != 1 for d in axes):
-        raise ValueError(f"a dim to leave out has extent 1, in {x.shape}")
+        raise ValueError(f"a dim to squeeze must have extent 1, got dims {list(axes)} of shape {x.shape}")
     return reshaped(x, [n for d, n in enumerate(x.shape) if d not in axes])
 
 
@@ -163,7 +166,7 @@ def _windows(x: Any, window_shape: Any, axis: Any = None) -> Any:
 
 
 def part(x: Any, axis: int, begin: Extent, end: Extent, step: int = 1) -> Any:
-    """``begin:end:step`` of one dim."""
+    """The elements ``begin:end:step`` of one dim."""
     if (begin, end, step) == (0, x.shape[axis], 1):
         return x
     return apply("slice", x, axis=axis, begin=begin, end=end, step=step)

@@ -1,4 +1,4 @@
-"""A plain NumPy function, run once on arrays that are not there, as a program."""
+"""Recording: a plain NumPy function runs once on traced arrays, and its NumPy calls become a program."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from parallelism.ir.tracing.tracing import lift
 def record(function: Callable[..., Any], *types: Any, name: str | None = None) -> Function:
     """The program of ``function`` for arguments of these types.
 
-    An argument may be a `TensorType`, or a dict, list or tuple of them: each is an input, named after the parameter and
-    the keys that lead to it (``params.w1``).  Anything else reaches the function as it is and belongs to the program.
-    What it returns, an array or a dict, list or tuple of them, are the outputs, in order.
+    An argument may be a `TensorType`, or a dict, list or tuple of them.  Each type becomes an input, named after the
+    parameter and the keys that lead to it (``params.w1``).  Any other argument is passed to the function as it is and
+    is constant in the program.  The function returns an array or a dict, list or tuple of arrays: these are the
+    outputs, in order.
 
-    The function is run, once: Python's own ``for`` and ``if`` are gone from the program, NumPy's work is in it.
-    `RecordError`, naming the call and the line, for what cannot be recorded: what needs numbers (``if x > 0``,
-    ``float(x)``), writes into an array, or has no operator.
+    The function runs once.  NumPy's calls are recorded; Python's ``for`` and ``if`` have run and are not in the
+    program.  `RecordError` names the call and the line of anything that cannot be recorded: code that needs values
+    (``if x > 0``, ``float(x)``), or functions without an operator.
     """
     builder = Builder()
     names = _parameters(function, len(types))
@@ -35,7 +36,7 @@ def record(function: Callable[..., Any], *types: Any, name: str | None = None) -
 
 
 def _parameters(function: Callable[..., Any], count: int) -> list[str]:
-    """The names of so many positional parameters."""
+    """The names of the first ``count`` positional parameters."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -65,6 +66,6 @@ def _leaves(returned: Any) -> Iterator[Any]:
         for part in returned:
             yield from _leaves(part)
     elif returned is None:
-        raise RecordError("a recorded function returns arrays, or dicts, lists and tuples of them, not None")
+        raise RecordError("a recorded function must return arrays, or dicts, lists and tuples of them, got None")
     else:
         yield returned

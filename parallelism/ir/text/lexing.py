@@ -1,4 +1,4 @@
-"""The text of a program, piece by piece; what does not fit is a `ParseError` with its place."""
+"""A reader of the text of a program, token by token.  Unexpected text raises `ParseError` with line and column."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MOST_DEPTH, MOST_DIGITS, MOST_FACTORS = 32, 20, 2000
 
 class Token(NamedTuple):
     kind: str
-    """value, function, name, float, integer, string, mark, or end."""
+    """One of value, function, name, float, integer, string, mark, end, unknown."""
     text: str
     place: int
 
 
 class Reader:
-    """Reads token by token, one ahead; extents and types as a whole."""
+    """Reads tokens with one token of lookahead, and whole extents and types."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -47,92 +47,92 @@ class Reader:
         return Token(match.lastgroup or "", match[0], place)
 
     def take(self) -> Token:
-        """The next token, and go on."""
+        """Return the next token and advance."""
         token = self.next
         self.next = self._token(token.place + len(token.text))
         return token
 
     def has(self, text: str) -> bool:
-        """Whether the next token is this mark or name; it is taken."""
+        """Whether the next token is this mark or name; if so, advance."""
         if self.next.text != text or self.next.kind == "string":
             return False
         self.take()
         return True
 
     def expect(self, text: str) -> Token:
-        """Just this, and go on."""
+        """Return the next token, which must be this mark or name, and advance."""
         if self.next.text != text or self.next.kind == "string":
             self.wrong(repr(text))
         return self.take()
 
     def expect_kind(self, kind: str, wanted: str) -> Token:
-        """A token of this kind, and go on."""
+        """Return the next token, which must be of this kind, and advance."""
         if self.next.kind != kind:
             self.wrong(wanted)
         return self.take()
 
     def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
-        """Here, or at ``token``, should be something else."""
+        """Raise `ParseError`: ``wanted`` was expected in place of the next token, or of ``token``."""
         token = token or self.next
-        found = "the end" if token.kind == "end" else repr(token.text if len(token.text) < 60 else token.text[:60])
-        self.fail(f"expected {wanted}, got {found}", token.place)
+        actual = "the end" if token.kind == "end" else repr(token.text if len(token.text) < 60 else token.text[:60])
+        self.fail(f"expected {wanted}, got {actual}", token.place)
 
     def fail(self, message: str, place: int) -> NoReturn:
-        """`ParseError` at this place of the text."""
+        """Raise `ParseError` at this position of the text."""
         line = self.text.count("\n", 0, place) + 1
         column = place - self.text.rfind("\n", 0, place)
         raise ParseError(message if len(message) < 1000 else message[:1000] + " ...", line, column) from None
 
     def deeper(self) -> None:
-        """One bracket more; to be taken back by ``self.depth -= 1``."""
+        """Count an opening bracket.  The caller counts the closing one by ``self.depth -= 1``."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
-            self.fail(f"brackets in brackets, deeper than {MOST_DEPTH}", self.next.place)
+            self.fail(f"brackets are nested more than {MOST_DEPTH} deep", self.next.place)
 
     def integer(self, wanted: str = "an integer") -> int:
-        """Digits, up to what a uint64 needs."""
+        """Read an integer of at most as many digits as a uint64 needs."""
         token = self.expect_kind("integer", wanted)
         if len(token.text) > MOST_DIGITS:
-            self.fail(f"a number has at most {MOST_DIGITS} digits, this one {len(token.text)}", token.place)
+            self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(token.text)}", token.place)
         return int(token.text)
 
     # -- extents -------------------------------------------------------------------------------------------------------
 
     def extent(self) -> Extent:
-        """``2*B*D+1``."""
+        """Read a sum of products, such as ``2*B*D+1``; it may be a fraction."""
         place = self.next.place
         try:
-            found = -self._product() if self.has("-") else self._product()
+            total = -self._product() if self.has("-") else self._product()
             while self.next.text in ("+", "-") and self.next.kind == "mark":
                 minus = self.take().text == "-"
                 term = self._product()
-                found = found - term if minus else found + term
+                total = total - term if minus else total + term
         except ParseError:
             raise
         except (ValueError, ZeroDivisionError) as error:
             self.fail(str(error), place)
-        return found
+        return total
 
     def whole_extent(self) -> Extent:
-        """One that is not a mere fraction."""
+        """Read an extent; a number must be whole."""
         place = self.next.place
         self._factors = 0
-        found = self.extent()
-        if not isinstance(found, int) and not found.symbols:
-            self.fail(f"an extent is whole, got {found}", place)
-        return found
+        extent = self.extent()
+        if not isinstance(extent, int) and not extent.symbols:
+            self.fail(f"an extent must be whole, got {extent}", place)
+        return extent
 
     def _product(self) -> Extent:
-        found = self._factor()
+        result = self._factor()
         while self.next.text in ("*", "/") and self.next.kind == "mark":
-            found = found * self._factor() if self.take().text == "*" else divided(found, self._factor())
-        return found
+            result = result * self._factor() if self.take().text == "*" else divided(result, self._factor())
+        return result
 
     def _factor(self) -> Extent:
         token = self.next
         self._factors += 1
         if self._factors > MOST_FACTORS:
-            self.fail(f"an expression of more than {MOST_FACTORS} numbers and names", token.place)
+            self.fail(f"an expression has at most {MOST_FACTORS} numbers and names", token.place)
         if token.kind == "integer":
             return self.integer()
         if token.text in ("max", "ceil") and token.kind == "name":
@@ -153,16 +153,16 @@ class Reader:
         if token.text == "(":
             self.take()
             self.deeper()
-            found = self.extent()
+            inner = self.extent()
             self.expect(")")
             self.depth -= 1
-            return found
+            return inner
         return self.wrong("a number or the name of an extent")
 
     # -- types ---------------------------------------------------------------------------------------------------------
 
     def type(self) -> TensorType:
-        """``tensor<8xBx(2*D)xf32>``."""
+        """Read a type, such as ``tensor<8xBx(2*D)xf32>``."""
         start = self.next
         match = _TYPE.match(self.text, start.place) if start.text == "tensor" else None
         if match and match[0] in self._types:
@@ -191,7 +191,7 @@ class Reader:
             if extent is None:
                 break
             if len(extent[0]) > MOST_DIGITS + 1 and extent[1]:
-                self.fail(f"a number has at most {MOST_DIGITS} digits, this one {len(extent[1])}", place)
+                self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(extent[1])}", place)
             shape.append(int(extent[1]) if extent[1] else symbol(extent[2]))
             place = extent.end()
         dtype = _DTYPE.match(self.text, place)
@@ -199,10 +199,10 @@ class Reader:
             got = self.text[place:place + 12].partition("\n")[0]
             self.fail(f"expected an extent and 'x', or a dtype ({', '.join(DTYPES)}) and '>', got {got!r}", place)
         try:
-            found = TensorType(DTYPES[dtype[1]], tuple(shape))
+            result = TensorType(DTYPES[dtype[1]], tuple(shape))
         except ValueError as error:
             self.fail(str(error), start.place)
         self.next = self._token(dtype.end())
         if match and match.end() == dtype.end():
-            self._types[match[0]] = found
-        return found
+            self._types[match[0]] = result
+        return result

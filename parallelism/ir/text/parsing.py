@@ -10,9 +10,9 @@
     layout     = "[" [axes | "...", ...] "]" ["partial" "=" axes] ["," "op" "=" name]
     axes       = "None" | axis | "(" [axis, ...] ")"         an axis is a name, or a string
 
-``//`` begins a comment.  Nothing is evaluated; what cannot be read is a `ParseError` with line and column, and so is
-what can be read but is no program: a value that is not there or made twice, an operator that is not in the table, types
-that are not those that it makes.
+``//`` begins a comment.  Nothing is evaluated.  Text that cannot be read raises `ParseError` with line and column.  So
+does text that is not a valid program: a value that is undefined or defined twice, an operator that is not in the table,
+types that differ from those of the operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def parse(text: str) -> Function:
-    """The function that ``text`` writes; `ParseError`, with its place, if it writes none."""
+    """The function in ``text``.  `ParseError` says at which line and column the text is wrong."""
     if not isinstance(text, str):
         raise TypeError(f"a program is read from text, got {type(text).__name__}")
     return _Parser(text).function()
@@ -65,8 +65,8 @@ class _Parser(Reader):
         if len(returned) != len(promised) or any(
             v.type != p.type or p.layout not in (None, v.layout) for v, p in zip(returned, promised, strict=True)
         ):
-            told = [", ".join(map(print_type, found)) or "nothing" for found in (promised, returned)]
-            self.fail(f"the function is to return {told[0]}, and this returns {told[1]}", place)
+            texts = [", ".join(map(print_type, values)) or "nothing" for values in (promised, returned)]
+            self.fail(f"the function must return {texts[0]}, this returns {texts[1]}", place)
         try:
             return Function(name, tuple(inputs), tuple(ops), tuple(v for v, _ in outputs))
         except IRError as error:
@@ -96,43 +96,43 @@ class _Parser(Reader):
         place = self.expect("(").place
         types = self.listed(self.placed_type, ")")
         if len(types) != len(inputs):
-            self.fail(f"{len(inputs)} inputs and {len(types)} types of inputs", place)
+            self.fail(f"there must be a type for each input: {len(inputs)} inputs, {len(types)} types", place)
         for (value, _), (type, at) in zip(inputs, types, strict=True):
             if value.type != type:
-                self.fail(f"%{value.name} is a {value.type}, not a {type}", at)
+                self.fail(f"%{value.name} is defined as {value.type} and used as {type}", at)
         self.expect("->")
         place = self.next.place
-        made = self.listed(self.laid_type, ")") if self.has("(") else [self.laid_type()]
+        results_laid = self.listed(self.laid_type, ")") if self.has("(") else [self.laid_type()]
         region = self.region() if self.has("region") else None
         frozen = tuple(sorted(attributes.items()))
         try:
-            found = meaning(kind, tuple(value.type for value, _ in inputs), frozen).outputs
+            expected = meaning(kind, tuple(value.type for value, _ in inputs), frozen).outputs
         except (ValueError, TypeError) as error:
             self.fail(str(error), start.place)
-        if tuple(type for type, _ in made) != found:
-            self.fail(f"{kind} makes {', '.join(map(str, found)) or 'nothing'} of this", place)
-        if len(results) != len(found):
-            self.fail(f"{kind} makes {len(found)} values, and {len(results)} are named", start.place)
-        outputs = [self.define(token, *laid) for token, laid in zip(results, made, strict=True)]
+        if tuple(type for type, _ in results_laid) != expected:
+            self.fail(f"{kind} must return {', '.join(map(str, expected)) or 'nothing'} here", place)
+        if len(results) != len(expected):
+            self.fail(f"{kind} returns {len(expected)} values, but {len(results)} are named", start.place)
+        outputs = [self.define(token, *laid) for token, laid in zip(results, results_laid, strict=True)]
         return Op(kind, tuple(value for value, _ in inputs), frozen, tuple(outputs), region)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def listed(self, item: Callable[[], T], end: str, *, keep: bool = False) -> list[T]:
-        """Items between commas up to ``end``, which is taken unless it is to be kept."""
-        found: list[T] = []
+        """Read items separated by commas up to ``end``, and ``end`` itself unless ``keep``."""
+        items: list[T] = []
         if self.next.text == end and self.next.kind != "string":
             self.take()
-            return found
+            return items
         while True:
-            found.append(item())
+            items.append(item())
             if not self.has(","):
                 break
         if self.next.text != end:
             self.wrong(f"',' or {end!r}")
         if not keep:
             self.take()
-        return found
+        return items
 
     def placed_type(self) -> tuple[TensorType, int]:
         place = self.next.place
@@ -142,22 +142,22 @@ class _Parser(Reader):
         token = self.expect_kind("value", "a value, as %0")
         value = self.known.get(token.text[1:])
         if value is None:
-            self.fail(f"{token.text[:60]} is not there", token.place)
+            self.fail(f"{token.text[:60]} is not defined", token.place)
         return value, token.place
 
     def define(self, token: Token, type: TensorType, layout: TensorSharding | None) -> Value:
         name = token.text[1:]
         if name in self.known:
-            self.fail(f"{token.text[:60]} is there already, and every value is made once", token.place)
+            self.fail(f"{token.text[:60]} is defined already; every value is defined once", token.place)
         self.known[name] = Value(name, type, layout)
         return self.known[name]
 
     def string(self, token: Token) -> str:
         try:
-            found: str = json.loads(token.text)
+            text: str = json.loads(token.text)
         except ValueError as error:
             self.fail(f"this string cannot be read: {error}", token.place)
-        return found
+        return text
 
     def region(self) -> str:
         self.expect("=")
@@ -208,7 +208,7 @@ class _Parser(Reader):
     def attribute(self, attributes: dict[str, Any]) -> None:
         token = self.expect_kind("name", "the name of an attribute")
         if token.text in attributes:
-            self.fail(f"attribute {token.text[:60]} is there already", token.place)
+            self.fail(f"attribute {token.text[:60]} is given twice", token.place)
         self.expect("=")
         attributes[token.text] = self.attribute_value()
 
@@ -223,9 +223,9 @@ class _Parser(Reader):
         if token.text == "[":
             self.take()
             self.deeper()
-            found = tuple(self.listed(self.attribute_value, "]"))
+            values = tuple(self.listed(self.attribute_value, "]"))
             self.depth -= 1
-            return found
+            return values
         if token.text == "-":
             ahead = self._token(token.place + 1)
             if ahead.kind == "float" or ahead.text == "inf":

@@ -1,4 +1,4 @@
-"""The program that is being written, if one is."""
+"""The builder of the program that is being recorded, if there is one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 
 
 def current() -> Builder | None:
-    """Who writes it."""
+    """The current builder; None if nothing is being recorded."""
     return _recording.get()
 
 
 @contextmanager
 def recording(builder: Builder) -> Iterator[Builder]:
-    """While a program is written by ``builder``: what has no recorded operand goes there."""
+    """Make ``builder`` current: it receives ops that have no recorded operand, such as constants."""
     before = _recording.set(builder)
     try:
         yield builder
@@ -28,9 +28,10 @@ def recording(builder: Builder) -> Iterator[Builder]:
 
 @contextmanager
 def region(path: str) -> Iterator[None]:
-    """What is recorded meanwhile belongs to this region, ``block.0``, of the model; one in another lies inside it.
+    """Mark the ops that are recorded in this context as part of a region of the model, such as ``block.0``.
 
-    Where nothing is recorded it does nothing.  ``ValueError`` for what is no path of names.
+    A region inside another is nested in it.  Outside of a recording it does nothing.  ``ValueError`` if ``path`` is
+    not a path of names.
     """
     check_path(path)
     builder = _recording.get()

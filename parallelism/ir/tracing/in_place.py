@@ -1,8 +1,8 @@
-"""Arrays of a program that are changed: the name stands for another value from then on, for all who hold the array.
+"""Writing into traced arrays: the array object stands for a new value afterwards.
 
-A program has values only, none of which changes.  What NumPy does to the memory of an array is seen by its views, too,
-and what it does to a view by the array: so a view knows what it is a view of, and is made anew when that has changed; a
-part that an index made, when it is changed, is written into what it is a part of.
+The values of a program never change.  In NumPy a write into an array is visible in its views, and a write into a view
+is visible in the array.  So a view keeps its base and is recomputed after the base has changed.  A write into a part
+that an index selected is written into the base, too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from parallelism.ir.tracing.refusing import refuse
 
 
 class View(NamedTuple):
-    """What an array is a view of, and how it is made of it."""
+    """The base of a view, and how the view is computed from it."""
 
     base: Callable[[], Any]
-    """The array, or None when nobody holds it any more."""
-    made: Callable[[Any], Any]
+    """Returns the base array, or None if it no longer exists."""
+    compute: Callable[[Any], Any]
+    """Computes the view from its base."""
     key: tuple[Any, ...] = ()
-    """That of the index that made it, alone; nothing if a function made it."""
+    """The key of the index that selected the view, as a tuple of one; empty if a function returned the view."""
 
 
 class Writable:
-    """What a recorded array knows of those that share its memory."""
+    """The value of a traced array, and the arrays that share its memory."""
 
     __slots__ = ("__weakref__", "_changed", "_sharing", "_value", "_view")
 
@@ -41,43 +42,43 @@ class Writable:
 
     @property
     def value(self) -> Value:
-        """What it stands for now."""
+        """The value that the array stands for now."""
         if self._changed is not None and self._view is not None:
             base, self._changed = self._changed, None
-            self._value = self._view.made(base).value
+            self._value = self._view.compute(base).value
         return self._value
 
     @property
     def is_view(self) -> bool:
         return self._view is not None
 
-    def lies_in(self, base: Any, made: Callable[[Any], Any], *key: Any) -> Any:
-        """It is a view of ``base``, ``made`` of it, by this key of an index or by a function."""
+    def lies_in(self, base: Any, compute: Callable[[Any], Any], *key: Any) -> Any:
+        """Mark this array as a view of ``base`` and return it.  ``key`` is that of an index, if one selected it."""
         if self is not base:
             if base._sharing is None:
                 base._sharing = [ref(base)]
             base._sharing.append(ref(self))
             self._sharing = base._sharing
-            # what stands between an array and its view lives as long as the view
-            self._view = View(ref(base) if base._view is None else lambda: base, made, key)
+            # A view between an array and this view must live as long as this view.
+            self._view = View(ref(base) if base._view is None else lambda: base, compute, key)
         return self
 
     def is_part(self, base: Any, key: Any) -> bool:
-        """Whether it is what this key of an index made of ``base``."""
+        """Whether this array is the view ``base[key]``."""
         return self._view is not None and self._view.base() is base and bool(self._view.key == (key,))
 
-    def become(self, made: Any) -> Any:
-        """``made`` in its place, in its dtype; what it is a part of changes, too."""
+    def become(self, new: Any) -> Any:
+        """Stand for the value of ``new``, converted to this array's dtype, and update base and views."""
         me: Any = self
-        if made.shape != me.shape:
-            refuse(f"changing an array of shape {me.shape} in place into one of shape {made.shape}")
-        if not np.can_cast(made.dtype, me.dtype, "same_kind"):
-            refuse(f"changing an array of {me.dtype} in place into one of {made.dtype}")
-        value = made.astype(me.dtype).value
+        if new.shape != me.shape:
+            refuse(f"changing an array of shape {me.shape} in place into one of shape {new.shape}")
+        if not np.can_cast(new.dtype, me.dtype, "same_kind"):
+            refuse(f"changing an array of {me.dtype} in place into one of {new.dtype}")
+        value = new.astype(me.dtype).value
         chain = [me]
         while chain[-1]._view is not None and (base := chain[-1]._view.base()) is not None:
             chain.append(base)
-        others = [other for found in self._sharing or () if (other := found()) is not None
+        others = [other for reference in self._sharing or () if (other := reference()) is not None
                   and not any(other is one for one in chain)]
         owned = chain[-1]._view is None
         if (owned and not all(part._view.key for part in chain[:-1])) or (others and not owned):

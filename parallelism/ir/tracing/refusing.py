@@ -1,4 +1,4 @@
-"""What cannot be recorded, told with the line that asked for it."""
+"""The error for a call that cannot be recorded, with the user's line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from parallelism.ir.core import RecordError
 
 _OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(np.__file__).parent))
 
-_SHAPE = "the shape of its result depends on the numbers"
+_SHAPE = "the shape of its result depends on the values"
 REASONS: dict[Any, str] = {
     **dict.fromkeys((np.nonzero, np.argwhere, np.flatnonzero, np.unique, np.extract, np.bincount), _SHAPE),
-    **dict.fromkeys((np.allclose, np.array_equal), "a decision by the numbers of an array"),
-    **dict.fromkeys((np.put, np.copyto, np.place, np.putmask), "write x[...] = y, or say it with where"),
+    **dict.fromkeys((np.allclose, np.array_equal), "a decision by the values of an array"),
+    **dict.fromkeys((np.put, np.copyto, np.place, np.putmask), "write x[...] = y, or use numpy.where"),
 }
-"""Why functions of NumPy can never be recorded, or what to write instead."""
+"""For NumPy functions that cannot be recorded: the reason, or what to write instead."""
 
 
 def refuse(what: str, why: str = "") -> NoReturn:
-    """`RecordError`, with the line of the user's that led here."""
+    """Raise `RecordError` with the line of the user's code that made the call."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back

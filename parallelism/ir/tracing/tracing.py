@@ -1,8 +1,8 @@
-"""Arrays that are not there yet: what is done to them in NumPy's words becomes ops.
+"""Traced arrays: NumPy's operations on them are recorded as ops.
 
-A `Traced` array has the shape and dtype that the array will have.  NumPy hands over what is called with one, by
-``__array_ufunc__`` and ``__array_function__`` (NEP 13 and 18); the functions that are not ufuncs are in
-`numpy_calls` and `numpy_shapes`.  Derivatives in the table of operators are written with these arrays, too.
+A `Traced` array has a shape and a dtype, but no values.  NumPy calls its ``__array_ufunc__`` and
+``__array_function__`` (NEP 13 and 18).  The modules ``numpy_*`` define how functions that are not ufuncs are recorded.
+The derivatives in the table of operators are written with traced arrays, too.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from parallelism.ir.tracing.in_place import Writable
 from parallelism.ir.tracing.refusing import REASONS, refuse
 
 MOST_CONSTANT = 4096
-"""Elements of an array that may stand in a program."""
+"""The largest number of elements of an array that may be a constant of a program."""
 
 CALLS: dict[Any, Callable[..., Any]] = {}
-"""What NumPy's functions, ufuncs aside, become."""
+"""How calls of NumPy's functions are recorded, except most ufuncs."""
 VIEWS: set[Any] = set()
-"""Those of them whose results lie in the memory of their first argument."""
+"""Those of the functions whose results share the memory of their first argument."""
 
 
 class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of a program that is being written."""
+    """An array of a program that is being recorded."""
 
     __slots__ = ("builder",)
     __hash__ = object.__hash__
@@ -51,11 +51,11 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         super().__init__(value)
         self.builder = builder
 
-    # -- what an array knows of itself ---------------------------------------------------------------------------------
+    # -- attributes ----------------------------------------------------------------------------------------------------
 
     @property
     def type(self) -> TensorType:
-        return self._value.type         # which no change changes
+        return self._value.type         # Writing in place never changes the type.
 
     @property
     def shape(self) -> tuple[Extent, ...]:
@@ -98,7 +98,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"<recorded %{self.value.name}: {self.type}>"
 
-    # -- what NumPy hands over -----------------------------------------------------------------------------------------
+    # -- NumPy's protocols ---------------------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         name = f"numpy.{ufunc.__name__}"
@@ -137,15 +137,15 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             refuse(name, REASONS.get(function, ""))
         out = options.pop("out", None)
         try:
-            found = CALLS[function](*args, **options)
+            result = CALLS[function](*args, **options)
         except IRError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
             refuse(name, str(error))
         if out is not None:
-            return _targets(name, (out,))[0].become(found)
+            return _targets(name, (out,))[0].become(result)
         if function not in VIEWS:
-            return _own(found, args)
+            return _own(result, args)
 
         rest = args[1:]
 
@@ -153,12 +153,12 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             whole = CALLS[function](base, *rest, **options)
             return whole[at[0]] if at else whole
 
-        if isinstance(found, list | tuple):
-            return type(found)(x.lies_in(args[0], lambda base, i=i: again(base, i)) for i, x in enumerate(found))
-        return found.lies_in(args[0], again) if args and isinstance(args[0], Traced) else found
+        if isinstance(result, list | tuple):
+            return type(result)(x.lies_in(args[0], lambda base, i=i: again(base, i)) for i, x in enumerate(result))
+        return result.lies_in(args[0], again) if args and isinstance(args[0], Traced) else result
 
     def __pow__(self, exponent: Any) -> Any:
-        """As NumPy's arrays do it, which is not by ``numpy.power`` for some numbers."""
+        """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
         if type(exponent) in (int, float) and self.dtype.kind == "f":
             function = {2: np.square, 1: np.positive, 0.5: np.sqrt, -1: np.reciprocal}.get(exponent)
             if function is not None:
@@ -168,18 +168,18 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     # -- methods, by the function of the same name ---------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        found = CALLS["getitem"](self, key)
-        if _picks(key) or (not found.ndim and not (isinstance(key, tuple) and any(k is ... for k in key))):
-            return _own(found, [self])          # a single element is a number, no view
-        return found.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
+        result = CALLS["getitem"](self, key)
+        if _picks(key) or (not result.ndim and not (isinstance(key, tuple) and any(k is ... for k in key))):
+            return _own(result, [self])         # a single element is a number, not a view
+        return result.lies_in(self, lambda base: CALLS["getitem"](base, key), key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # what stands in `x[0] += 1` has changed x when Python comes here
+        # In `x[0] += 1` the in-place addition has changed x already when Python assigns the part.
         if _picks(key) or not isinstance(value, Traced) or not value.is_part(self, key):
             self.become(self.written(key, value))
 
     def written(self, key: Any, value: Any) -> Any:
-        """This array with ``value`` in the place of ``x[key]``."""
+        """A new array: this one with ``value`` in place of ``x[key]``."""
         return CALLS["setitem"](self, key, value)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Traced:
@@ -206,21 +206,21 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> Any:
         return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
 
-    # -- what needs the numbers ----------------------------------------------------------------------------------------
+    # -- operations that need values -----------------------------------------------------------------------------------
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        refuse("making an array of a recorded one (numpy.array, numpy.asarray, writing into an array of numbers, or a "
-               "function that does so)", "join arrays with numpy.stack, change a dtype with astype, write into "
-               "numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)")
+        refuse("the conversion of a recorded array to numbers (numpy.array, numpy.asarray, writing into an array of "
+               "numbers, or a function that does so)", "join arrays with numpy.stack, change a dtype with astype, "
+               "write into numpy.zeros_like(x), pick from numbers with ir.apply('take', numbers, x, axis=0)")
 
     def __bool__(self) -> bool:
-        refuse("a decision by the numbers of an array (if, while, and, or, not)")
+        refuse("a decision by the values of an array (if, while, and, or, not)")
 
     def __iter__(self) -> Any:
         return iter([self[i] for i in range(len(self))])
 
     def __format__(self, form: str) -> str:
-        return repr(self) if not form else refuse(f"the numbers of an array as text ({form})")
+        return repr(self) if not form else refuse(f"the values of an array as text ({form})")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(np.ndarray, name):
@@ -247,9 +247,9 @@ for _name, _what in {
 
 def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], Any]:
     def change(self: Traced, other: Any) -> Any:
-        made = function(self, other)
-        # a number, which NumPy's sums and single elements are, is not changed: another takes its name
-        return self.become(made) if self.ndim or self.is_view else made
+        result = function(self, other)
+        # NumPy's sums and single elements are numbers, which do not change in place: the name is bound to a new one.
+        return self.become(result) if self.ndim or self.is_view else result
 
     return change
 
@@ -259,7 +259,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
 
 
 def _targets(name: str, out: tuple[Any, ...]) -> list[Traced]:
-    """The arrays to write into."""
+    """The arrays of ``out=``, which must be traced."""
     for array in out:
         if not isinstance(array, Traced):
             refuse(f"{name} into an array of numbers (out=, or an operator as +=)", "write x = x + y")
@@ -267,20 +267,20 @@ def _targets(name: str, out: tuple[Any, ...]) -> list[Traced]:
 
 
 def _picks(key: Any) -> bool:
-    """Whether an index picks elements by arrays, into an array of its own."""
+    """Whether an index contains arrays, so that its result is a copy."""
     return any(isinstance(k, Traced | np.ndarray | list) for k in (key if isinstance(key, tuple) else (key,)))
 
 
-def _own(found: Any, given: Any) -> Any:
-    """``found``, as a copy if it is what was given."""
-    return found.copy() if isinstance(found, Traced) and any(found is x for x in given) else found
+def _own(result: Any, given: Any) -> Any:
+    """``result``, copied if it is one of the given arrays."""
+    return result.copy() if isinstance(result, Traced) and any(result is x for x in given) else result
 
 
 def apply(kind: str, *operands: Any, **attributes: Any) -> Any:
-    """An operator of the table: recorded if an operand is, computed at once by its kernel if not.
+    """Apply an operator of the table: record it if an operand is traced, else compute it at once by its kernel.
 
-    Returns an array, or a tuple if the operator has several outputs; scalars become constants.  What takes no operands
-    (``constant``, ``iota``) is recorded while anything is.
+    It returns an array, or a tuple if the operator has several outputs.  Scalars become constants.  Operators without
+    operands (``constant``, ``iota``) are recorded whenever a recording is in progress.
     """
     builder = next((x.builder for x in operands if isinstance(x, Traced)), None if operands else current())
     if builder is None:
@@ -289,7 +289,7 @@ def apply(kind: str, *operands: Any, **attributes: Any) -> Any:
 
 
 def emit(builder: Builder, kind: str, *operands: Any, **attributes: Any) -> Any:
-    """Write an op; `RecordError` for what it does not take."""
+    """Add an op to ``builder``; `RecordError` if the operands or attributes do not fit."""
     try:
         traced = [lift(x, builder=builder) for x in operands]
         outputs = builder.emit(kind, [x.value for x in traced], attributes)
@@ -297,42 +297,42 @@ def emit(builder: Builder, kind: str, *operands: Any, **attributes: Any) -> Any:
         raise
     except (ValueError, TypeError, OverflowError) as error:
         refuse(f"the operator {kind}", str(error))
-    found = tuple(Traced(builder, value) for value in outputs)
-    return found[0] if len(found) == 1 else found
+    results = tuple(Traced(builder, value) for value in outputs)
+    return results[0] if len(results) == 1 else results
 
 
 def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced:
-    """A recorded array as it is; a scalar or an array as a constant of the program."""
+    """A traced array as it is; a scalar or an array of numbers as a constant of the program."""
     if isinstance(x, Traced):
         if builder is not None and x.builder is not builder:
-            refuse("an array of another recording")
+            refuse("an array that belongs to another recording")
         return x
     builder = builder or current()
     if builder is None:
-        raise RecordError(f"nothing is being recorded, so {x!r} belongs to no program")
+        raise RecordError(f"nothing is being recorded, so {x!r} cannot become a constant")
     if isinstance(x, Expression):
         return _constant(builder, x, (), checked_dtype(dtype or np.int64))
     array = np.asarray(x, dtype)
     if array.dtype.newbyteorder("=") not in DTYPE_NAMES:
         refuse(f"an array of {array.dtype} as a constant")
     if array.size > MOST_CONSTANT and array.size and (array != array.flat[0]).any():
-        refuse(f"an array of shape {array.shape} as a constant of the program", "hand it over as an input; a program "
-               f"holds arrays of up to {MOST_CONSTANT} elements")
+        refuse(f"an array of shape {array.shape} as a constant of the program", "pass it as an input; a constant has "
+               f"at most {MOST_CONSTANT} elements")
     same = array.size > 0 and bool((array == array.flat[0]).all()) and not np.signbit(array[array == 0]).any()
     value: Any = array.flat[0].item() if same else tuple(array.ravel().tolist())
     return _constant(builder, value, array.shape, array.dtype)
 
 
 def _constant(builder: Builder, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Traced:
-    made: Traced = emit(builder, "constant", value=value, shape=shape, dtype=dtype)
-    return made
+    constant: Traced = emit(builder, "constant", value=value, shape=shape, dtype=dtype)
+    return constant
 
 
 # -- dtypes ------------------------------------------------------------------------------------------------------------
 
 
 def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
-    """The operands of a ufunc: scalars of Python take the dtype that NumPy gives them."""
+    """The operands of a ufunc.  Python scalars get the dtype that NumPy gives them."""
     weak = [bool if type(x) is bool else int if isinstance(x, int | Expression) else float
             if type(x) is float else None for x in inputs]
     try:
@@ -357,5 +357,5 @@ _REDUCTIONS: dict[Any, Callable[..., Any]] = {
 
 @cache
 def _kinds() -> dict[Any, str]:
-    """The operators that are ufuncs."""
+    """The names of the operators whose kernels are ufuncs, by ufunc."""
     return {entry.kernel: name for name, entry in OPERATORS.items() if isinstance(entry.kernel, np.ufunc)}

@@ -1,4 +1,4 @@
-"""Every change of layout of a program as an op of its own, so that each op finds its inputs as it needs them."""
+"""Explicit changes of layout: ``reshard`` ops are inserted so that each op has its inputs in the layouts it needs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from math import prod
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.regions import inside
-from parallelism.ir.operators.reshard_op import written
+from parallelism.ir.operators import layout_text
 from parallelism.ir.passes import MARK
 from parallelism.layouts.propagation import Devices, finite_constants, op_placement
 from parallelism.sharding import TensorSharding
 
 KEPT = 24
-"""How many ops may lie between two uses of what was gathered, for it to be kept from the one to the other."""
+"""A gathered value is kept for a second use if at most this many ops lie between the two uses."""
 
 
 def placed(function: Function, devices: Devices) -> Function:
-    """The function with an op ``reshard`` wherever a value is needed, or made, otherwise than it lies.
+    """The function with a ``reshard`` op wherever a value is needed, or computed, in another layout than its own.
 
-    What an op makes is brought at once to where it shall lie; what an op needs is laid out right before it, and used
-    again by those that need it in the same way.  What takes more memory than it did is used again only by ops that
-    follow soon, and not by gradients if it was for the forward pass: a gathered weight, or activation, is gathered once
-    more and does not stay in memory meanwhile.
+    The output of an op is resharded right after the op; an input right before the op.  Later ops that need the same
+    layout use the same copy.  If the copy takes more memory than the value, only ops that follow soon use it, and a
+    copy for the forward is not used by gradients: a gathered weight or activation is gathered again instead of being
+    kept in memory.
     """
     return _Placed(function, devices).function()
 
@@ -35,7 +35,7 @@ class _Placed:
         self.names = {value.name for value in function.values}
         self.ops: list[Op] = []
         self.copies: dict[tuple[str, TensorSharding], tuple[Value, int, bool]] = {}
-        """The value, the op that used it last, whether that goes back."""
+        """The copy of a value in a layout, the number of the op that used it last, whether that is a backward op."""
 
     def function(self) -> Function:
         for number, op in enumerate(self.whole.ops):
@@ -48,19 +48,19 @@ class _Placed:
 
     def _place(self, number: int, op: Op) -> None:
         layouts, homes = ([_layout(value) for value in side] for side in (op.inputs, op.outputs))
-        found = op_placement(op, tuple(layouts), tuple(homes), self.devices, self.constants)
-        inputs = [self._laid(number, op, *each) for each in zip(op.inputs, found.inputs, strict=True)]
-        made = [
+        place = op_placement(op, tuple(layouts), tuple(homes), self.devices, self.constants)
+        inputs = [self._laid(number, op, *each) for each in zip(op.inputs, place.inputs, strict=True)]
+        computed = [
             value if layout == value.layout else Value(self._name(value), value.type, layout)
-            for value, layout in zip(op.outputs, found.outputs, strict=True)
+            for value, layout in zip(op.outputs, place.outputs, strict=True)
         ]
-        self.ops.append(Op(op.kind, tuple(inputs), op.attributes, tuple(made), op.region))
-        for value, raw in zip(op.outputs, made, strict=True):
+        self.ops.append(Op(op.kind, tuple(inputs), op.attributes, tuple(computed), op.region))
+        for value, raw in zip(op.outputs, computed, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)
 
     def _laid(self, number: int, op: Op, value: Value, layout: TensorSharding) -> Value:
-        """The value as an op needs it."""
+        """The value in the layout that an op needs."""
         if layout == value.layout:
             return value
         back = inside(op, MARK)
@@ -77,7 +77,7 @@ class _Placed:
         return prod(mesh[axis] for axis in layout.axes)
 
     def _reshard(self, before: Value, after: Value, op: Op) -> None:
-        layout = {"layout": written(_layout(after))}
+        layout = {"layout": layout_text(_layout(after))}
         self.ops.append(Op("reshard", (before,), tuple(layout.items()), (after,), op.region))
 
     def _name(self, value: Value) -> str:

@@ -1,4 +1,4 @@
-"""The program of one device: its parts of all values, and what it says to others, as ops."""
+"""The program of one device: ops on its shards, and collectives."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from parallelism.sharding import TensorSharding
 
 
 def layout_of(value: Value) -> TensorSharding:
-    """That of a value which has one."""
+    """The layout of a value that has one."""
     assert value.layout is not None, value
     return value.layout
 
 
 def moves_of(op: Op, devices: Devices) -> tuple[Move, ...]:
-    """What an op ``reshard`` comes to; nothing for others."""
+    """The moves that carry out a ``reshard`` op; empty for other ops."""
     if op.kind != "reshard":
         return ()
     return moves(layout_of(op.inputs[0]), layout_of(op.outputs[0]), op.outputs[0].type, devices)
 
 
-class _Parts:
-    """What one device holds."""
+class _Shards:
+    """The shards that one device holds."""
 
     def __init__(self, devices: Devices, place: Mapping[str, int]) -> None:
         self.devices = devices
@@ -33,15 +33,15 @@ class _Parts:
         self._types: dict[tuple[TensorType, TensorSharding], TensorType] = {}
 
     def block(self, shape: Sequence[Extent], layout: TensorSharding) -> list[tuple[Extent, Extent]]:
-        """For each dim where the part begins, and its extent."""
+        """The start and the extent of the shard along each dim."""
         return [self.devices.part(n, dim.axes, self.place) for n, dim in zip(shape, layout.dims, strict=True)]
 
     def type(self, type: TensorType, layout: TensorSharding) -> TensorType:
-        found = self._types.get((type, layout))
-        if found is None:
-            found = TensorType(type.dtype, [size for _, size in self.block(type.shape, layout)])
-            self._types[type, layout] = found
-        return found
+        local = self._types.get((type, layout))
+        if local is None:
+            local = TensorType(type.dtype, [size for _, size in self.block(type.shape, layout)])
+            self._types[type, layout] = local
+        return local
 
     def value(self, value: Value) -> Value:
         return Value(value.name, self.type(value.type, layout_of(value)))
@@ -57,24 +57,26 @@ class _Parts:
 def local_program(
     function: Function, devices: Devices, place: Mapping[str, int], received: Callable[[Move], int]
 ) -> Function:
-    """The program of the device at ``place``, of a function that is laid out and placed; ``received`` says how many
-    bytes it receives in a move."""
-    parts = _Parts(devices, place)
+    """The program of the device at the coordinates ``place``, from a function in which every op is placed.
+
+    ``received(move)`` is the number of bytes that the device receives in a move.
+    """
+    shards = _Shards(devices, place)
     names = {value.name for value in function.values}
-    values = {value.name: parts.value(value) for value in function.inputs}
+    values = {value.name: shards.value(value) for value in function.inputs}
     ops: list[Op] = []
     for op in function.ops:
         if op.kind != "reshard":
-            outputs = tuple(map(parts.value, op.outputs))
+            outputs = tuple(map(shards.value, op.outputs))
             values.update((value.name, value) for value in outputs)
             inputs = tuple(values[value.name] for value in op.inputs)
-            ops.append(Op(op.kind, inputs, parts.attributes(op), outputs, op.region))
+            ops.append(Op(op.kind, inputs, shards.attributes(op), outputs, op.region))
             continue
         x, result = values[op.inputs[0].name], op.outputs[0]
         todo = moves_of(op, devices)
         for count, move in enumerate(todo, 1):
             name = result.name if count == len(todo) else _free(f"{result.name}.{count}", names)
-            y = Value(name, parts.type(result.type, move.after))
+            y = Value(name, shards.type(result.type, move.after))
             attributes = move.attributes(result.type, devices, y.type.shape, received(move))
             ops.append(Op(move.kind, (x,), tuple(attributes.items()), (y,), op.region))
             x = y
@@ -91,9 +93,9 @@ def _free(name: str, names: set[str]) -> str:
 
 
 def begun_at(program: Function, whole: Function, devices: Devices, place: Mapping[str, int]) -> Function:
-    """The program of another device with the same shapes: the same, but for where its parts begin."""
-    parts = _Parts(devices, place)
-    starts = {op.outputs[0].name: parts.attributes(op) for op in whole.ops if "starts" in op.operator.attributes}
+    """The program of another device of the same class: only the positions of its shards differ."""
+    shards = _Shards(devices, place)
+    starts = {op.outputs[0].name: shards.attributes(op) for op in whole.ops if "starts" in op.operator.attributes}
     if not starts:
         return program
     ops = tuple(

@@ -1,7 +1,7 @@
-"""From a program of whole tensors, laid out, to the program of one device.
+"""Localization turns a program of whole tensors with layouts into the program of each device.
 
     localized = localize(propagate(annotate(loss, {"x": TensorSharding("dp", None)}), mesh), mesh)
-    localized.program(rank=0)       # local shapes; what it says to other devices stands in it as ops
+    localized.program(rank=0)       # local shapes; communication appears as ops
 """
 
 from __future__ import annotations
@@ -24,58 +24,59 @@ from parallelism.sharding import TensorSharding
 
 
 class Class(NamedTuple):
-    """Devices whose programs differ at most in where their parts begin."""
+    """Equal devices: their programs differ at most in the positions of their shards."""
 
     rank: int
-    """The lowest of them."""
+    """The lowest rank of the class."""
     size: int
-    """How many they are."""
+    """The number of devices in the class."""
 
 
 @dataclass(frozen=True)
 class Localized:
-    """A program laid out on devices: of the whole, and of each of them."""
+    """A program laid out on devices: the program of whole tensors, and that of each device."""
 
     function: Function
-    """The whole: every value with its layout, every change of layout an op ``reshard``, so that each other op finds its
-    inputs as it needs them."""
+    """The program of whole tensors.  Every value has a layout, and every change of layout is a ``reshard`` op, so
+    each other op has its inputs in the layouts that it needs."""
     devices: Devices
+    """The mesh, possibly with symbolic extents."""
 
     @property
     def mesh(self) -> Mesh:
-        """``ValueError`` if a number of devices is a symbol."""
+        """The mesh.  ``ValueError`` if a number of devices is a symbol."""
         return self.devices.mesh
 
     @property
     def inputs(self) -> tuple[TensorSharding, ...]:
-        """How each input is dealt out."""
+        """The layout of each input."""
         return tuple(map(layout_of, self.function.inputs))
 
     @property
     def outputs(self) -> tuple[TensorSharding, ...]:
-        """How each output lies."""
+        """The layout of each output."""
         return tuple(map(layout_of, self.function.outputs))
 
     @cached_property
     def classes(self) -> tuple[Class, ...]:
-        """The devices by what they do, ordered by their lowest ranks.
+        """The classes of equal devices, ordered by their lowest ranks.
 
-        Those of one class have programs with the same ops, shapes, and bytes received; only ``starts`` may differ.
+        Programs of one class have the same ops, shapes and bytes received; only the attribute ``starts`` may differ.
         ``ValueError`` if a number of devices is a symbol.
         """
         first, counts = np.unique(self._classes, return_index=True, return_counts=True)[1:]
         return tuple(Class(int(rank), int(count)) for rank, count in zip(first, counts, strict=True))
 
     def class_of(self, rank: int) -> int:
-        """The number of the class that a device is in."""
+        """The number of the class that a rank belongs to."""
         return int(self._classes[rank])
 
     def program(self, rank: int = 0) -> Function:
-        """What the device does: a function of its parts of the inputs that returns its parts of the outputs.
+        """The program of a rank: a function from its shards of the inputs to its shards of the outputs.
 
-        Ops are those of the table, on local shapes, and between them collectives.  Random numbers and counted places
-        are those that the part has in the whole.  With symbolic numbers of devices that of the first device, whose
-        parts begin at 0.
+        Its ops work on local shapes, and collectives stand between them.  Random numbers and ``iota`` have the values
+        of this part of the whole tensor.  If a number of devices is symbolic, the result is the program of rank 0,
+        whose shards begin at 0.
         """
         if self.devices.symbolic:
             number, first = 0, 0
@@ -84,34 +85,36 @@ class Localized:
             number = self.class_of(rank)
             first = self.classes[number].rank
             place = self.mesh.index(first)
-        found = self._programs.get(number)
-        if found is None:
-            found = self._programs[number] = local_program(
+        program = self._programs.get(number)
+        if program is None:
+            program = self._programs[number] = local_program(
                 self.function, self.devices, place,
                 lambda move: 0 if self.devices.symbolic else self._ranks.received(move.step, first),
             )
         if rank == first or self.devices.symbolic:
-            return found
-        return begun_at(found, self.function, self.devices, self.mesh.index(rank))
+            return program
+        return begun_at(program, self.function, self.devices, self.mesh.index(rank))
 
     def received(self, rank: int = 0) -> tuple[int, ...]:
-        """The bytes that each op of its program receives from other devices, exactly: where an array does not divide by
-        the devices that reduce it, `Op.bytes_received` is that of the first of them only.  ``ValueError`` where symbols
-        are left."""
+        """The exact number of bytes that a rank receives in each op of its program.
+
+        `Op.bytes_received` is exact only for the first member of a group if an array does not divide by the group.
+        ``ValueError`` if symbols are left.
+        """
         if self.devices.symbolic or self.function.symbols:
             names = sorted({*self.function.symbols, *(a for a, n in self.devices.extents if not isinstance(n, int))})
-            raise ValueError(f"what a device receives is a number when there are numbers for {', '.join(names)}; "
-                             f"before that Op.bytes_received is an expression")
-        found = []
+            raise ValueError(f"the bytes that a device receives are known only with numbers for {', '.join(names)}; "
+                             f"Op.bytes_received is an expression of these symbols")
+        received = []
         for op in self.function.ops:
             if op.kind == "reshard":
-                found += [self._ranks.received(move.step, rank) for move in moves_of(op, self.devices)]
+                received += [self._ranks.received(move.step, rank) for move in moves_of(op, self.devices)]
             else:
-                found.append(0)
-        return tuple(found)
+                received.append(0)
+        return tuple(received)
 
     def part(self, value: Value, rank: int = 0) -> tuple[slice, ...]:
-        """Where the part of a value that the device holds lies in the whole."""
+        """The slices of the whole tensor that a rank holds of a value."""
         return layout_of(value).slices(tuple(map(int, value.type.shape)), self.mesh, rank)
 
     @cached_property
@@ -130,11 +133,11 @@ class Localized:
 
 
 def localize(function: Function, mesh: Mesh | Mapping[str, Extent]) -> Localized:
-    """Lays a program out on devices: layouts that are missing are found by `propagate`.
+    """Lay a program out on devices.  `propagate` fills in missing layouts.
 
-    A number of devices may be a symbol, ``{"dp": ir.symbol("dp"), "tp": 2}``: then extents are taken to divide, and
-    `Localized.program` is an expression of it.  ``ValueError`` for axes that the mesh has not, and for a program with
-    collectives, which is one of a device already.
+    A number of devices may be a symbol, ``{"dp": ir.symbol("dp"), "tp": 2}``.  Splits are then assumed to be even, and
+    shapes in `Localized.program` are expressions of the symbol.  ``ValueError`` for an axis that the mesh does not
+    have, and for a program with collectives, because that is the program of one device already.
     """
     devices = Devices.of(mesh)
     return Localized(placed(propagate(function, mesh), devices), devices)

@@ -1,7 +1,7 @@
-"""What a change of layout comes to on a device: the steps of its plan as ops of the program of one device.
+"""Moves: the steps of a resharding plan as ops in the program of one device.
 
-A step that moves one dim is the collective of that name, or a local ``all_slice``; one that moves several dims, or
-permutes blocks, is a ``relayout``, which says both layouts.
+A step that moves one dim becomes the collective of that name, or a local ``all_slice``.  A step that moves several
+dims, or permutes blocks, becomes a ``relayout`` op, whose attributes hold both layouts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from parallelism.ir.core import Expression, Extent, Op, TensorType
-from parallelism.ir.operators.reshard_op import written
+from parallelism.ir.operators import layout_text
 from parallelism.layouts.propagation import Axes, Devices
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep, plan_resharding
@@ -20,23 +20,23 @@ from parallelism.sharding import TensorSharding
 
 @dataclass(frozen=True)
 class Move:
-    """One op of the program of a device, as far as it is the same for all devices."""
+    """One op of a resharding, in the form that is common to all devices."""
 
     kind: str
     axes: Axes
     after: TensorSharding
-    """How the value lies when it is done."""
+    """The layout after the op."""
     dim: int
-    """The dim that moves, or that one moves to."""
+    """The dim that is split or joined; for an all_to_all, the one that is split."""
     other: int
-    """Of an all_to_all, the dim that is put together."""
+    """For an all_to_all, the dim that is joined."""
     step: ReshardingStep
-    """What it is a part of, on a mesh of the axes of both layouts only."""
+    """The step that the op is a part of, on a mesh with only the axes of both layouts."""
 
     def attributes(
         self, whole: TensorType, devices: Devices, shape: tuple[Extent, ...], received: Extent
     ) -> dict[str, Any]:
-        """Those of the op, of a device that holds an array of this shape when it is done."""
+        """The attributes of the op on a device whose shard has this ``shape`` afterwards."""
         common: dict[str, Any] = {"axes": self.axes, "group": devices.along(self.axes)}
         match self.kind:
             case "all_slice" | "all_gather":
@@ -51,18 +51,19 @@ class Move:
                     "concat_extent": shape[self.other],
                 }
         return {
-            **common, "step": self.step.kind, "before": written(self.step.before), "after": written(self.step.after),
+            **common, "step": self.step.kind,
+            "before": layout_text(self.step.before), "after": layout_text(self.step.after),
             "whole": whole.shape, "shape": shape, "received": received,
         }
 
 
 @lru_cache(maxsize=4096)
 def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devices: Devices) -> tuple[Move, ...]:
-    """The ops that bring a value from one layout to another; none if every device has what it needs.
+    """The ops that bring a value from one layout to another; empty if every device has its shard already.
 
-    They are the steps of `plan_resharding` on the axes of both layouts.  Where extents or numbers of devices are
-    symbols, the plan is made for a few devices and extents that divide; ``ValueError`` if that takes a step that cannot
-    be told with symbols.
+    They are the steps of `plan_resharding` on the axes of both layouts.  If extents or numbers of devices are symbols,
+    the plan is made for a few devices and extents that divide evenly; ``ValueError`` if the plan then has a step that
+    symbols cannot describe.
     """
     axes = {*source.axes, *source.partial, *target.axes, *target.partial}
     mesh = Mesh(**{axis: n for axis, n in devices.stand_in.shape.items() if axis in axes} or {"": 1})
@@ -71,17 +72,17 @@ def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devi
         for extent, before, after in zip(type.shape, source.dims, target.dims, strict=True)
     )
     plan = plan_resharding(source, target, shape, type.dtype, mesh)
-    found = [move for step in plan.steps for move in _of_step(step)]
+    ops = [move for step in plan.steps for move in _of_step(step)]
     if shape != type.shape or _symbolic(tuple(axes), devices):
-        for move in found:
+        for move in ops:
             if move.kind == "relayout":
                 raise ValueError(f"{source.short()} -> {target.short()} of {type} on {devices}: the step "
-                                 f"{move.step.kind} ({move.step.moved}) takes numbers in place of symbols")
-    return tuple(found)
+                                 f"{move.step.kind} ({move.step.moved}) needs numbers in place of symbols")
+    return tuple(ops)
 
 
 def step_of(op: Op, mesh: Mesh) -> ReshardingStep:
-    """The step that a ``relayout`` runs, on the mesh of a device."""
+    """The resharding step that a ``relayout`` op runs, on the mesh of its device."""
     before, after = (TensorSharding.parse(op[name]).over(len(op["whole"])) for name in ("before", "after"))
     itemsize = op.inputs[0].type.dtype.itemsize
     return ReshardingStep(op["step"], tuple(op["axes"]), before, after, tuple(op["whole"]), itemsize, mesh)
@@ -108,7 +109,7 @@ def _of_step(step: ReshardingStep) -> list[Move]:
 
 
 def _slices(step: ReshardingStep) -> list[Move]:
-    """One for each dim that is cut; none if every device has its part already."""
+    """One ``all_slice`` for each dim that is split; empty if every device has its shard already."""
     before, after = step.before, step.after
     pairs = list(zip(before.dims, after.dims, strict=True))
     kept = before.partial == after.partial and all(new.axes[:len(old.axes)] == old.axes for old, new in pairs)
@@ -118,10 +119,10 @@ def _slices(step: ReshardingStep) -> list[Move]:
             for rank in range(step.mesh.size)
         )
         return [] if same else [Move("relayout", step.axes, after, 0, 0, step)]
-    found, dims = [], list(before.dims)
+    slices, dims = [], list(before.dims)
     for d, (old, new) in enumerate(pairs):
         if new != old:
             dims[d] = new
             layout = TensorSharding(*dims, partial=before.partial, op=before.op)
-            found.append(Move("all_slice", new.axes[len(old.axes):], layout, d, 0, step))
-    return found
+            slices.append(Move("all_slice", new.axes[len(old.axes):], layout, d, 0, step))
+    return slices

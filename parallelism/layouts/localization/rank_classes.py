@@ -1,4 +1,8 @@
-"""Which devices do the same, found for all of them at once: what differs are extents of uneven parts, and bytes."""
+"""Classes of ranks that run the same program, computed for all ranks at once.
+
+Programs of two ranks differ if uneven splits give them shards of different extents, or if they receive different
+numbers of bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ ByRank = NDArray[np.int64]
 
 
 class Ranks:
-    """The devices of a mesh, by rank."""
+    """Quantities of all devices of a mesh, as arrays of shape ``(mesh.size,)`` indexed by rank."""
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
@@ -32,22 +36,23 @@ class Ranks:
         return dict(zip(self.mesh.axes, np.unravel_index(np.arange(self.mesh.size), sizes), strict=True))
 
     def index(self, axes: Iterable[str]) -> ByRank:
-        """By rank, the number among those that differ along these axes, the first the slowest."""
-        found = np.zeros(self.mesh.size, np.int64)
+        """The row-major index of each rank along these axes; the first axis varies slowest."""
+        index = np.zeros(self.mesh.size, np.int64)
         for axis in axes:
-            found = found * self.mesh.shape[axis] + self._coordinates[axis]
-        return found
+            index = index * self.mesh.shape[axis] + self._coordinates[axis]
+        return index
 
     def received(self, step: ReshardingStep, rank: int) -> int:
-        """The bytes that a device receives in a step on a mesh of some of the axes."""
+        """The bytes that ``rank`` receives in a step, which may be planned on a mesh of only some of the axes."""
         return int(self._all_received(step)[self._on(step.mesh)[rank]])
 
     def classes(
         self, laid: Iterable[tuple[Sequence[Extent], TensorSharding]], steps: Iterable[ReshardingStep]
     ) -> ByRank:
-        """By rank, the number of its class, in the order of their lowest ranks.
+        """The class number of each rank.  Classes are numbered in the order of their lowest ranks.
 
-        Those of one class have parts of the same shapes of all these tensors, and receive the same bytes in all steps.
+        The ranks of one class have shards of equal shapes of all tensors ``laid``, and receive equal bytes in all
+        steps.
         """
         number = np.zeros(self.mesh.size, np.int64)
         for column in (*self._extents(laid), *self._bytes(steps)):
@@ -57,16 +62,16 @@ class Ranks:
         return np.asarray(order[number.reshape(-1)])
 
     def _on(self, mesh: Mesh) -> ByRank:
-        found = self._smaller.get(mesh)
-        if found is None:
-            found = self._smaller[mesh] = self.index(axis for axis in mesh.axes if axis in self.mesh.shape)
-        return found
+        index = self._smaller.get(mesh)
+        if index is None:
+            index = self._smaller[mesh] = self.index(axis for axis in mesh.axes if axis in self.mesh.shape)
+        return index
 
     def _all_received(self, step: ReshardingStep) -> ByRank:
-        found = self._received.get(step)
-        if found is None:
-            found = self._received[step] = np.array(step.bytes_received, np.int64)
-        return found
+        received = self._received.get(step)
+        if received is None:
+            received = self._received[step] = np.array(step.bytes_received, np.int64)
+        return received
 
     def _extents(self, laid: Iterable[tuple[Sequence[Extent], TensorSharding]]) -> Iterable[ByRank]:
         cuts: dict[tuple[Extent, Axes], None] = {}

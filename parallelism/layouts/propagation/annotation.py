@@ -1,4 +1,4 @@
-"""Saying how values lie: by name in a program that is there, or in the NumPy that a program is recorded from."""
+"""Annotation of values with layouts, by name in an existing program, or in NumPy code that is recorded."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from parallelism.ir.core import Function, Op, Value
-from parallelism.ir.operators.reshard_op import written
+from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
 
 
 def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | str | None]) -> Function:
-    """The function with these layouts, by the names of values; None takes one away.
+    """The function with these layouts, given by the names of values.  None removes a layout.
 
-    ``ValueError`` for a value that is not there and a layout of another number of dims.
+    ``ValueError`` for a value that does not exist, and for a layout with a wrong number of dims.
     """
     given: dict[str, TensorSharding | None] = {}
     known = {value.name for value in function.values}
@@ -29,7 +29,7 @@ def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | 
 
 
 def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -> Function:
-    """The function with these layouts, by name; other values keep theirs."""
+    """The function with these layouts, by names of values.  Other values keep theirs."""
     values = {
         value.name: Value(value.name, value.type, layouts[value.name]) if value.name in layouts else value
         for value in function.values
@@ -43,7 +43,9 @@ def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -
 
 
 def constrain(x: Any, layout: TensorSharding | str) -> Any:
-    """``x``, which lies so from here on, and its gradient too: an annotation inside of what `parallelism.ir.record`
-    records.  Arrays are returned as they are."""
+    """``x`` in this layout: an annotation for code that `parallelism.ir.record` records.
+
+    The gradient gets the same layout.  Outside of a recording ``x`` is returned unchanged.
+    """
     given = TensorSharding.parse(layout) if isinstance(layout, str) else layout
-    return apply("reshard", x, layout=written(given.over(x.ndim)))
+    return apply("reshard", x, layout=layout_text(given.over(x.ndim)))

@@ -1,4 +1,4 @@
-"""Where two wishes about one value meet, and where each comes from."""
+"""Conflicts: values that have one layout and are needed in another, and the origin of both layouts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from parallelism.sharding import TensorSharding
 
 
 class Origin(NamedTuple):
-    """What a dim has its axes from: the value that was given them, and the ops from there to here."""
+    """The origin of the axes of a dim."""
 
     value: str
+    """The name of the value whose layout was given."""
     dim: int
+    """The dim of that value."""
     ops: tuple[Op, ...]
+    """The ops through which the axes were propagated from there, in order."""
 
     def __str__(self) -> str:
         through = [f"{op.kind} {', '.join(f'%{value.name}' for value in op.outputs)}" for op in self.ops]
@@ -26,43 +29,45 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A value that lies in one way and is needed in another: it is laid out anew there."""
+    """A value that has one layout and is needed in another, so that it is resharded at an op."""
 
     op: Op
-    """The op that needs it, or makes it."""
+    """The op that needs the value, or computes it."""
     value: Value
     lies: TensorSharding
+    """The layout that the value has."""
     wanted: TensorSharding
+    """The layout that is needed."""
     dim: int
-    """The first dim that differs in more than being cut further."""
+    """The first dim that differs in more than a further split."""
     lies_from: Origin | None
-    """Where the layout comes from; None: it is how an op makes it."""
+    """The origin of the layout; None if the op that computes the value determines it."""
     wanted_from: Origin | None
-    """Where the wish comes from; None: the op sees this dim whole."""
+    """The origin of the wanted layout; None if the op needs this dim whole."""
 
     def __str__(self) -> str:
-        wanted = f"from {self.wanted_from}" if self.wanted_from else f"it sees dim {self.dim} whole"
+        wanted = f"from {self.wanted_from}" if self.wanted_from else f"because it needs dim {self.dim} whole"
         if self.value in self.op.outputs:
-            return (f"%{self.value.name}: {self.op.kind} makes it as {self.lies.short()}; it is to lie as "
+            return (f"%{self.value.name}: {self.op.kind} computes it as {self.lies.short()}; it must have layout "
                     f"{self.wanted.short()}, {wanted}")
-        lies = f", from {self.lies_from}" if self.lies_from else ", as it is made"
-        return (f"%{self.value.name} lies as {self.lies.short()}{lies}; {self.op.kind} needs it as "
+        lies = f", from {self.lies_from}" if self.lies_from else ", as it is computed"
+        return (f"%{self.value.name} has layout {self.lies.short()}{lies}; {self.op.kind} needs it as "
                 f"{self.wanted.short()}, {wanted}")
 
 
 class Paths:
-    """From where every dim has its axes."""
+    """The propagation of axes from dim to dim, kept to explain conflicts."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
         self._before: dict[tuple[str, int], tuple[int, str, int]] = {}
 
     def came(self, value: Value, dim: int, number: int, source: Value, place: int) -> None:
-        """A dim took its axes, at an op, from a dim of another value."""
+        """Note that dim ``dim`` of ``value`` got its axes from dim ``place`` of ``source`` at op ``number``."""
         self._before[value.name, dim] = number, source.name, place
 
     def origin(self, name: str, dim: int) -> Origin:
-        """The value at which it began, and the ops on the way."""
+        """The origin of the axes of a dim."""
         numbers: list[int] = []
         while (name, dim) in self._before:
             number, name, dim = self._before[name, dim]
@@ -70,19 +75,19 @@ class Paths:
         return Origin(name, dim, tuple(self.function.ops[number] for number in reversed(numbers)))
 
     def conflicts(
-        self, op: Op, layouts: Mapping[str, TensorSharding], found: Placement
+        self, op: Op, layouts: Mapping[str, TensorSharding], placed: Placement
     ) -> Iterator[Conflict]:
-        """Those of one op, given how its values lie and how it is placed."""
-        for value, wanted in zip(op.inputs, found.inputs, strict=True):
+        """The conflicts at one op, given the layouts of its values and its placement."""
+        for value, wanted in zip(op.inputs, placed.inputs, strict=True):
             dim = _differing(layouts[value.name], wanted)
             if dim is not None:
                 lies = layouts[value.name]
                 yield Conflict(op, value, lies, wanted, dim, self._of(value.name, dim, lies),
-                               self._wish(op, value, layouts, found, dim))
-        for value, made in zip(op.outputs, found.outputs, strict=True):
-            dim = _differing(made, layouts[value.name])
+                               self._wish(op, value, layouts, placed, dim))
+        for value, computed in zip(op.outputs, placed.outputs, strict=True):
+            dim = _differing(computed, layouts[value.name])
             if dim is not None:
-                yield Conflict(op, value, made, layouts[value.name], dim, None,
+                yield Conflict(op, value, computed, layouts[value.name], dim, None,
                                self._of(value.name, dim, layouts[value.name]))
 
     def _of(self, name: str, dim: int, layout: TensorSharding) -> Origin | None:
@@ -90,15 +95,19 @@ class Paths:
         return origin if dims_of(layout)[dim] or not origin.ops else None
 
     def _wish(
-        self, op: Op, value: Value, layouts: Mapping[str, TensorSharding], found: Placement, dim: int
+        self, op: Op, value: Value, layouts: Mapping[str, TensorSharding], placed: Placement, dim: int
     ) -> Origin | None:
-        """Whose wish it is: another value's with the letter split so, or with another letter split over the axis."""
+        """The origin of a wanted layout.
+
+        It is the dim of another value with the same letter and these axes, or a dim with another letter that took the
+        axis.
+        """
         of = relation(op.kind, op.types, op.attributes)
         place = op.inputs.index(value)
-        letter, axes = of.inputs[place][dim], dims_of(found.inputs[place])[dim]
+        letter, axes = of.inputs[place][dim], dims_of(placed.inputs[place])[dim]
         lost = set(dims_of(layouts[value.name])[dim]) - set(axes)
-        sides = [*zip(op.inputs, of.inputs, found.inputs, strict=True),
-                 *zip(op.outputs, of.outputs, found.outputs, strict=True)]
+        sides = [*zip(op.inputs, of.inputs, placed.inputs, strict=True),
+                 *zip(op.outputs, of.outputs, placed.outputs, strict=True)]
         for other, letters, wanted in sides:
             for d, now in enumerate(dims_of(layouts[other.name])):
                 same = axes and letters[d] == letter and other != value and now[:len(axes)] == axes

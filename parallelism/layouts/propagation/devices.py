@@ -1,4 +1,4 @@
-"""The devices that a program is laid out on: a mesh, or one whose extents along some axes are symbols."""
+"""The devices that a program is laid out on: a mesh, possibly with symbolic extents."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from parallelism.sharding import TensorSharding
 
 Axes = tuple[str, ...]
 STAND_IN = 2
-"""Of how many devices along an axis that is a symbol plans are made."""
+"""The number of devices along a symbolic axis for which resharding plans are made."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """How many devices there are along each axis, outermost first.
+    """The number of devices along each axis, outermost first.
 
-    Where an extent or a count is a symbol, extents are taken to divide.
+    If an extent of a tensor or a number of devices is symbolic, splits are assumed to be even.
     """
 
     extents: tuple[tuple[str, Extent], ...]
 
     @classmethod
     def of(cls, mesh: Mesh | Mapping[str, Extent] | Devices) -> Devices:
-        """Of a mesh, or of ``{"dp": ir.symbol("dp"), "tp": 2}``."""
+        """The devices of a mesh, or of axes and their extents: ``{"dp": ir.symbol("dp"), "tp": 2}``."""
         if isinstance(mesh, Devices):
             return mesh
         if isinstance(mesh, Mesh):
             return cls(tuple(mesh.shape.items()))
         if not isinstance(mesh, Mapping):
-            raise TypeError(f"a program is laid out on a Mesh, or on axes and their extents, got {mesh!r}")
+            raise TypeError(f"mesh must be a Mesh, or a mapping of axes to extents, got {mesh!r}")
         known = Mesh(**{axis: 1 if isinstance(n, Expression) else n for axis, n in mesh.items()})
         return cls(tuple((axis, n if isinstance(n, Expression) else known.shape[axis]) for axis, n in mesh.items()))
 
@@ -44,28 +44,28 @@ class Devices:
 
     @property
     def symbolic(self) -> bool:
-        """Whether a number of devices is a symbol."""
+        """Whether the number of devices along an axis is a symbol."""
         return any(isinstance(n, Expression) for _, n in self.extents)
 
     @cached_property
     def mesh(self) -> Mesh:
-        """``ValueError`` if a number of devices is a symbol."""
+        """The devices as a mesh.  ``ValueError`` if the number of devices along an axis is a symbol."""
         for axis, n in self.extents:
             if isinstance(n, Expression):
-                raise ValueError(f"there are {n} devices along axis {axis!r}: that is no mesh before it is a number")
+                raise ValueError(f"axis {axis!r} has {n} devices: a mesh needs a number instead of the symbol")
         return self.stand_in
 
     @cached_property
     def stand_in(self) -> Mesh:
-        """The mesh, with a few devices where a symbol is."""
+        """A mesh with `STAND_IN` devices along each symbolic axis."""
         return Mesh(**{axis: STAND_IN if isinstance(n, Expression) else n for axis, n in self.extents})
 
     def along(self, axes: Axes) -> Extent:
-        """How many devices differ along these axes."""
+        """The number of devices along these axes: the product of their extents."""
         return product(self.shape[axis] for axis in axes)
 
     def cut(self, extent: Extent, axes: Axes) -> tuple[int, ...] | None:
-        """The extents of the pieces of a dim; None where they are all the same, or taken to be."""
+        """The extents of the pieces of a dim split over these axes; None if they are equal, or assumed to be."""
         factors = tuple(self.shape[axis] for axis in axes)
         numbers = tuple(n for n in factors if isinstance(n, int))
         if isinstance(extent, Expression) or len(numbers) < len(factors):
@@ -74,7 +74,7 @@ class Devices:
         return None if sizes[0] == sizes[-1] else sizes
 
     def part(self, extent: Extent, axes: Axes, place: Mapping[str, int]) -> tuple[Extent, Extent]:
-        """Where the piece of the device at ``place`` begins, and how large it is."""
+        """The start and the extent of the piece that the device at the coordinates ``place`` holds."""
         if not axes:
             return 0, extent
         piece = 0
@@ -88,7 +88,7 @@ class Devices:
         return starts(sizes)[piece], sizes[piece]
 
     def check(self, layout: TensorSharding, subject: str) -> None:
-        """``ValueError`` for an axis that is not there."""
+        """``ValueError`` if the layout names an axis that does not exist; the message begins with ``subject``."""
         for axis in (*layout.axes, *layout.partial):
             if axis not in self.shape:
                 raise ValueError(f"{subject}: {layout!r} names axis {axis!r}, but the axes of {self} are "

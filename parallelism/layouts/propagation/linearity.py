@@ -1,10 +1,10 @@
-"""Which ops a pending sum may go through, so that it is done later, once for several, or on fewer bytes.
+"""Ops through which a pending sum may be carried, so that it is reduced later, once for several, or on fewer bytes.
 
-The sum of what an op makes of the terms must be what it makes of their sum: the operator is linear, as its entry in
-the table says.  Where it is linear in one input alone, as a product is, the others must be constants that are finite
-and not zero.  (Any other factor would do in real numbers; but with an infinite one terms give a nan where their sum
-gives none.)  A sum goes through where that makes no more bytes, and where nothing else needs the value.  Other
-reductions go through ops that move elements only, and so do those of bools, of which the sum is *or*.
+Such an op is linear: its output for a sum of terms is the sum of its outputs for the terms.  Its operator says so in
+the table.  If it is linear in one input alone, as a product is, then the other inputs must be finite constants that are
+not zero.  (In real numbers any other factor would do; but an infinite factor can give nan for the terms where it gives
+none for their sum.)  A sum is carried through an op only if that needs no more bytes, and if nothing else needs the
+value.  Other reductions, and sums of bools (*or*), are carried only through ops that move elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parallelism.ir.core import Expression, Function, Op
 
 
 def finite_constants(function: Function) -> frozenset[str]:
-    """The names of the values that are one finite number and not zero."""
+    """The names of the constants that are a single finite number other than zero."""
     return frozenset(
         op.outputs[0].name for op in function.ops if op.kind == "constant" and _usual(dict(op.attributes)["value"])
     )
@@ -27,8 +27,10 @@ def _usual(value: object) -> bool:
 
 
 def carries(op: Op, pending: Mapping[str, str], constants: frozenset[str]) -> bool:
-    """Whether ``op`` makes of the terms of its inputs the terms of its output; ``pending`` has the names of the inputs
-    that are partial, and by which operation."""
+    """Whether ``op`` maps the terms of its partial inputs to the terms of its output.
+
+    ``pending`` holds the reduction of each partial input, by name.
+    """
     entry, waiting = op.operator, [i for i, value in enumerate(op.inputs) if value.name in pending]
     if not waiting or len(op.outputs) != 1 or entry.grows or not entry.is_linear_in(waiting, len(op.inputs)):
         return False

@@ -1,9 +1,9 @@
-"""How the inputs of one op must lie, and how its outputs then do: from the rule of its dims alone.
+"""Placement of one op: the layouts that its inputs need and its outputs get, from the rule of its dims alone.
 
-An axis splits one letter of the rule at a time.  Of the letters that inputs and outputs have split over it, the one
-that most of them have wins; of equal ones that of the larger tensors, then the one that stands first in the rule.  So
-what has to move are few and small tensors.  All inputs are then cut by the letters that won, and lie whole otherwise;
-an axis over which a letter is split that no output has leaves the output partial.
+An axis splits one letter of the rule.  Inputs and outputs may split several letters over it; the letter of most tensors
+wins, then that of the larger tensors, then the first in the rule.  So few and small tensors have to move.  All inputs
+are then split by the winning letters and are whole otherwise.  If an axis splits a letter that no output has, the
+output is partial over the axis.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Dims = tuple[Axes, ...]
 
 
 class Placement(NamedTuple):
-    """Of one op."""
+    """The layouts of the inputs and outputs of one op."""
 
     inputs: tuple[TensorSharding, ...]
-    """How each input must lie."""
+    """The layout that the op needs for each input."""
     outputs: tuple[TensorSharding, ...]
-    """How each output lies when it is made."""
+    """The layout in which the op computes each output."""
 
 
 @lru_cache(maxsize=65536)
 def sharding(dims: Dims, partial: Axes = (), op: str = "sum") -> TensorSharding:
-    """The layout."""
+    """The layout with these axes of each dim, memoized."""
     return TensorSharding(*dims, partial=partial, op=op)
 
 
 @lru_cache(maxsize=65536)
 def dims_of(layout: TensorSharding) -> Dims:
-    """The axes of each dim."""
+    """The axes of each dim of a layout, memoized."""
     return tuple(dim.axes for dim in layout.dims)
 
 
@@ -48,25 +48,25 @@ def placement(
     kind: str, types: tuple[TensorType, ...], attributes: Attributes, inputs: tuple[TensorSharding, ...],
     outputs: tuple[TensorSharding, ...], devices: Devices, *, carries: bool,
 ) -> Placement:
-    """How an op is done whose inputs lie so, and whose outputs shall lie so.
+    """The placement of an op whose inputs have, and whose outputs should have, these layouts.
 
-    ``carries``: a reduction that is pending in inputs, by one operation, may stay pending in the output.
+    ``carries`` says that a reduction that is pending in the inputs may stay pending in the output.
     """
     of = relation(kind, types, attributes)
     kept = _kept(inputs) if carries else ()
     if kept:
-        found = _placement(of, types, (kind, attributes), inputs, outputs, devices, kept)
-        # terms are not moved about: what is pending stays so only where it lies
+        place = _placement(of, types, (kind, attributes), inputs, outputs, devices, kept)
+        # A partial input is not resharded: its reduction stays pending only if the input can stay where it is.
         if all(
             all(new[:len(old)] == old for old, new in zip(dims_of(given), dims_of(wanted), strict=True))
-            for given, wanted in zip(inputs, found.inputs, strict=True) if given.partial
+            for given, wanted in zip(inputs, place.inputs, strict=True) if given.partial
         ):
-            return found
+            return place
     return _placement(of, types, (kind, attributes), inputs, outputs, devices, ())
 
 
 def _kept(inputs: Sequence[TensorSharding]) -> Axes:
-    """The axes over which all that is pending is."""
+    """The axes over which all partial inputs are partial."""
     pending = [layout.partial for layout in inputs if layout.partial]
     return tuple(axis for axis in pending[0] if all(axis in partial for partial in pending))
 
@@ -75,8 +75,8 @@ def _placement(
     of: Relation, types: Sequence[TensorType], called: tuple[str, Attributes], inputs: Sequence[TensorSharding],
     outputs: Sequence[TensorSharding], devices: Devices, kept: Axes,
 ) -> Placement:
-    made = meaning(called[0], tuple(types), called[1]).outputs
-    tensors = [*zip(of.inputs, types, inputs, strict=True), *zip(of.outputs, made, outputs, strict=True)]
+    output_types = meaning(called[0], tuple(types), called[1]).outputs
+    tensors = [*zip(of.inputs, types, inputs, strict=True), *zip(of.outputs, output_types, outputs, strict=True)]
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     pending = {axis for letter in of.reduced for axis in split.get(letter, ())}
@@ -97,7 +97,7 @@ def _placement(
 def letters_split(
     of: Relation, tensors: Sequence[tuple[Letters, TensorType, TensorSharding]], devices: Devices, taken: Axes = (),
 ) -> dict[str, Axes]:
-    """The axes that each letter is split over, when inputs and outputs would like to lie so; none of ``taken``."""
+    """The axes that split each letter, given the layouts of inputs and outputs; axes in ``taken`` are not used."""
     wishes: dict[str, list[Axes]] = {}
     votes: dict[str, dict[str, list[Extent]]] = {}
     for letters, type, layout in tensors:
@@ -113,15 +113,15 @@ def letters_split(
         axis: max(asked, key=lambda letter: (len(asked[letter]), sum(asked[letter])))
         for axis, asked in votes.items()
     }
-    found = {}
+    split = {}
     for letter, asked in wishes.items():
         left = Counter(tuple(axis for axis in axes if winner[axis] == letter) for axes in asked)
         order = sorted(left, key=lambda axes: (-left[axes], -len(axes)))
         chosen = order[0]
         for axes in order[1:]:
             chosen = axes if axes[:len(chosen)] == chosen else chosen
-        found[letter] = of.exact(letter, chosen, devices)
-    return found
+        split[letter] = of.exact(letter, chosen, devices)
+    return split
 
 
 def _weight(type: TensorType) -> Extent:

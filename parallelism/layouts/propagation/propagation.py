@@ -1,22 +1,24 @@
-"""From the layouts of a few values to one for every value, by the rules of the dims of the ops between them.
+"""Propagation of layouts: from the layouts of a few values to one for every value, by the rules of the ops.
 
-A dim that nobody has laid out takes the axes of a dim with the same letter in an op that both values are in.  What was
-found first stays; in this order it is looked for:
+A dim without axes takes the axes of a dim with the same letter of another value in the same op.  The first assignment
+stays.  The search order is:
 
-1. A layout that a value was given is as it is, dims that are whole included.
-2. From a value to others that have no other dims, as far as that leads, forwards and backwards: through elementwise
-   ops, transpositions, reductions, to what is broadcast.  So an activation lays out all that is made of it.
-3. Through other ops, products above all, to their results, in the order of the program, and after each of them from
-   there on as in 2.  So what comes in, the batch, decides before the weights do.  An axis that two dims of one result
-   could have goes to the outer one.
-4. Through them to what they take, in the reverse order, likewise.  Then 3 again, until nothing changes.
+1. A given layout is final, including its unsplit dims.
+2. Axes pass from a value to others that have no other dims, forwards and backwards, as far as possible: through
+   elementwise ops, transpositions and reductions, and to broadcast operands.  So an activation determines the layouts
+   of all values computed from it elementwise.
+3. Axes pass through other ops, mostly products, to their outputs, in the order of the program; after each op step 2 is
+   repeated from there.  So the batch decides before the weights do.  An axis that two dims of an output could take goes
+   to the outer one.
+4. Axes pass through these ops to their inputs, in reverse order, likewise.  Steps 3 and 4 repeat until nothing changes.
 
-Where values disagree about a letter, the layout of most of them, then the longest, then of the first of them.
+If values disagree about a letter, the axes of most of them win, then the longest, then those of the first value.
 
-Then every op is placed (`parallelism.layouts.propagation.placement`).  A value that was not given a layout lies as it is made; one
-that is partial is reduced at once, into the layout that was found for it (an all_reduce, or a reduce_scatter), unless
-the one op that needs it can go on with the terms (`parallelism.layouts.propagation.linearity`).  Where an op needs a value otherwise
-than it lies, it is laid out anew, and that is a `Conflict`.
+Then every op is placed (`parallelism.layouts.propagation.placement`).  A value without a given layout keeps the layout
+in which it is computed.  A partial value is reduced at once into its propagated layout, by all_reduce or
+reduce_scatter, unless the only op that uses it can carry the pending reduction
+(`parallelism.layouts.propagation.linearity`).  If an op needs a value in another layout, the value is resharded; that
+is a `Conflict`.
 """
 
 from __future__ import annotations
@@ -42,33 +44,33 @@ COLLECTIVES = frozenset((
 def propagate(
     function: Function, mesh: Mesh | Mapping[str, Extent], conflicts: list[Conflict] | None = None
 ) -> Function:
-    """The function with a layout on every value: those that are there stay, the others are found.
+    """The function with a layout on every value.  Given layouts stay; the others are propagated from them.
 
-    ``conflicts`` is given what had to be laid out anew for an op, and why each side wants what it does.  Whatever is
-    found, and whatever was annotated, the numbers are those of the whole.  ``ValueError`` for an axis that the mesh has
-    not, and for a function with collectives.
+    Values that had to be resharded for an op are appended to ``conflicts``, with the origins of both layouts.  Layouts
+    never change the results.  ``ValueError`` for an axis that the mesh does not have, and for a function with
+    collectives.
     """
     devices = Devices.of(mesh)
     given = _given(function, devices)
     if len(given) == len(list(function.values)) and conflicts is None:
         return laid_out(function, given)
-    found = _Propagation(function, devices, given)
-    found.spread()
-    return laid_out(function, found.settle(conflicts))
+    propagation = _Propagation(function, devices, given)
+    propagation.spread()
+    return laid_out(function, propagation.settle(conflicts))
 
 
 def _given(function: Function, devices: Devices) -> dict[str, TensorSharding]:
-    """The layouts that are there, by name."""
-    found = {value.name: value.layout for value in function.values if value.layout is not None}
+    """The given layouts by names of values."""
+    layouts = {value.name: value.layout for value in function.values if value.layout is not None}
     for op in function.ops:
         if op.kind in COLLECTIVES:
-            raise ValueError(f"@{function.name} has collectives, as the program of one device: {op}")
+            raise ValueError(f"@{function.name} has collectives, so it is the program of one device: {op}")
         if op.kind == "reshard":
             value, = op.outputs
-            found[value.name] = TensorSharding.parse(op["layout"]).over(value.type.ndim)
-    for name, layout in found.items():
+            layouts[value.name] = TensorSharding.parse(op["layout"]).over(value.type.ndim)
+    for name, layout in layouts.items():
         devices.check(layout, f"@{function.name}, %{name}")
-    return found
+    return layouts
 
 
 class _Propagation:
@@ -98,7 +100,7 @@ class _Propagation:
     # -- from value to value -------------------------------------------------------------------------------------------
 
     def spread(self) -> None:
-        """Until nothing changes: one to one wherever that goes, then a step through another op, and so on."""
+        """Propagate until nothing changes: one-to-one relations first, then one step through each other op."""
         numbers = range(len(self.relations))
         self._one_to_one(numbers)
         while True:
@@ -108,7 +110,7 @@ class _Propagation:
                 return
 
     def _step(self, number: int, side: range) -> int:
-        """What the values on one side of an op have from any other of it."""
+        """Propagate to the values on one side of an op from all its other values; return the number of changes."""
         count = len(self.values[number])
         changed = [
             value for target in side
@@ -119,7 +121,7 @@ class _Propagation:
         return len(changed)
 
     def _one_to_one(self, numbers: Iterable[int]) -> None:
-        """At these ops and wherever it leads, from values that have all the dims of the other."""
+        """Propagate, from these ops on, between values of which one has all the dims of the other."""
         waiting = dict.fromkeys(numbers)
         while waiting:
             number = next(iter(waiting))
@@ -130,7 +132,7 @@ class _Propagation:
                     waiting.update(dict.fromkeys(self.near[value.name]))
 
     def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
-        """Axes for the dims of a value that have none, from dims of others with the same letters."""
+        """Give axes to the unsplit dims of a value, from dims of other values with the same letters."""
         value, of = self.values[number][target], self.relations[number]
         dims, used = self.dims[value.name], self.used[value.name]
         open_dims = [d for d, letter in enumerate(self.letters[number][target]) if letter and not dims[d]]
@@ -158,37 +160,37 @@ class _Propagation:
                 changed.append(value)
         return changed
 
-    # -- and for every op ----------------------------------------------------------------------------------------------
+    # -- placement of every op -----------------------------------------------------------------------------------------
 
     def settle(self, conflicts: list[Conflict] | None) -> dict[str, TensorSharding]:
         """The layout of every value."""
         layouts = dict(self.given)
         constants = finite_constants(self.function)
         alone = _used_once(self.function)
-        made: dict[str, TensorSharding] = {}
+        pending: dict[str, TensorSharding] = {}
         for value in self.function.inputs:
             layouts.setdefault(value.name, sharding(tuple(self.dims[value.name])))
         for op in self.function.ops:
-            found = self._placed(op, layouts, constants)
+            placed = self._placed(op, layouts, constants)
             while stopped := [
-                value for value, wanted in zip(op.inputs, found.inputs, strict=True)
-                if value.name in made and layouts[value.name].partial != wanted.partial
+                value for value, wanted in zip(op.inputs, placed.inputs, strict=True)
+                if value.name in pending and layouts[value.name].partial != wanted.partial
             ]:
-                for value in stopped:                       # nobody else has seen it yet
-                    layouts[value.name] = self._reduced(value, made.pop(value.name))
-                found = self._placed(op, layouts, constants)
-            for value, layout in zip(op.outputs, found.outputs, strict=True):
+                for value in stopped:                       # No other op has used the value yet.
+                    layouts[value.name] = self._reduced(value, pending.pop(value.name))
+                placed = self._placed(op, layouts, constants)
+            for value, layout in zip(op.outputs, placed.outputs, strict=True):
                 if value.name in self.given:
                     continue
                 layouts[value.name] = layout
                 if layout.partial:
                     user = alone.get(value.name)
                     if user is not None and (user.kind == "reshard" or _may_wait(user, value, layout.op, constants)):
-                        made[value.name] = layout
+                        pending[value.name] = layout
                     else:
                         layouts[value.name] = self._reduced(value, layout)
             if conflicts is not None and op.kind != "reshard":
-                conflicts.extend(self.paths.conflicts(op, layouts, found))
+                conflicts.extend(self.paths.conflicts(op, layouts, placed))
         return layouts
 
     def _placed(self, op: Op, layouts: Mapping[str, TensorSharding], constants: frozenset[str]) -> Placement:
@@ -199,12 +201,12 @@ class _Propagation:
         )
         return op_placement(op, tuple(layouts[value.name] for value in op.inputs), homes, self.devices, constants)
 
-    def _reduced(self, value: Value, made: TensorSharding) -> TensorSharding:
-        """What was found for it, as far as a reduction of what is made leads there."""
+    def _reduced(self, value: Value, computed: TensorSharding) -> TensorSharding:
+        """The propagated layout of a value, as far as a reduction of the computed layout can reach it."""
         target: list[Axes] = []
-        for wish, now in zip(self.dims[value.name], dims_of(made), strict=True):
+        for wish, now in zip(self.dims[value.name], dims_of(computed), strict=True):
             more = wish[len(now):] if wish[:len(now)] == now else ()
-            count = next((i for i, axis in enumerate(more) if axis not in made.partial), len(more))
+            count = next((i for i, axis in enumerate(more) if axis not in computed.partial), len(more))
             target.append((*now, *more[:count]))
         return sharding(tuple(target))
 
@@ -213,7 +215,7 @@ def op_placement(
     op: Op, inputs: tuple[TensorSharding, ...], outputs: tuple[TensorSharding, ...], devices: Devices,
     constants: frozenset[str],
 ) -> Placement:
-    """`placement` of an op whose inputs lie so."""
+    """The `placement` of an op whose inputs have these layouts."""
     pending = {
         value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
     }
@@ -222,13 +224,13 @@ def op_placement(
 
 
 def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> bool:
-    """Whether the only user of a value could go on with terms, if those that are added to it are terms, too."""
+    """Whether the only user of a value can carry its pending reduction, if all other addends are partial, too."""
     together = user.inputs if user.operator.linear in ("together", "moves") else [value]
     return carries(user, {each.name: op for each in together}, constants)
 
 
 def _used_once(function: Function) -> dict[str, Op]:
-    """The op that uses a value, for those that are used once."""
+    """For each value that is used once, the op that uses it."""
     counts = Counter(value.name for op in function.ops for value in op.inputs)
     counts.update(value.name for value in function.outputs)
     return {value.name: op for op in function.ops for value in op.inputs if counts[value.name] == 1}

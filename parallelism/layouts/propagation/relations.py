@@ -1,8 +1,9 @@
-"""By which letter of an operator's rule each dim may be split, and over how many devices.
+"""Relations: the letter of an operator's rule by which each dim may be split, and over how many devices.
 
-A dim made of several letters, ``(ab)``, is split by its outermost letter of an extent above 1, and only so that every
-dim with this letter is cut in the same places: of 3 x 2 rows split over 2 devices the first has 3, of 3 the first has
-2, that is 4 of the 6, so that this is no way to split them; 4 x 2 over 2 is one.
+A dim of several letters, ``(ab)``, is split by its outermost letter with an extent above 1.  The split is allowed only
+if all dims with this letter are cut at the same positions.  Example: ``a`` has extent 3, ``b`` has 2, and there are 2
+devices.  The dim ``(ab)`` of extent 6 gives 3 to the first device, but the dim ``a`` gives it 2, which are 4 of the 6.
+So this split is not allowed; with extent 4 for ``a`` it is.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ Letters = tuple[str | None, ...]
 
 
 class Relation(NamedTuple):
-    """Of one op: for each dim of its inputs and outputs the letter that it may be split by."""
+    """For each dim of the inputs and outputs of one op, the letter by which it may be split."""
 
     inputs: tuple[Letters, ...]
     outputs: tuple[Letters, ...]
     extents: Mapping[str, Extent]
     inside: Mapping[str, tuple[Extent, ...]]
-    """For each letter the extents of what lies inside of it in the dims that it shares."""
+    """For each letter, the products of the letters inside of it, in the dims that it shares with others."""
     above: tuple[tuple[int, ...], ...]
-    """For each of inputs and outputs, counted through, the others that have all of its letters."""
+    """For each tensor (inputs, then outputs), the numbers of the tensors that have all of its letters."""
     reduced: frozenset[str]
-    """The letters that leave the outputs partial."""
+    """The letters whose split leaves the outputs partial."""
     op: str
+    """The reduction of these letters: sum, prod, max or min."""
 
     def exact(self, letter: str, axes: Axes, devices: Devices) -> Axes:
-        """As many of these axes, from the first on, as the letter may be split over."""
+        """The longest prefix of these axes over which the letter may be split."""
         while axes and not self._splits(letter, tuple(devices.shape[axis] for axis in axes)):
             axes = axes[:-1]
         return axes
@@ -47,7 +49,7 @@ class Relation(NamedTuple):
             return True
         sizes = split_sizes(extent, numbers)
         if self.op in ("max", "min") and letter in self.reduced and 0 in sizes:
-            return False                        # of nothing none is the largest
+            return False                        # An empty shard has no largest or smallest element.
         return all(
             isinstance(n, int) and split_sizes(extent * n, numbers) == tuple(n * size for size in sizes)
             for n in self.inside[letter]
@@ -56,7 +58,7 @@ class Relation(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Relation:
-    """The relation of an op; made once for all that are alike."""
+    """The relation of an op, memoized for equal ops."""
     rule = meaning(kind, types, attributes).rule
     blocked = set(rule.whole)
     inside: dict[str, list[Extent]] = {}
@@ -70,8 +72,8 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
             blocked.add(letter)
 
     def splitting(dims: tuple[Dim, ...]) -> Letters:
-        found = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
-        return tuple(None if letter == "1" or letter in blocked else letter for letter in found)
+        outermost = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
+        return tuple(None if letter == "1" or letter in blocked else letter for letter in outermost)
 
     inputs, outputs = (tuple(map(splitting, side)) for side in (rule.inputs, rule.outputs))
     sets = [{letter for letter in letters if letter} for letters in (*inputs, *outputs)]

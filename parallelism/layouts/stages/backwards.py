@@ -1,8 +1,8 @@
-"""The backward of a stage: apart from its forward, with what must be kept between them, and in its two halves.
+"""The backward of a stage: separated from its forward, with the values to keep, and split into two halves.
 
-A gradient is one program, in which the forward stands first.  It is cut by asking what is left to do for some of its
-values when others are there: then what is left and what it reads are known, and nothing is computed twice but what
-costs nothing.
+The gradient of a stage is one program that contains the forward.  It is cut with one question: which ops are left to
+compute some values if others exist already?  The answer gives the ops and the values that they read.  Nothing is
+computed twice, except ops that cost nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ def with_backward(
     forward: Function, received: Sequence[Value], data: Sequence[Value], weights: Sequence[Value],
     trained: Sequence[Value], learning: Collection[Value], *, recompute: bool,
 ) -> StageFunctions:
-    """The functions of a stage, from its forward alone, which returns what it sends.
+    """The functions of a stage, given its forward, which returns the values that the stage sends.
 
-    ``learning`` are the values that have a gradient; ``recompute``: keep its inputs only.
+    ``learning`` holds the values that have a gradient.  With ``recompute`` only inputs of the forward are kept.
     """
     returned = [value for value in received if value in learning]
     answered = [value for value in forward.outputs if value in learning]
     joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
     needed = [value for value in forward.values if value in backward.inputs and value not in weights]
-    made = [value for value in needed if value not in forward.inputs]
-    again = left_over(f"{forward.name}.recompute", forward, forward.inputs, made) if recompute and made else None
+    kept = [value for value in needed if value not in forward.inputs]
+    again = left_over(f"{forward.name}.recompute", forward, forward.inputs, kept) if recompute and kept else None
     if again is not None:
         read = {*needed, *again.inputs}
         needed = [value for value in forward.inputs if value in read and value not in weights]
-        made = []
+        kept = []
     returns = backward.outputs[:len(returned)]
     first = left_over(f"{backward.name}_input", backward, backward.inputs, returns)
     second = left_over(
@@ -43,7 +43,7 @@ def with_backward(
     return StageFunctions(
         forward=replace(
             forward, name=f"{forward.name}.forward",
-            outputs=(*forward.outputs, *(value for value in made if value not in forward.outputs))),
+            outputs=(*forward.outputs, *(value for value in kept if value not in forward.outputs))),
         backward=backward,
         backward_input=replace(first, outputs=(*returns, *handed_on)),
         backward_weights=second,
@@ -56,10 +56,10 @@ def with_backward(
 
 
 def left_over(name: str, function: Function, there: Collection[Value], wanted: Sequence[Value]) -> Function:
-    """What is left to do for ``wanted`` when some values of a function are ``there``: what it reads of them is taken.
+    """The part of a function that computes ``wanted`` if the values ``there`` exist already.  It takes those it reads.
 
-    Constants, counted places and views cost nothing and are made again, rather than taken; not so a change of layout,
-    for which devices may have to talk.
+    Constants, ``iota`` and views cost nothing: they are computed again instead of taken.  A change of layout is not,
+    because it may communicate.
     """
     taken, needed = set(there), set(wanted)
     ops: list[Op] = []
@@ -67,8 +67,8 @@ def left_over(name: str, function: Function, there: Collection[Value], wanted: S
         if not needed.isdisjoint(op.outputs) and (taken.isdisjoint(op.outputs) or _costs_nothing(op)):
             needed.update(op.inputs)
             ops.append(op)
-    made = {value for op in ops for value in op.outputs}
-    inputs = [value for value in function.values if value in needed and value not in made]
+    computed = {value for op in ops for value in op.outputs}
+    inputs = [value for value in function.values if value in needed and value not in computed]
     return Function(name, tuple(inputs), tuple(ops[::-1]), tuple(wanted))
 
 

@@ -1,4 +1,4 @@
-"""The inputs of a program on the host: checked, and the rows of a batch dealt to its parts."""
+"""Inputs of a program on the host: their checks, and the split of a batch into parts of rows."""
 
 from __future__ import annotations
 
@@ -6,55 +6,54 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.ir import Function, TensorType
 from parallelism.ir.core import names_in
 from parallelism.ir.core.extents import specialized
 from parallelism.layouts.stages.microbatches import batch_dim
 
-Array = npt.NDArray[Any]
 Part = tuple[int, int]
-"""The number of the first row, and how many rows."""
+"""The number of the first row, and the number of rows."""
 
 
 def checked(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, int]]:
-    """The inputs by name, and the numbers that their shapes give the symbols.
+    """The inputs by name, and the values of the symbols, which follow from their shapes.
 
-    ``ValueError`` or ``TypeError``, naming the input, for an array that is not of its type.
+    ``ValueError`` or ``TypeError`` names an input whose array does not have its type.
     """
     names = [value.name for value in function.inputs]
     if set(inputs) != set(names) if isinstance(inputs, Mapping) else len(inputs) != len(names):
-        told = ", ".join(map(str, inputs)) if isinstance(inputs, Mapping) else len(inputs)
-        raise ValueError(f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {told}")
+        actual = ", ".join(map(str, inputs)) if isinstance(inputs, Mapping) else len(inputs)
+        raise ValueError(f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {actual}")
     given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
     arrays = {name: np.asarray(given[name]) for name in names}
     numbers: dict[str, int] = {}
     for value in function.inputs:
-        for extent, found in zip(value.type.shape, arrays[value.name].shape, strict=False):
+        for extent, actual_extent in zip(value.type.shape, arrays[value.name].shape, strict=False):
             if str(extent) in names_in(extent):
-                numbers.setdefault(str(extent), found)
-    told = ", ".join(f"{name}={number}" for name, number in sorted(numbers.items()))
+                numbers.setdefault(str(extent), actual_extent)
+    symbols = ", ".join(f"{name}={number}" for name, number in sorted(numbers.items()))
     for value in function.inputs:
         array, wanted = arrays[value.name], tuple(specialized(extent, numbers) for extent in value.type.shape)
         if array.dtype != value.type.dtype:
             raise TypeError(f"@{function.name}: input {value} was given an array of {array.dtype}")
         if array.shape != wanted:
             raise ValueError(f"@{function.name}: input {value} was given an array of shape {array.shape}"
-                             + (f", with {told}" if told else ""))
+                             + (f", with {symbols}" if symbols else ""))
     return arrays, numbers
 
 
 def dealt(first: int, count: int, parts: int) -> tuple[Part, ...]:
-    """So many rows in parts as even as can be, the longer ones first: as ``numpy.array_split`` deals them."""
+    """``count`` rows from ``first`` on, split into ``parts`` as by ``numpy.array_split``: larger parts first."""
     sizes = [count // parts + (i < count % parts) for i in range(parts)]
     return tuple((first + sum(sizes[:i]), size) for i, size in enumerate(sizes))
 
 
 def rows_of(array: Array, type: TensorType, batch: str, first: int, count: int) -> Array:
-    """Some rows of an array, along the dim of ``type`` that has them: a view."""
+    """A view of ``count`` rows of an array from ``first`` on, along the batch dim of ``type``."""
     dim = batch_dim(type, batch)
     if dim is None:
-        raise ValueError(f"{type} has no rows: no extent has the symbol {batch}")
+        raise ValueError(f"{type} has no rows, because no extent has the symbol {batch}")
     start, length = (specialized(type.shape[dim], {batch: rows}) for rows in (first, count))
     return array[(slice(None),) * dim + (slice(start, start + length),)]

@@ -1,4 +1,4 @@
-"""Where to cut a chain of ops into stages: before named ones, or so that the largest stage is as small as can be."""
+"""Cuts of a chain of ops into stages: before named ops, or so that the largest stage costs least."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from itertools import accumulate
 
 
 def balanced(costs: Sequence[float], stages: int, sent: Sequence[float]) -> tuple[int, ...]:
-    """The places before which a new stage begins, ``stages - 1`` of them; every stage has an op.
+    """The ``stages - 1`` positions at which a new stage begins.  Every stage has at least one op.
 
-    ``costs`` are those of the ops, at least 0; ``sent[i]`` what a cut before op ``i`` costs.  Of all ways to cut, one
-    whose largest stage costs least, and of those one that sends least: exact, by two dynamic programs over the order of
-    the ops, O(stages * ops * log ops).  ``ValueError`` for more stages than ops.
+    ``costs`` are the costs of the ops, at least 0; ``sent[i]`` is the cost of a cut before op ``i``.  The cuts minimize
+    the cost of the largest stage; among such cuts they minimize the sum of ``sent``.  Both minima are exact, by two
+    dynamic programs over the order of the ops, in O(stages * ops * log ops).  ``ValueError`` for more stages than ops.
     """
     count = len(costs)
     if not 1 <= stages <= count:
-        raise ValueError(f"{count} ops can be cut into 1 to {count} stages, not {stages}")
+        raise ValueError(f"{count} ops can be cut into 1 to {count} stages, got {stages}")
     total = [0, *accumulate(costs)]
     return _least_sent(total, stages, [0, *sent[1:]], _least_largest(total, stages))
 
 
 def _least_largest(total: Sequence[float], stages: int) -> float:
-    """The cost of the largest stage, made as small as can be.  ``total[i]`` is the cost of the first ``i`` ops."""
+    """The minimal cost of the largest stage.  ``total[i]`` is the cost of the first ``i`` ops."""
     count = len(total) - 1
-    best = list(total)                  # best[i]: of the first i ops in one stage, then in two, ...
+    best = list(total)                  # best[i]: the minimum for the first i ops in one stage, then in two, ...
     for stage in range(1, stages):
-        found = best[:stage + 1]
+        following = best[:stage + 1]
         for end in range(stage + 1, count + 1):
-            # the longer the last stage, the more it costs and the less the others: the best is where they cross
+            # A longer last stage costs more and the others cost less: the minimum is where the two costs cross.
             low, high = stage, end - 1
             while low < high:
                 middle = (low + high) // 2
                 low, high = (low, middle) if best[middle] >= total[end] - total[middle] else (middle + 1, high)
-            found.append(min(max(best[i], total[end] - total[i]) for i in (low - 1, low) if i >= stage))
-        best = found
+            following.append(min(max(best[i], total[end] - total[i]) for i in (low - 1, low) if i >= stage))
+        best = following
     return best[count]
 
 
 def _least_sent(total: Sequence[float], stages: int, sent: Sequence[float], most: float) -> tuple[int, ...]:
-    """The cuts that send least, of those that leave no stage above ``most``."""
+    """The cuts that send least, among those whose stages all cost at most ``most``."""
     count = len(total) - 1
     never = float("inf")
-    best = [0.0] + [never] * count      # best[i]: the least that is sent to have the first i ops in so many stages
+    best = [0.0] + [never] * count      # best[i]: the least sum of sent for the first i ops in ``stage`` stages
     before: list[list[int]] = []
     for stage in range(stages):
-        found, cut = [never] * (count + 1), [0] * (count + 1)
-        window: deque[int] = deque()    # where the last stage may begin, what is sent so far growing
+        following, cut = [never] * (count + 1), [0] * (count + 1)
+        window: deque[int] = deque()    # possible starts of the last stage, by increasing sum of sent
         for end in range(stage + 1, count + 1):
             start = end - 1
             while window and best[window[-1]] + sent[window[-1]] >= best[start] + sent[start]:
@@ -56,8 +56,8 @@ def _least_sent(total: Sequence[float], stages: int, sent: Sequence[float], most
                 window.popleft()
             if window:
                 first = window[0]
-                found[end], cut[end] = best[first] + sent[first], first
-        best = found
+                following[end], cut[end] = best[first] + sent[first], first
+        best = following
         before.append(cut)
     cuts, end = [], count
     for cut in before[:0:-1]:
@@ -67,18 +67,18 @@ def _least_sent(total: Sequence[float], stages: int, sent: Sequence[float], most
 
 
 def begun_by(names: Sequence[str], places: Sequence[set[str]], what: str) -> tuple[int, ...]:
-    """The places of the first op that goes by each name; ``places`` has the names of each op.
+    """The positions of the first op with each name; ``places`` holds the names of each op.
 
     ``ValueError`` for a name that no op has, and for stages that would be empty or out of order.
     """
     cuts: list[int] = []
     for name in names:
-        found = next((place for place, known in enumerate(places) if name in known), None)
-        if found is None:
-            raise ValueError(f"a stage is to begin with {name!r}, which is no value or region of {what} that depends "
-                             f"on its data")
-        if found <= (cuts[-1] if cuts else 0):
+        start = next((place for place, known in enumerate(places) if name in known), None)
+        if start is None:
+            raise ValueError(f"a stage cannot begin with {name!r}: {what} has no value or region of this name that "
+                             "depends on its data")
+        if start <= (cuts[-1] if cuts else 0):
             last = f"the stage that begins with {names[len(cuts) - 1]!r}" if cuts else "the first stage"
-            raise ValueError(f"{last} of {what} would have no op before {name!r}, with which the next one begins")
-        cuts.append(found)
+            raise ValueError(f"{last} of {what} would be empty: no op precedes {name!r}, where the next one begins")
+        cuts.append(start)
     return tuple(cuts)

@@ -1,4 +1,4 @@
-"""The stages of a program, laid out on the devices of a stage: forward, backward and its halves so that they agree."""
+"""Layouts for the stages of a program, so that forward, backward and its halves agree."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import replace
 
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
-from parallelism.ir.operators.reshard_op import written
+from parallelism.ir.operators import layout_text
 from parallelism.layouts.propagation import laid_out
 from parallelism.layouts.propagation.propagation import propagate
 from parallelism.layouts.stages.stages import GRADIENT, StageFunctions, Stages
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
-Layouts = dict[str, TensorSharding]
+LayoutByName = dict[str, TensorSharding]
 
 
 def laid_out_stages(stages: Stages, mesh: Mesh | Mapping[str, Extent]) -> Stages:
-    """With a layout on every value of every function, on a ``mesh`` of the axes inside a stage.
+    """The stages with a layout on every value of every function.  ``mesh`` has the axes inside a stage.
 
-    Layouts are found for the program as a whole, so that a value lies on both sides of a boundary alike; then for each
-    backward.  A gradient that passes a boundary, and that of a weight, lies as the value does; what is kept lies as it
-    was made.  ``ValueError`` as from `propagate`.
+    Layouts are propagated through the program as a whole, so that a value has one layout on both sides of a stage
+    boundary; then through each backward.  A gradient that passes a boundary, and the gradient of a weight, has the
+    layout of its value.  A value that is kept for the backward has the layout in which the forward computed it.
+    ``ValueError`` as from `propagate`.
     """
     whole = propagate(stages.function, mesh)
     layouts = _of(whole)
@@ -30,7 +31,7 @@ def laid_out_stages(stages: Stages, mesh: Mesh | Mapping[str, Extent]) -> Stages
         stages, function=whole, functions=tuple(_stage(stage, layouts, mesh) for stage in stages.functions))
 
 
-def _stage(stage: StageFunctions, layouts: Layouts, mesh: Mesh | Mapping[str, Extent]) -> StageFunctions:
+def _stage(stage: StageFunctions, layouts: LayoutByName, mesh: Mesh | Mapping[str, Extent]) -> StageFunctions:
     own = {value.name: layouts[value.name] for value in stage.forward.values}
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
     given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
@@ -49,22 +50,22 @@ def _stage(stage: StageFunctions, layouts: Layouts, mesh: Mesh | Mapping[str, Ex
 
 
 def gradient_layout(layout: TensorSharding) -> TensorSharding:
-    """How the gradient of a value lies: as the value, and never partial."""
+    """The layout of the gradient of a value: that of the value, without a pending reduction."""
     return TensorSharding(*layout.dims)
 
 
-def _of(function: Function) -> Layouts:
+def _of(function: Function) -> LayoutByName:
     return {value.name: value.layout for value in function.values if value.layout is not None}
 
 
-def _with(function: Function, layouts: Layouts) -> Function:
+def _with(function: Function, layouts: LayoutByName) -> Function:
     return laid_out(function, {v.name: layouts[v.name] for v in function.values})
 
 
 def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence[str] = ()) -> Function:
-    """The function with its first outputs laid out so, where they lie otherwise: one value may be two gradients.
+    """The function with its first outputs resharded to the wanted layouts.  One value may be two of these outputs.
 
-    Those whose names are ``kept`` are returned as they were, too.
+    A resharded value whose name is in ``kept`` is also returned in its old layout.
     """
     ops, outputs = list(function.ops), list(function.outputs)
     names = {value.name for value in function.values}
@@ -76,7 +77,7 @@ def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence
                 name += ".1"
             names.add(name)
             outputs[place] = Value(name, value.type, layout)
-            ops.append(Op("reshard", (value,), (("layout", written(layout)),), (outputs[place],)))
+            ops.append(Op("reshard", (value,), (("layout", layout_text(layout)),), (outputs[place],)))
             if value.name in kept and value not in outputs:
                 outputs.append(value)
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))

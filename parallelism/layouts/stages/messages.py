@@ -1,23 +1,21 @@
-"""Several values as the one array that passes between two stages."""
+"""Messages between stages: several values are packed into one array."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.ir import TensorType
-
-Array = npt.NDArray[Any]
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """One array is its own message; of several, or none, their bytes one after the other, of dtype ``uint8``.
+    """The message that carries these arrays.
 
-    The message has the bytes of the arrays and no more; what they are is known where it arrives.
+    A single array is its own message.  Several arrays, or none, become one ``uint8`` array of shape ``(bytes,)`` with
+    their bytes one after the other.  It has no header: the receiver knows the types.
     """
     if len(arrays) == 1:
         return arrays[0]
@@ -25,9 +23,9 @@ def packed(arrays: Sequence[Array]) -> Array:
 
 
 def unpacked(message: Array, types: Sequence[TensorType]) -> list[Array]:
-    """The arrays of these types that were packed; each owns its memory, so that one can go before the others.
+    """The arrays in a message, given their types.  Each owns its memory, so they can be freed one by one.
 
-    ``ValueError`` for a message that is not of their size.
+    ``ValueError`` for a message of the wrong size.
     """
     if len(types) == 1:
         return [message]

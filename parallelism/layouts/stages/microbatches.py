@@ -1,32 +1,35 @@
-"""The program of a part of a batch: of some of its rows, so that what the parts make adds up to what the whole makes.
+"""The program of one microbatch, such that the outputs of all microbatches add up to those of the whole batch.
 
-A batch is cut along one symbol.  In shapes the symbol stays, and stands for the rows of the part; where a program
-computes with it, as a mean over the batch does, it is the rows of the whole.  So losses that are sums over the batch
-and losses that are means of it add up alike, with no weights, however uneven the parts.
+A batch is cut along one symbol.  In shapes the symbol then means the rows of the microbatch.  Where a program computes
+with it, as a mean over the batch does, it is replaced by the rows of the whole batch.  So losses that are sums and
+losses that are means both add up without weights, even for microbatches of different sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from parallelism.ir import Expression, Function, Op, Rule, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import quotient, specialized
 
+T = TypeVar("T")
+
 
 def microbatched(function: Function, batch: str = "B") -> Function:
-    """``function``, for some of the rows of its batch.
+    """The program of a microbatch of ``function``.
 
-    ``batch`` is the symbol that stands for the rows of the batch in the shapes of the inputs that have any.  The result
-    has two more: with ``B`` of them, ``B_whole`` are the rows of the whole batch, ``B_first`` the number of the first
-    one in the part, so that counted numbers and random ones are those that they are in the whole.
+    ``batch`` is the symbol for the number of rows in the shapes of the inputs.  The result has two more symbols, for
+    ``batch="B"``: ``B_whole``, the rows of the whole batch, and ``B_first``, the number of the microbatch's first row.
+    With these, ``iota`` and random numbers have the values that they have in the whole batch.
 
-    ``ValueError``, naming the op, where the outputs are no sums over the rows: an operator that sees all rows at once
-    (a softmax over the batch, a norm with its mean), a dim made of the batch in which it is not the outermost,
-    something not linear of a sum over the batch, a sum to which something is added that knows no rows (it would be
-    added for each part).
+    ``ValueError`` names the op if an output is not a sum over the rows.  Reasons are: an operator needs all rows at
+    once (a softmax over the batch, a norm over it); a dim combines the batch with other dims and the batch is not the
+    outermost; a function of a sum over the batch is not linear; a value without rows is added to a sum (it would be
+    added once for each microbatch).
     """
     if batch not in function.symbols:
         known = ", ".join(sorted(function.symbols)) or "none"
@@ -39,7 +42,7 @@ def microbatched(function: Function, batch: str = "B") -> Function:
 
 
 def batch_dim(type: TensorType, batch: str) -> int | None:
-    """The dim that has the rows, ``batch`` times something; None if none has.  ``ValueError`` if it is not so plain."""
+    """The dim whose extent is ``batch`` times something; None if there is none.  ``ValueError`` in any other case."""
     dims = [d for d, extent in enumerate(type.shape) if batch in names_in(extent)]
     if not dims:
         return None
@@ -50,7 +53,7 @@ def batch_dim(type: TensorType, batch: str) -> int | None:
 
 
 def _of_rows(op: Op, batch: str) -> Op:
-    """The op with the numbers of the whole batch where it computes with them."""
+    """The op with the rows of the whole batch wherever it computes with their number."""
     given = dict(op.attributes)
     whole: dict[str, Extent] = {batch: symbol(f"{batch}_whole")}
     first: dict[str, Extent] = {batch: symbol(f"{batch}_first")}
@@ -71,27 +74,28 @@ def _with(value: Any, numbers: Mapping[str, Extent]) -> Any:
 
 
 def _check_sums(function: Function, batch: str) -> None:
-    """That the outputs are sums over the rows.  A value has rows, or is a sum over them, or knows none."""
+    """Check that the outputs are sums over the rows.  A value has rows, or is a sum over rows, or depends on none."""
     sums: set[Value] = set()
     for value in function.inputs:
-        _told(f"input {value}", lambda value=value: batch_dim(value.type, batch))
+        _naming(f"input {value}", partial(batch_dim, value.type, batch))
     for op in function.ops:
-        if _told(f"{op}", lambda op=op: _is_sum(op, batch, sums)):
+        if _naming(f"{op}", partial(_is_sum, op, batch, sums)):
             sums.update(op.outputs)
     for value in function.outputs:
         if value not in sums:
-            raise ValueError(f"@{function.name}: output {value} is no sum over the rows of the batch {batch}")
+            raise ValueError(f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}")
 
 
-def _told(what: str, found: Any) -> Any:
+def _naming(what: str, check: Callable[[], T]) -> T:
+    """The result of ``check``; an error of it names ``what``."""
     try:
-        return found()
+        return check()
     except ValueError as error:
         raise ValueError(f"{what}: it cannot be cut into microbatches: {error}") from None
 
 
 def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
-    """Whether the op makes a sum over rows; ``ValueError`` if what it makes is neither that nor anything else plain."""
+    """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way."""
     rule = op.rule
     letters = {
         _outermost(rule, dims, d)
@@ -102,19 +106,19 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
     summed = [value in sums for value in op.inputs]
     if any(summed):
         if letters:
-            raise ValueError("it takes a sum over all rows together with single rows")
-        # Whole numbers may be rounded, and bools are no numbers.
+            raise ValueError("it combines a sum over all rows with single rows")
+        # Integers may be rounded, and bools are not numbers.
         if any(value.type.dtype.kind != "f" for value in op.outputs) or not op.operator.is_linear_in(
                 [i for i, is_sum in enumerate(summed) if is_sum], len(summed)):
-            raise ValueError("of a sum over all rows it makes something that is none")
+            raise ValueError("it is not linear in a sum over all rows")
         return True
     if not letters:
         return False
     if len(letters) > 1 or letters & rule.whole:
-        raise ValueError("it does not treat the rows one by one")
+        raise ValueError("it does not compute each row alone")
     letter, = letters
     if letter in rule.reduced and rule.op != "sum":
-        raise ValueError(f"the {rule.op} over all rows is no sum")
+        raise ValueError(f"the {rule.op} over all rows is not a sum")
     return letter in rule.reduced
 
 

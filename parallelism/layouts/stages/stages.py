@@ -1,16 +1,16 @@
-"""A program cut into stages, as a value: for each the functions of its forward and of its backward, and what crosses.
+"""A program cut into stages: the forward and backward functions of each stage, and the values that they exchange.
 
-All functions of a stage speak of values by the names that they have in the whole program, so what one returns is found
-by what takes it:
+All functions of a stage use the names that values have in the whole program.  So outputs of one function are matched to
+inputs of another by name:
 
     received ─┐               ┌─ sent  ──────>  next stage
     data     ─┤ forward       │
     weights  ─┘               └─ saved ──┐
     weights  ────────────────────────────┤ backward   ┌─ gradients of `returned`  ──────>  stage before
-    gradients of `answered`, from next  ─┘            └─ gradients of `trained`, added up over the microbatches
+    gradients of `answered`, from next  ─┘            └─ gradients of `trained`, summed over the microbatches
 
-The backward in two halves, for schedules that split it: `backward_input` makes the gradients of `returned` and what is
-`kept` of its work, `backward_weights` those of `trained` from that.
+For schedules that split the backward there are two halves: `backward_input` computes the gradients of `returned` and
+the values `between`, `backward_weights` computes the gradients of `trained` from these.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from parallelism.ir import Function
 from parallelism.ir.core import Extent
 
 GRADIENT = "grad."
-"""Before the name of a value: the input of a backward that is its gradient."""
+"""The prefix of a gradient's name: a backward takes the gradient of value x as its input ``grad.x``."""
 
 
 @dataclass(frozen=True)
 class StageFunctions:
-    """One stage: its functions, for a single microbatch, and the names of what goes in and comes out.
+    """The functions of one stage for a single microbatch, and the names of the values that they exchange.
 
     ``weights``
-        inputs of the program that are the same for every microbatch, as far as this stage reads them.
+        inputs of the program that are the same for every microbatch, if this stage reads them.
     ``trained``
-        those of them whose gradients the backward returns, after the gradients of ``returned``.
+        the weights whose gradients the backward returns, after the gradients of ``returned``.
     ``data``
-        inputs that have a row for each example, or are handed over with each microbatch: dealt to every stage that
-        reads them, wherever it is.
+        inputs that have a row for each example, or are given with each microbatch.  Every stage that reads them gets
+        them directly.
     ``received``, ``sent``
-        the values of the message from the stage before, and of that to the next one; of the last stage, the outputs of
-        the program.  One that is used further on is received and sent on by every stage between.
+        the values in the message from the previous stage, and in that to the next one; for the last stage, the outputs
+        of the program.  A value that is used further on passes through every stage between.
     ``returned``, ``answered``
-        those of ``received``, and of ``sent``, whose gradients go backward: ``answered`` of a stage is ``returned`` of
-        the next one, and of the last stage the loss, whose gradient is 1, if weights are trained for it.
+        the values of ``received``, and of ``sent``, that have gradients.  ``answered`` of a stage is ``returned`` of
+        the next one; for the last stage it is the loss, whose gradient is 1, if weights are trained for it.
     ``saved``
-        what is kept from the forward to the backward, weights aside: inputs of the forward, and what it returns after
-        ``sent``.
+        the values, other than weights, that are kept from the forward for the backward: inputs of the forward, and its
+        outputs after ``sent``.
     ``forward``
-        ``(received, data, weights) -> (sent, those of saved that it makes and does not send)``.
+        ``(received, data, weights) -> (sent, the values of saved that it computes and does not send)``.
     ``recompute``
-        None if ``saved`` has all that the backward reads.  Otherwise ``(saved, weights) -> what it reads besides``.
+        None if ``saved`` holds everything that the backward reads.  Otherwise ``(saved, weights) -> the other values``.
     ``backward``
-        ``(what it reads of the forward, weights, grad.name for each of answered) -> gradients of (returned, trained)``.
+        ``(saved and recomputed values, weights, grad.name for each of answered) -> gradients of (returned, trained)``.
         An output that no gradient reaches is a constant of zeros.
     ``backward_input``, ``backward_weights``
-        its halves: ``(as backward) -> (gradients of returned, then those of between that it makes besides)`` and
-        ``(between, weights) -> gradients of trained``.  The first has just what the gradients of ``returned`` need, so
-        on a stage that returns none it has nothing to do.
+        the halves: ``(as backward) -> (gradients of returned, then the other values of between that it computes)`` and
+        ``(between, weights) -> gradients of trained``.  The first has only the ops that the gradients of ``returned``
+        need, so it is empty on a stage that returns none.
     ``between``
-        what is kept from the one half to the other, weights aside: inputs and outputs of the first.
+        the values, other than weights, that are kept from one half to the other: inputs and outputs of the first.
 
-    The inputs of each function are the values that it reads and no others, in no order to rely on: they are found by
-    name.  Its outputs are in the order given here.
+    The inputs of each function are exactly the values that it reads.  Their order is not defined: look them up by name.
+    The outputs are in the order given here.
     """
 
     forward: Function
@@ -88,12 +88,12 @@ class StageFunctions:
             (self.backward_weights, {*self.between, *self.weights}),
         ):
             if missing := {value.name for value in function.inputs} - there:
-                raise ValueError(f"@{function.name} takes {', '.join(sorted(missing))}, which its stage has not then")
+                raise ValueError(f"@{function.name} takes {', '.join(sorted(missing))}, which its stage does not have")
         if tuple(value.name for value in self.forward.outputs)[:len(self.sent)] != self.sent:
-            raise ValueError(f"@{self.forward.name} returns other values than are sent: {', '.join(self.sent)}")
+            raise ValueError(f"@{self.forward.name} must return the values that are sent first: {', '.join(self.sent)}")
 
     def specialize(self, **numbers: Extent) -> StageFunctions:
-        """With these in place of symbols, in every function that has them."""
+        """The stage with symbols replaced by ``numbers`` in every function."""
         def known(function: Function) -> Function:
             return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
 
@@ -104,26 +104,27 @@ class StageFunctions:
 
     @cached_property
     def symbols(self) -> frozenset[str]:
-        """The names that stand for extents in its functions."""
+        """The names of the symbolic extents in its functions."""
         functions = (self.forward, self.backward, self.backward_input, self.backward_weights, self.recompute)
         return frozenset().union(*(function.symbols for function in functions if function is not None))
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A program cut into stages, as `parallelism.layouts.stages.partition` makes it."""
+    """A program cut into stages: the result of `parallelism.layouts.stages.partition`."""
 
     function: Function
-    """The program that was cut: of one microbatch."""
+    """The program that was cut, for one microbatch."""
     functions: tuple[StageFunctions, ...]
-    """Of each stage, in order."""
+    """The functions of each stage, in order."""
     batch: str
-    """The symbol for the rows of a microbatch; those of the whole batch are ``B_whole``, the first one ``B_first``."""
+    """The symbol B for the rows of a microbatch.  ``B_whole`` is the number of rows of the whole batch, ``B_first`` the
+    number of the microbatch's first row."""
 
     def __post_init__(self) -> None:
         for number, (stage, following) in enumerate(zip(self.functions, self.functions[1:], strict=False)):
             if (stage.sent, stage.answered) != (following.received, following.returned):
-                raise ValueError(f"stage {number} of @{self.function.name} sends {', '.join(stage.sent)}, and stage "
+                raise ValueError(f"stage {number} of @{self.function.name} sends {', '.join(stage.sent)}, but stage "
                                  f"{number + 1} receives {', '.join(following.received)}")
 
     def __len__(self) -> int:
@@ -132,14 +133,14 @@ class Stages:
     @property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """The stages that have a copy of each weight."""
-        found: dict[str, list[int]] = {}
+        stages: dict[str, list[int]] = {}
         for number, stage in enumerate(self.functions):
             for name in stage.weights:
-                found.setdefault(name, []).append(number)
-        return {name: tuple(numbers) for name, numbers in found.items()}
+                stages.setdefault(name, []).append(number)
+        return {name: tuple(numbers) for name, numbers in stages.items()}
 
     def specialize(self, **numbers: Extent) -> Stages:
-        """With these in place of the symbols, some or all, as `Function.specialize` does it."""
+        """The stages with some or all symbols replaced; see `Function.specialize`."""
         known = {name: numbers[name] for name in numbers.keys() & self.function.symbols}
         return replace(
             self, function=self.function.specialize(**known),

@@ -1,13 +1,13 @@
-"""Orders of work: for one rank of a pipeline, which forward and which backward comes next.
+"""Generators of schedules: the order of forwards and backwards on one rank of a pipeline.
 
-Each schedule is a pure generator of steps ``(stage, kind, microbatch)``; `parallelism.pipelining` makes actions of
-them, and they are checked, drawn, timed and run.  In the pictures time goes to the right, a row is a rank, ``F`` is a
-forward, ``B`` a backward, ``I`` and ``W`` its halves for the input and for the weights, and the number is the
-microbatch, with the stage in front where a rank has several.  Every action takes one slot.
+Each schedule is a pure generator of steps ``(stage, kind, microbatch)``.  `parallelism.pipelining` turns them into
+actions, which are checked, drawn, timed and run.  In the pictures time goes to the right and a row is a rank.  ``F``
+is a forward, ``B`` a backward, ``I`` and ``W`` are its halves for the input and for the weights.  The number is the
+microbatch; the stage stands in front if a rank has several.  Every action takes one slot.
 
-Every one of them works for any number of ranks and microbatches of 1 or more.  A generator whose pattern has a
-least or a whole number of microbatches makes the order for more of them, from which those that are not there are
-left out: an action needs others of its own microbatch only, so what is left is an order too.
+All of them work for any number of ranks and microbatches from 1 on.  Some patterns need a minimum or a multiple of
+microbatches: their generators produce the order for more microbatches and leave out the extra ones.  An action depends
+only on actions of its own microbatch, so the rest is a valid order.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from parallelism.pipelining.generators.one_stage import (
     pipedream,
     pipedream_2bw,
 )
-from parallelism.pipelining.generators.step import Generator, Step
+from parallelism.pipelining.generators.step import Generator, Slot
 from parallelism.pipelining.generators.v_shaped import dual_pipe_v, zero_bubble_v
 from parallelism.pipelining.generators.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 
 __all__ = [
-    "ALIASES", "CHUNKED", "FORWARD_ONLY", "LOCAL", "SCHEDULES", "V_SHAPED", "WEIGHTS", "Generator", "Step", "spelt",
+    "ALIASES", "CHUNKED", "FORWARD_ONLY", "LOCAL", "SCHEDULES", "V_SHAPED", "WEIGHTS", "Generator", "Slot", "spelt",
 ]
 
 SCHEDULES: dict[str, Generator] = {
@@ -48,26 +48,26 @@ SCHEDULES: dict[str, Generator] = {
     "local": local,
     "inference": inference,
 }
-"""The schedules that have a name, by that name."""
+"""All generators by the name of the schedule."""
 
 CHUNKED = frozenset({"interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"})
-"""Any number of stages lies on each rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
+"""Schedules with any number of stages on a rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
 
 V_SHAPED = frozenset({"zero_bubble_v", "dual_pipe_v", "v_min"})
-"""Two stages lie on each rank: rank ``r`` of ``P`` has stages ``r`` and ``2 P - 1 - r``."""
+"""Schedules with two stages on each rank: rank ``r`` of ``P`` has stages ``r`` and ``2 P - 1 - r``."""
 
 FORWARD_ONLY = frozenset({"inference"})
-"""There is no backward, and nothing is kept for one."""
+"""Schedules without backwards; no activations are kept."""
 
 LOCAL = frozenset({"local"})
-"""Every stage has a loss of its own, and no backward crosses from one to another."""
+"""Schedules in which every stage has its own loss, and no gradient passes between stages."""
 
 WEIGHTS: dict[str, str] = {"pipedream": "stashed", "pipedream_2bw": "double_buffered"}
-"""Which weights the work is done with, where it is not one version; see `parallelism.pipelining.schedule.Schedule`."""
+"""The versions of weights that a schedule uses, if several; see `parallelism.pipelining.schedule.Schedule`."""
 
 
 def spelt(name: str) -> str:
-    """The name without what does not matter: case, ``_``, ``-``, blanks, and torch's ``Schedule`` in front."""
+    """The normalized name: lower case, without ``_``, ``-``, blanks and torch's prefix ``Schedule``."""
     return re.sub(r"[\s_-]", "", name).lower().removeprefix("schedule")
 
 
@@ -80,4 +80,4 @@ ALIASES: dict[str, str] = {spelt(name): name for name in SCHEDULES} | {
     "breadthfirst": "looped_bfs",
     "forwardonly": "inference",
 }
-"""The names by which each is known, as `spelt`: its own, torch's, those of the papers."""
+"""Normalized names (see `spelt`) of the schedules: their own, torch's, and those of the papers."""

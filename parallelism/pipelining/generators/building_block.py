@@ -1,8 +1,8 @@
-"""A V-shaped schedule that holds few activations: one pattern of a microbatch, repeated every six slots.
+"""A V-shaped schedule that keeps few activations: the pattern of one microbatch, repeated every six slots.
 
-A rank has F, I and W of two stages to do for each microbatch, six slots of work.  So a pattern of when a microbatch
-is where, in which no rank does two things at once modulo 6, can be repeated for every microbatch; the shorter a
-microbatch is under way, the fewer of them are kept.
+For each microbatch a rank runs F, I and W of two stages: six slots of work.  A pattern says in which slots a rank works
+on a microbatch.  If these slots differ modulo 6 on every rank, the pattern can be repeated every six slots.  The
+shorter the pattern, the fewer microbatches are in flight and kept.
 Qi et al., *Pipeline Parallelism with Controllable Memory*, 2024, arXiv:2405.15362, section 3.
 """
 
@@ -18,7 +18,7 @@ _PERIOD = 6
 
 
 def v_min(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Work]:
-    """V-Min, a third of the activations of 1F1B: a microbatch goes down, up, down and up again as fast as it can.
+    """V-Min keeps a third of the activations of 1F1B: a microbatch goes down, up, down and up as fast as possible.
 
     >>> print(Pipeline(6, 3, "v_min", chunks=2))
     v_min: 6 stages on 3 ranks, 3 microbatches; 27 cycles, 33% idle
@@ -32,7 +32,7 @@ def v_min(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator
     rank 2  3W1 2W1 .   .   3I2 2I2 3W2 2W2 .
 
     A rank keeps at most ``2 ((ranks + 1) // 3 + 1)`` microbatches of its stages, which are half as large as those of
-    1F1B, and its bubble is not larger than that of 1F1B.
+    1F1B.  Its bubble is not larger than that of 1F1B.
     """
     stages = {"a": rank, "b": 2 * ranks - 1 - rank}
     times = _pattern(ranks)[rank]
@@ -42,10 +42,10 @@ def v_min(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator
 
 @lru_cache(maxsize=64)
 def _pattern(ranks: int) -> tuple[dict[str, int], ...]:
-    """By rank, the slots of the first microbatch's F, I and W; ``a`` is the stage on the way down, ``b`` on the way up.
+    """For each rank, the slots of F, I and W of the first microbatch.
 
-    Where it turns, the microbatch waits no longer than it takes for no two works of a rank to fall together; if three
-    divides the ranks it has to.
+    ``a`` is the stage on the way down, ``b`` the one on the way up.  The microbatch waits at a turn only as long as is
+    needed to keep the slots of a rank different modulo 6; it must wait if three divides the number of ranks.
     """
     down, up = list(range(ranks)), list(range(ranks))[::-1]
     for waits in sorted(product(range(_PERIOD), repeat=3), key=sum):
@@ -55,11 +55,11 @@ def _pattern(ranks: int) -> tuple[dict[str, int], ...]:
         rows = [dict(zip(("Fa", "Fb", "Ib", "Ia"), times, strict=True)) for times in table]
         if all(len({time % _PERIOD for time in row.values()}) == 4 for row in rows):
             return tuple(map(_with_weights, rows))
-    raise AssertionError(f"there is a pattern for every number of ranks; found none for {ranks}")
+    raise AssertionError(f"every number of ranks has a pattern, but there is none for {ranks}")
 
 
 def _with_weights(times: dict[str, int]) -> dict[str, int]:
-    """W of either stage in the slots that are left, as soon after its I as can be."""
+    """Put W of each stage into the first free slot after its I."""
     taken = {time % _PERIOD for time in times.values()}
     for side in "ba":
         after = times["I" + side] + 1

@@ -1,4 +1,4 @@
-"""Schedules with one stage on each rank: GPipe, 1F1B, PipeDream, and the forwards alone."""
+"""Schedules with one stage on each rank: GPipe, 1F1B, PipeDream, inference and local losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gpipe(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
 
 
 def one_forward_one_backward(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
-    """A backward as soon as there is one to do: warm-up, then forward and backward by turns, then the rest.
+    """1F1B: warm-up forwards, then one forward and one backward in turn, then the remaining backwards.
 
     >>> print(Pipeline(4, 4, "1f1b"))
     1f1b: 4 stages on 4 ranks, 4 microbatches; 14 cycles, 43% idle
@@ -38,7 +38,7 @@ def one_forward_one_backward(rank: int, stages: int, microbatches: int) -> Itera
     rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
     rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
 
-    As long as GPipe, but rank ``r`` never keeps more than ``min(stages - r, microbatches)`` microbatches.
+    It takes as long as GPipe, but rank ``r`` never keeps more than ``min(stages - r, microbatches)`` microbatches.
     Narayanan et al., *Memory-Efficient Pipeline-Parallel DNN Training*, 2021, arXiv:2006.09503
     (PipeDream-Flush); Fan et al., *DAPPLE*, 2021, arXiv:2007.01045.
     """
@@ -51,7 +51,7 @@ def one_forward_one_backward(rank: int, stages: int, microbatches: int) -> Itera
 
 
 def pipedream(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
-    """The order of 1F1B, never flushed: the weights change after every backward, and each microbatch keeps its own.
+    """PipeDream: the order of 1F1B without flushes.  Weights change after every backward; a microbatch keeps its own.
 
     >>> print(Pipeline(4, 4, "pipedream"))
     pipedream: 4 stages on 4 ranks, 4 microbatches; 14 cycles, 43% idle
@@ -61,10 +61,10 @@ def pipedream(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
     rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
 
-    A backward uses the weights that its forward used (weight stashing), so a stage keeps a version of them for each
-    microbatch under way, ``min(stages - r, microbatches)`` on rank ``r``.  In the steady state the gradient that
-    makes version ``t + 1`` on rank ``r`` was computed with version ``t - (stages - 1 - r)``.  Here the pipeline
-    fills and drains once in each step of training; its bubble vanishes with the number of microbatches.
+    A backward uses the weights that its forward used (weight stashing).  So a stage keeps a version for each microbatch
+    in flight, ``min(stages - r, microbatches)`` on rank ``r``.  In the steady state the gradient that produces version
+    ``t + 1`` on rank ``r`` was computed with version ``t - (stages - 1 - r)``.  Here the pipeline fills and drains
+    once in each training step; its bubble vanishes with the number of microbatches.
     Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, 2019, section 3.3,
     arXiv:1806.03377.
     """
@@ -72,7 +72,7 @@ def pipedream(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
 
 
 def pipedream_2bw(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
-    """The order of 1F1B with two versions of the weights: a step works with those before the last update.
+    """PipeDream-2BW: the order of 1F1B with two versions of the weights; a step uses those before the last update.
 
     >>> print(Pipeline(4, 4, "pipedream_2bw"))
     pipedream_2bw: 4 stages on 4 ranks, 4 microbatches; 14 cycles, 43% idle
@@ -82,16 +82,16 @@ def pipedream_2bw(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     rank 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
     rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
 
-    ``W(t + 1) = W(t) - lr * gradient(W(t - 1))``, where gradient descent has ``W(t)``; the first step uses ``W(0)``.
-    The delay is one step for every stage, so a step need not wait for the flush of the one before, and two versions
-    are enough however long the pipeline.  Here every step fills and drains the pipeline all the same.
+    ``W(t + 1) = W(t) - lr * gradient(W(t - 1))``, where gradient descent has ``gradient(W(t))``; the first step uses
+    ``W(0)``.  The delay is one step for every stage.  So a step need not wait for the flush of the previous one, and
+    two versions suffice for a pipeline of any length.  Here every step still fills and drains the pipeline.
     Narayanan et al., *Memory-Efficient Pipeline-Parallel DNN Training*, 2021, section 3.1, arXiv:2006.09503.
     """
     yield from one_forward_one_backward(rank, stages, microbatches)
 
 
 def inference(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
-    """The forwards alone; nothing is kept for a backward.
+    """Forwards only; no activations are kept.
 
     >>> print(Pipeline(4, 4, "inference"))
     inference: 4 stages on 4 ranks, 4 microbatches; 7 cycles, 43% idle
@@ -105,7 +105,7 @@ def inference(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
 
 
 def local(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
-    """Every stage learns from a loss of its own: no backward crosses stages, so each follows its forward at once.
+    """Every stage has its own loss: no gradient passes between stages, so each backward follows its forward at once.
 
     >>> print(Pipeline(4, 4, "local"))
     local: 4 stages on 4 ranks, 4 microbatches; 11 cycles, 27% idle
@@ -115,8 +115,8 @@ def local(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     rank 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .
     rank 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3
 
-    Where a forward takes 1 and a backward 2, it takes ``3 microbatches + stages - 1``; every rank works without a gap
-    and keeps one microbatch.  It is not the gradient of the whole model.
+    If a forward takes 1 and a backward 2, it takes ``3 microbatches + stages - 1``.  Every rank works without a gap
+    and keeps one microbatch.  The result is not the gradient of the whole model.
     Laskin et al., *Parallel Training of Deep Networks with Local Updates*, 2020, arXiv:2012.03837.
     """
     yield from ((rank, kind, k) for k in range(microbatches) for kind in "FB")

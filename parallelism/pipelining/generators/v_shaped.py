@@ -1,7 +1,7 @@
 """Schedules whose stages lie in a V: rank ``r`` of ``P`` has stages ``r`` and ``2 P - 1 - r``.
 
-A microbatch goes down the ranks and up again.  So the loss is on rank 0, the last rank hands over to itself, and the
-activations that early ranks keep long are made up for by those that they keep shortly.
+A microbatch goes down the ranks and up again.  So the loss is on rank 0, and the last rank passes activations to
+itself.  A rank that keeps the activations of one stage for a long time keeps those of its other stage for a short time.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from parallelism.pipelining.generators.step import Step, Work, only_first
+from parallelism.pipelining.generators.step import Slot, Work, only_first
 
 
 class _Rank:
-    """Counts the microbatches of the rank's two stages, ``a`` on the way down and ``b`` on the way up."""
+    """The progress of a rank's two stages: ``a`` on the way down, ``b`` on the way up."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.stage = {"a": rank, "b": 2 * ranks - 1 - rank}
         self.next: Counter[tuple[str, str]] = Counter()
         self.waiting: list[Work] = []
-        """The W whose I is done, in that order."""
+        """The W works whose I is done, in that order."""
 
     def work(self, side: str, kind: str) -> Work:
-        """The next microbatch of this kind on this side; I and B count together."""
+        """The next work of this kind on this side; I and B share a count."""
         key = side, "F" if kind == "F" else "I"
         done = self.stage[side], kind, self.next[key]
         self.next[key] += 1
@@ -31,7 +31,7 @@ class _Rank:
         return done
 
     def run(self, program: str) -> Iterator[Work]:
-        """Works written as in ``"Fb Ib W Fa"``; ``Wa`` is the one that waits longest on its side, ``W`` on any."""
+        """The works of a text such as ``"Fb Ib W Fa"``.  ``Wa`` is the oldest waiting W of side a, ``W`` of any."""
         for word in program.split():
             if word[0] != "W":
                 yield self.work(word[1], word[0])
@@ -41,8 +41,8 @@ class _Rank:
             yield oldest
 
 
-def zero_bubble_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Step]:
-    """ZB-V: every rank works without a gap from its first action on, in the memory of 1F1B's first rank.
+def zero_bubble_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Slot]:
+    """ZB-V: every rank works without a gap from its first action on, with the memory of 1F1B's first rank.
 
     >>> print(Pipeline(4, 4, "zero_bubble_v", chunks=2))
     zero_bubble_v: 4 stages on 2 ranks, 4 microbatches; 25 cycles, 4% idle
@@ -53,8 +53,8 @@ def zero_bubble_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> 
     rank 0  3I3 3W3 0I2 0W2 0I3 0W3 .
     rank 1  2W2 1I2 2I3 1I3 1W2 2W3 1W3
 
-    Where F, I and W of a stage take 1, it takes ``6 microbatches + ranks - 1`` from ``2 ranks`` microbatches on, and
-    a rank keeps at most ``2 ranks`` microbatches of its stages, which are half as large as those of 1F1B.
+    If F, I and W of a stage take 1 each, it takes ``6 microbatches + ranks - 1`` for at least ``2 ranks`` microbatches.
+    A rank keeps at most ``2 ranks`` microbatches of its stages, which are half as large as those of 1F1B.
     Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 6, arXiv:2401.10241.
     """
     count = max(2 * ranks - 1, microbatches)
@@ -70,7 +70,7 @@ def _zero_bubble_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Ite
     yield from here.run("Ia Ib " * rank + "Ia Wa " * (ranks - rank) + "Wb " * rank + "Wa " * rank)
 
 
-def dual_pipe_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Step]:
+def dual_pipe_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Slot]:
     """DualPipe folded into a V: in the steady state a forward of one side overlaps a backward of the other.
 
     >>> print(Pipeline(4, 4, "dual_pipe_v", chunks=2))
@@ -82,19 +82,19 @@ def dual_pipe_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> It
     rank 0  0W3
     rank 1  1W3
 
-    Where F takes 1 and B 2, it takes ``6 microbatches + ranks - 1`` from ``2 ranks`` microbatches on.
-    DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, section 3.2.1, arXiv:2412.19437; the V, and the order, are those
-    of https://github.com/deepseek-ai/DualPipe, as in torch.
+    If F takes 1 and B takes 2, it takes ``6 microbatches + ranks - 1`` for at least ``2 ranks`` microbatches.
+    DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, section 3.2.1, arXiv:2412.19437.  The V and the order follow
+    https://github.com/deepseek-ai/DualPipe, as in torch.
     """
     count = max(2 * ranks, microbatches)
     yield from only_first(microbatches, _dual_pipe_v(_Rank(rank, ranks), rank, ranks, count))
 
 
-def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Step]:
+def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
     after = ranks - 1 - rank
     yield from here.run("Fa " * (2 * after) + "Fa Fb " * (rank + 1) + "Ib W Fb " * after)
     for turn in range(microbatches - 2 * ranks + rank + 1):
-        if turn == 0 and after == 0:        # there is nothing yet for a message to hide behind
+        if turn == 0 and after == 0:        # There is no message yet that the overlap could hide.
             yield from here.run("Fa Bb")
         else:
             yield here.work("a", "F"), here.work("b", "B")
@@ -102,6 +102,6 @@ def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Itera
     for _ in range(after):
         yield here.work("b", "B")
         yield here.work("b", "F"), here.work("a", "B")
-    for place, side in enumerate("ba" * (rank + 1)):    # the second half is split, so that its W fill the end
+    for place, side in enumerate("ba" * (rank + 1)):    # The second half is split, so that its W fill the end.
         yield here.work(side, "B" if place <= rank else "I")
     yield from here.run("W Ia " * after + "W " * (rank + 1))

@@ -1,4 +1,4 @@
-"""Schedules that split the backward: the next rank waits for I only, and W fills what would be a bubble.
+"""Schedules that split the backward: the next rank waits only for I, and W fills the bubble.
 
 Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, arXiv:2401.10241.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parallelism.pipelining.generators.interleaved import by_rounds, rounds
-from parallelism.pipelining.generators.step import Step, Work, only_first
+from parallelism.pipelining.generators.step import Slot, Work, only_first
 
 
-def zero_bubble_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Step]:
-    """1F1B with W put off by ``rank`` microbatches: a third of its bubble, in the memory of its first rank.
+def zero_bubble_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
+    """ZB-H1: 1F1B with W delayed by ``rank`` microbatches; a third of the bubble, with the memory of the first rank.
 
     >>> print(Pipeline(3, 6, "zero_bubble_h1"))
     zero_bubble_h1: 3 stages on 3 ranks, 6 microbatches; 20 cycles, 10% idle
@@ -21,14 +21,14 @@ def zero_bubble_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Step]:
     rank 1  .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 F5 I4 W3 I5 W4 W5
     rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5
 
-    Where F, I and W take 1, it takes ``3 microbatches + ranks - 1`` from ``ranks`` microbatches on; every rank keeps up
-    to ``min(ranks, microbatches)`` of them.  Qi et al., section 2.3, ZB-H1.
+    If F, I and W take 1 each, it takes ``3 microbatches + ranks - 1`` for at least ``ranks`` microbatches.  A rank
+    keeps up to ``min(ranks, microbatches)`` of them.  Qi et al., section 2.3, ZB-H1.
     """
     yield from interleaved_zero_bubble(rank, ranks, microbatches, 1)
 
 
 def zero_bubble_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
-    """More forwards ahead, ``2 (ranks - rank) - 1``, and W put off further: no rank is ever idle once it has begun.
+    """ZB-H2: more warm-up forwards, ``2 (ranks - rank) - 1``, and W delayed further; a rank has no gap once it begins.
 
     >>> print(Pipeline(3, 6, "zero_bubble_h2"))
     zero_bubble_h2: 3 stages on 3 ranks, 6 microbatches; 20 cycles, 10% idle
@@ -37,12 +37,12 @@ def zero_bubble_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
     rank 1  .  F0 F1 F2 I0 F3 I1 F4 I2 F5 W0 I3 W1 I4 W2 I5 W3 W4 W5 .
     rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 F5 I5 W0 W1 W2 W3 W4 W5
 
-    As long as `zero_bubble_h1` by the makespan, but the span of each rank is its work alone from ``2 ranks - 1``
-    microbatches on: the ranks begin and end one after the other, and a next step can follow without a gap.  A rank
-    keeps up to ``2 ranks`` microbatches.  Qi et al., section 2.3, ZB-H2.
+    The makespan equals that of `zero_bubble_h1`.  But with at least ``2 ranks - 1`` microbatches no rank is idle
+    between its first and its last action: ranks begin and end one after the other, and a next step can follow without
+    a gap.  A rank keeps up to ``2 ranks`` microbatches.  Qi et al., section 2.3, ZB-H2.
     """
     ahead = min(2 * (ranks - rank) - 1, microbatches)
-    # The last rank, whose I waits for no other's, keeps all W for the end where all microbatches fit its memory.
+    # I of the last rank depends on no other rank.  If all microbatches fit its memory, it leaves all W to the end.
     behind = microbatches if rank == ranks - 1 and microbatches <= 2 * ranks else 2 * rank
     weights = iter(range(microbatches))
     yield from ((rank, "F", k) for k in range(ahead))
@@ -55,8 +55,8 @@ def zero_bubble_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
     yield from ((rank, "W", k) for k in weights)
 
 
-def interleaved_zero_bubble(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Iterator[Step]:
-    """Interleaved 1F1B with its backward split, fewer forwards ahead, and W put off by ``rank`` steps.
+def interleaved_zero_bubble(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Iterator[Slot]:
+    """Interleaved 1F1B with the backward split, fewer warm-up forwards, and W delayed by ``rank`` steps.
 
     >>> print(Pipeline(4, 3, "interleaved_zero_bubble", chunks=2))
     interleaved_zero_bubble: 4 stages on 2 ranks, 3 microbatches; 19 cycles, 5% idle
@@ -67,8 +67,8 @@ def interleaved_zero_bubble(rank: int, ranks: int, microbatches: int, chunks: in
     rank 0  0W2
     rank 1  1W2
 
-    Where F, I and W take 1 and ``ranks`` divides the microbatches, it takes ``3 microbatches chunks + ranks - 1``.
-    It is to ZB-H1 what interleaved 1F1B is to 1F1B; the order is that of torch.
+    If F, I and W take 1 each and ``ranks`` divides the microbatches, it takes ``3 microbatches chunks + ranks - 1``.
+    It is to ZB-H1 what interleaved 1F1B is to 1F1B.  The order is that of torch.
     """
     yield from only_first(microbatches, _by_turns(rank, ranks, microbatches, chunks))
 

@@ -1,0 +1,1 @@
+from .reshard_op import layout_text as layout_text
