@@ -20,7 +20,8 @@ from benchmarks.results import Measurement, Quantity, Results
 from benchmarks.suites import SUITES
 from benchmarks.tables import nbytes_text, ratio_text, seconds_text
 from benchmarks.targets import Bound, Growth, Standing, Verdict
-from vcluster.demo.command_line import Parser, WrongWords, writable
+from vcluster.demo import Parser, WrongWords
+from vcluster.demo.command_line import writable
 
 PAGE = ROOT / "build" / "figures.md"
 NAMES = {"mpich": "MPICH", "jax": "JAX", "gloo": "gloo", "least": "the least", "with out=": ""}

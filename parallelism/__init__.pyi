@@ -1,8 +1,10 @@
-from .collectives import (
+from .algorithms import (
     CollectiveAlgorithm as CollectiveAlgorithm,
     CollectiveKind as CollectiveKind,
-    Explanation as Explanation,
     RegistrationError as RegistrationError,
+)
+from .collectives import (
+    Explanation as Explanation,
     explain as explain,
     register_algorithm as register_algorithm,
     register_kind as register_kind,

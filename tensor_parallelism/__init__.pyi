@@ -22,7 +22,6 @@ from .layers import (
     Embedding as Embedding,
     EmbeddingSharding as EmbeddingSharding,
     LayerNorm as LayerNorm,
-    LayerPlan as LayerPlan,
     NormalizationSharding as NormalizationSharding,
     RMSNorm as RMSNorm,
     VocabularyLoss as VocabularyLoss,
@@ -30,6 +29,7 @@ from .layers import (
 )
 from .products import (
     Contraction as Contraction,
+    LayerPlan as LayerPlan,
     MatMul as MatMul,
     MatMulSharding as MatMulSharding,
     MatMulShardingPolicy as MatMulShardingPolicy,

@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vcluster.demo.command_line import Parser, WrongWords, accessing, nearest, parsed, serve, whole, writable
+from vcluster.demo import Parser, WrongWords
+from vcluster.demo.command_line import accessing, nearest, parsed, serve, whole, writable
 
 if TYPE_CHECKING:
     from parallelism.trace import Trace
@@ -131,7 +132,7 @@ def report(words: Sequence[str]) -> int:
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
         raise WrongWords("--hardware is an option of the page and needs --html")
-    from vcluster.demo.elsewhere import hardware_of
+    from vcluster.demo import hardware_of
 
     roof = hardware_of(arguments.hardware)
     if arguments.html is not None:

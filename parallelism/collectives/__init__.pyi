@@ -1,6 +1,4 @@
 from .agreement import check_agreement as check_agreement, check_declared as check_declared, text_of as text_of
-from .algorithm_records import CollectiveAlgorithm as CollectiveAlgorithm, Phase as Phase, Phases as Phases
-from .algorithms import Algorithm as Algorithm, record_of as record_of
 from .arguments import (
     NUMERIC_KINDS as NUMERIC_KINDS,
     call_fields as call_fields,
@@ -27,22 +25,8 @@ from .call import (
     MemberCall as MemberCall,
     Traffic as Traffic,
 )
-from .closed_forms import closed_form as closed_form
 from .direct_traffic import Moved as Moved, moved_alike as moved_alike
 from .explanation import Explanation as Explanation, explain as explain
-from .kinds import (
-    COLLECTIVES as COLLECTIVES,
-    KINDS as KINDS,
-    NAMED_OTHERWISE as NAMED_OTHERWISE,
-    ROOTED as ROOTED,
-    CollectiveKind as CollectiveKind,
-    Pairs as Pairs,
-    bus_factor as bus_factor,
-    kind_of as kind_of,
-    kind_of_event as kind_of_event,
-)
-from .reductions import Reduction as Reduction
 from .registration import register_algorithm as register_algorithm, register_kind as register_kind
-from .registry import RegistrationError as RegistrationError
-from .results import Result as Result, copy_of as copy_of, result_of as result_of
+from .results import Reduction as Reduction, Result as Result, copy_of as copy_of, result_of as result_of
 from .tree_buffers import TreeBuffers as TreeBuffers

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.algorithms import KINDS
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
-from parallelism.collectives.kinds import KINDS
 from parallelism.operation import CollectiveMismatchError, ranks_in_words
 
 

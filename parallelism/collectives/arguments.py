@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.algorithms import KINDS, kind_of
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
-from parallelism.collectives.kinds import KINDS, kind_of
-from parallelism.collectives.reductions import Reduction, reduction
+from parallelism.collectives.results import Reduction, reduction
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh, split_sizes
 from parallelism.operation import Groups, ReduceOp
@@ -195,10 +195,10 @@ def check_shape(kind: str, out: Array, shape: Sequence[int], dtype: np.dtype[Any
 def checked_tag(tag: Any) -> int:
     """The tag of a message, an integer of 64 bits."""
     if isinstance(tag, bool) or not hasattr(tag, "__index__"):
-        raise TypeError(f"a tag is an integer, got {tag!r}")
+        raise TypeError(f"a tag must be an integer, got {tag!r}")
     number: int = tag.__index__()
     if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"a tag is a 64-bit integer, got {tag}")
+        raise ValueError(f"a tag must be a 64-bit integer, got {tag}")
     return number
 
 

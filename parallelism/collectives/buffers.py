@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives.algorithms import Algorithm, Transfer
-from parallelism.collectives.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, PIECES, kind_of
+from parallelism.algorithms import ARRAYS, BLOCKS, BLOCKS_OF_ALL, PIECES, Algorithm, Transfer, kind_of
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 

@@ -2,7 +2,7 @@
 
 The runtime, the recorder and the simulator describe their calls by these values; an event carries the `CollectiveCall`,
 and prices and bus bandwidths are made of it.  ``S``, the bytes of the whole buffer, is that of
-`parallelism.collectives.closed_forms`.
+`parallelism.algorithms.closed_forms`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from parallelism.collectives.algorithms import Algorithm, Pairs, algorithm
+from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
+from parallelism.algorithms.algorithms import algorithm
 from parallelism.collectives.buffers import all_to_all_nbytes, chunk_nbytes
-from parallelism.collectives.kinds import BLOCKS_OF_ALL, CollectiveKind, kind_of, kind_of_event
 
 if TYPE_CHECKING:
     from parallelism.events import Event
@@ -97,7 +97,7 @@ class MemberCall:
     @property
     def of_kind(self) -> CollectiveKind:
         """The record of its kind."""
-        return kind_of(self.kind)
+        return KINDS.records[self.kind]
 
     def over(self, size: int) -> Algorithm:
         """The algorithm over so many members; ``ValueError``, with the names that apply, if there is none."""

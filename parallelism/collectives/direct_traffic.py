@@ -1,6 +1,6 @@
 """What the members of a group move in a collective of their programs, in closed form, however many they are.
 
-The same that `parallelism.collectives.algorithms`'s steps of the direct algorithms come to, and the processes record,
+The same that `parallelism.algorithms.algorithms`'s steps of the direct algorithms come to, and the processes record,
 without a list of the messages: of those a group of thousands has millions.  Pieces may be uneven.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.algorithms import Pairs
 from parallelism.collectives.call import MemberCall, even_buffer
-from parallelism.collectives.kinds import Pairs
 from parallelism.mesh import split_sizes
 
 Ints = NDArray[np.int64]

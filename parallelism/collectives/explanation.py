@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from parallelism.algorithms import Algorithm, CollectiveKind, kind_of
+from parallelism.algorithms.algorithms import algorithm as find_algorithm
 from parallelism.collectives import buffers as chunks
-from parallelism.collectives.algorithms import Algorithm, algorithm as find_algorithm
-from parallelism.collectives.kinds import CollectiveKind, kind_of
-from parallelism.collectives.reductions import reduction
+from parallelism.collectives.results import reduction
 from parallelism.operation import ReduceOp
 
 if TYPE_CHECKING:
-    from parallelism.collectives.algorithm_records import ClosedForm
+    from parallelism.algorithms import ClosedForm
 
 Array = NDArray[Any]
 
@@ -137,7 +137,7 @@ def explain(
 ) -> Explanation:
     """Every step of a collective over ``len(inputs)`` ranks, with real values.
 
-    ``collective`` is the name of a kind (`parallelism.collectives.kinds`) or ``"shift"``; ``inputs`` has each rank's
+    ``collective`` is the name of a kind (`parallelism.algorithms.kinds`) or ``"shift"``; ``inputs`` has each rank's
     array or scalar, None where it does not count (the others of broadcast and scatter; barrier).  The other arguments
     mean what they mean on a device and are looked at where they apply; ``split_sizes`` is for all ranks, or a list of
     them by rank.  Raises ``ValueError`` or ``TypeError`` for an unknown name, a root or pairs outside the
@@ -178,7 +178,7 @@ def explain(
             received[rank] += sum(m.nbytes for m in messages if m.target == rank)
         steps.append(ExplainedStep(number, messages, _views(held), tuple(received)))
 
-    from parallelism.collectives.closed_forms import closed_form
+    from parallelism.algorithms import closed_form
 
     results = []
     for rank in range(size):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives.kinds import BLOCKS_OF_ALL, PIECES, kind_of
+from parallelism.algorithms import BLOCKS_OF_ALL, PIECES, kind_of
 from parallelism.display import WIDTH
 
 if TYPE_CHECKING:

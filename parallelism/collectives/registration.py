@@ -11,11 +11,8 @@ before or after.
 
 from __future__ import annotations
 
-from parallelism.collectives.algorithm_checks import check
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm
-from parallelism.collectives.algorithms import ALGORITHMS
-from parallelism.collectives.direct_algorithms import direct_of
-from parallelism.collectives.kinds import KINDS, CollectiveKind, check_kind
+from parallelism.algorithms import ALGORITHMS, KINDS, CollectiveAlgorithm, CollectiveKind, check_kind, direct_of
+from parallelism.collectives.checks import check
 
 
 def _check_with_direct(kind: CollectiveKind) -> None:

@@ -10,7 +10,7 @@ one after the other (``memory_overlap`` below 1), that part of the shorter which
 **A message** takes its latency and its bytes over the bandwidth of its path (Hockney, *The communication challenge for
 MPP*, 1994); in a memory those of messages of its size.
 
-**A collective** takes what the phases of its algorithm take: `parallelism.collectives.phases` has the formulas and
+**A collective** takes what the phases of its algorithm take: `parallelism.algorithms.phases` has the formulas and
 their sources, `parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is
 `parallelism.cost.hierarchical`.  Where the hardware tells how fast it adds up and lays out, that comes on top by any
 algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in
@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from parallelism.collectives import Pairs, Phases, bus_factor, kind_of, record_of
-from parallelism.collectives.phases import names, phases
-from parallelism.cost.hierarchical import HIERARCHICAL, PARTS, Group, Groups, taken_apart
+from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phases, bus_factor, kind_of, record_of
+from parallelism.algorithms.phases import names, phases
+from parallelism.cost.hierarchical import PARTS, Group, Groups, taken_apart
 from parallelism.cost.phase_costs import Term, channel_loads, terms
-from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, TORUS, positions_on_torus, torus_phases
+from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.mesh import Mesh
 

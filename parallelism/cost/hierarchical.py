@@ -23,7 +23,6 @@ Group = tuple[int, ...]
 Groups = tuple[Group, ...]
 """Groups of one size that do the same at the same time."""
 
-HIERARCHICAL = "hierarchical"
 
 Price = Callable[..., tuple[float, str]]
 """(collective, nbytes, groups, root) -> the seconds of the cheapest algorithm, and its name."""

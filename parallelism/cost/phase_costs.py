@@ -2,7 +2,7 @@
 
 A phase ends with its last message: on each level of links that it uses it takes the longest latency there, and the
 bytes on the busiest port or link over its bandwidth.  Over one level with a port for everybody that gives the
-textbook's formulas (`parallelism.collectives.phases`); over more, the slowest level counts in each phase.
+textbook's formulas (`parallelism.algorithms.phases`); over more, the slowest level counts in each phase.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Phase, Phases
+from parallelism.algorithms import Phase, Phases
 from parallelism.cost.hierarchical import Groups
 from parallelism.hardware import Channel, Hardware, Ints, Link
 

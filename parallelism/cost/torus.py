@@ -20,10 +20,9 @@ from math import prod
 
 import numpy as np
 
-from parallelism.collectives import Phase, Phases
+from parallelism.algorithms import Phase, Phases
 from parallelism.hardware import Hardware, Ints
 
-TORUS = "torus"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 

@@ -23,7 +23,7 @@ from operator import mul
 from os import PathLike
 from typing import Any, NamedTuple
 
-from parallelism.collectives import KINDS
+from parallelism.algorithms import KINDS
 from parallelism.hardware import fields as checked, files as hardware_files, table as hardware_table
 from parallelism.hardware.degradations import LinkFault, Straggler
 from parallelism.hardware.files import HardwareFileError

@@ -121,7 +121,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(texts)] if texts else []
     if any(rank < 0 for rank in ranks):
         words.append("the host")
-    return " and ".join(words) or "nobody"
+    return " and ".join(words) or "no rank"
 
 
 def folded(text_by_rank: Mapping[int, str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.algorithms import kind_of
 from parallelism.collectives import (
     TreeBuffers,
     call_fields,
@@ -25,7 +26,6 @@ from parallelism.collectives import (
     checked_root,
     checked_tag,
     is_tree,
-    kind_of,
     members_of,
     plain_pairs,
     rank_at,

@@ -18,7 +18,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import MemberCall, Pairs, kind_of
+from parallelism.algorithms import Pairs, kind_of
+from parallelism.collectives import MemberCall
 from parallelism.execution import METHODS, TypedArray
 from parallelism.execution.device_program import communicates
 from parallelism.ir import Op

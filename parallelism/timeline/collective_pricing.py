@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import KINDS, NAMED_OTHERWISE, CollectiveCall, kind_of_event
+from parallelism.algorithms import KINDS, NAMED_OTHERWISE, kind_of_event
+from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
 from parallelism.events import Columns, Table
 from parallelism.events.columns import combined

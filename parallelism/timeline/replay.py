@@ -32,6 +32,7 @@ import numpy as np
 from parallelism.events import Columns, Event, whole_nanoseconds
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
 from parallelism.timeline.matching import COMPUTE, Roles, roles_of, with_children_placed
+from parallelism.timeline.pricing import Pricing, Seen
 
 if TYPE_CHECKING:
     from parallelism.timeline.pricing import Prices, Pricing
@@ -101,3 +102,17 @@ def replay_columns(
     return events.with_columns(
         start_seconds=starts if starts.any() else None, duration_seconds=durations if durations.any() else None,
         priced_algorithm=None if prices is None else prices.algorithms)
+
+
+def repriced(events: Columns, size: int, pricing: Pricing) -> Seen:
+    """The events of a trace with their times on a hardware: see `Trace.on`."""
+    seen = pricing.for_devices(size).seen(events)
+    ranks = seen.events.numbers("rank")
+    order = None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
+    lengths = np.bincount(ranks, minlength=size).tolist()
+    timed = replay_columns(seen.events if order is None else seen.events.take(order), lengths, pricing)
+    if order is not None:
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        timed = timed.take(back)
+    return seen._replace(events=timed)

@@ -1,6 +1,6 @@
 """The collectives of a trace as a table: how many, how many bytes, how long, and at what bus bandwidth.
 
-Bus bandwidth is S / t times the factor of its kind (`parallelism.collectives.kinds.bus_factor`), by which, whatever the
+Bus bandwidth is S / t times the factor of its kind (`parallelism.algorithms.kinds.bus_factor`), by which, whatever the
 number of ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the
 last member has come until the last is through.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from parallelism.collectives import kind_of_event
+from parallelism.algorithms import kind_of_event
 from parallelism.events import Columns, Table
 from parallelism.events.columns import operations
 from parallelism.trace.transfers import Moving, moving, rounded

@@ -310,7 +310,7 @@ class Trace(Sequence[Event]):
 
     def priced_by(self, pricing: Pricing) -> Trace:
         """`on`, with the prices of a `parallelism.timeline.pricing.Pricing`."""
-        from parallelism.timeline.repricing import repriced
+        from parallelism.timeline.replay import repriced
 
         seen = repriced(self.columns, self.size, pricing)
         left_out = self.priced.left_out_seconds + seen.left_out_seconds

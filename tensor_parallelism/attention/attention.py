@@ -21,8 +21,7 @@ from tensor_parallelism.attention.ring import RingKept, ring_backward, ring_forw
 from tensor_parallelism.attention.shapes import AttentionShapes
 from tensor_parallelism.attention.shares import zigzag_order
 from tensor_parallelism.attention.ulysses import UlyssesKept, ulysses_backward, ulysses_forward
-from tensor_parallelism.layers import PlannedOperation, check_gradient
-from tensor_parallelism.products import Contraction, Shape
+from tensor_parallelism.products import Contraction, PlannedOperation, Shape, check_gradient
 from tensor_parallelism.products.product import moved
 
 NAMES = ("x", "wq", "wk", "wv", "wo")

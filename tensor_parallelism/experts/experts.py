@@ -21,7 +21,7 @@ from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.experts.dispatch import Dispatch, plan_dispatch
 from tensor_parallelism.experts.layouts import MixtureOfExpertsSharding, Runs, expert_plan
-from tensor_parallelism.layers import Layer, LayerPlan, Shape, check_gradient
+from tensor_parallelism.products import Layer, LayerPlan, Shape, check_gradient
 from tensor_parallelism.products.product import moved
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from parallelism.mesh import Mesh
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layers import LayerPlan, Shape
-from tensor_parallelism.products import Axes, check_layouts
+from tensor_parallelism.products import Axes, LayerPlan, Shape, check_layouts
 
 
 @dataclass(frozen=True)

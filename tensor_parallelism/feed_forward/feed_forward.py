@@ -12,8 +12,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from tensor_parallelism.feed_forward.plan import FeedForwardPlan, feed_forward_plan
 from tensor_parallelism.feed_forward.policies import FeedForwardSharding, FeedForwardShardingPolicy
-from tensor_parallelism.layers import PlannedOperation, check_gradient
-from tensor_parallelism.products import Shape, check_shape, run_product
+from tensor_parallelism.products import PlannedOperation, Shape, check_gradient, check_shape, run_product
 from tensor_parallelism.products.product import moved
 
 NAMES = ("x", "w1", "b1", "w2", "b2")

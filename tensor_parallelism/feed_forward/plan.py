@@ -13,8 +13,16 @@ from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.feed_forward.policies import FeedForwardSharding, FeedForwardShardingPolicy
-from tensor_parallelism.layers import Moves
-from tensor_parallelism.products import Axes, Contraction, ProductPlan, Shape, Task, cheapest_product, product_plan
+from tensor_parallelism.products import (
+    Axes,
+    Contraction,
+    Moves,
+    ProductPlan,
+    Shape,
+    Task,
+    cheapest_product,
+    product_plan,
+)
 
 
 @dataclass(frozen=True)

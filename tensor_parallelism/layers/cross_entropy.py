@@ -15,9 +15,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layers.layer import Layer, Shape, check_tokens
-from tensor_parallelism.layers.layer_plan import LayerPlan
-from tensor_parallelism.products import Axes, check_layouts
+from tensor_parallelism.products import Axes, Layer, LayerPlan, Shape, check_layouts, check_tokens
 from tensor_parallelism.products.product import moved
 
 

@@ -20,9 +20,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layers.layer import Layer, Shape, check_gradient
-from tensor_parallelism.layers.layer_plan import LayerPlan
-from tensor_parallelism.products import check_layouts
+from tensor_parallelism.products import Layer, LayerPlan, Shape, check_gradient, check_layouts
 from tensor_parallelism.products.product import moved
 
 WHOLE = TensorSharding(None)

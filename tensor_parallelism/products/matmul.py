@@ -12,10 +12,10 @@ from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layers import PlannedOperation, check_gradient
 from tensor_parallelism.products.choice import Cost, bytes_then_flops, cheapest_product
 from tensor_parallelism.products.contraction import Contraction
 from tensor_parallelism.products.layouts import check_shape
+from tensor_parallelism.products.planned_operation import PlannedOperation, check_gradient
 from tensor_parallelism.products.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.products.product import ProductPlan, Shape, Task, product_plan, run_product
 

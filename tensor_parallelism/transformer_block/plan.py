@@ -11,8 +11,7 @@ from parallelism.resharding import ReshardingPlan
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention import AttentionPlan, Move, moves_of, table_of
 from tensor_parallelism.feed_forward import FeedForwardPlan
-from tensor_parallelism.layers import LayerPlan
-from tensor_parallelism.products import Shape
+from tensor_parallelism.products import LayerPlan, Shape
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from tensor_parallelism.attention import Attention, AttentionShardingPolicy, dtype_of, zigzag_order
 from tensor_parallelism.feed_forward import FeedForward, check_biases
-from tensor_parallelism.layers import Dropout, LayerNorm, PlannedOperation, RMSNorm, check_gradient
+from tensor_parallelism.layers import Dropout, LayerNorm, RMSNorm
 from tensor_parallelism.layers.dropout import counted
-from tensor_parallelism.products import Shape
+from tensor_parallelism.products import PlannedOperation, Shape, check_gradient
 from tensor_parallelism.transformer_block.plan import TransformerBlockPlan
 from tensor_parallelism.transformer_block.policies import TransformerBlockPolicy, TransformerBlockSharding
 

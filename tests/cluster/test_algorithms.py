@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from oracle import assert_same, results
 
-from parallelism.collectives import COLLECTIVES, ROOTED, closed_form
-from parallelism.collectives.algorithms import REDUCING, algorithms
+from parallelism.algorithms import COLLECTIVES, closed_form
+from parallelism.algorithms.algorithms import REDUCING, algorithms
+from parallelism.algorithms.kinds import ROOTED
 from parallelism.mesh import Mesh
 from vcluster.code import PerDevice
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from oracle import assert_same, groups_along, results
 
-from parallelism.collectives import COLLECTIVES
-from parallelism.collectives.algorithms import algorithms
+from parallelism.algorithms import COLLECTIVES
+from parallelism.algorithms.algorithms import algorithms
 from parallelism.mesh import Mesh
 from vcluster.code import CollectiveMismatchError, DeviceFailedError, PerDevice
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallelism.collectives import COLLECTIVES
+from parallelism.algorithms import COLLECTIVES
 from parallelism.trace import Trace
 from tensor_parallelism.products import matmul as operators
 from vcluster.demo import __main__ as command, attention, collectives, ffn, gpt, mlp, moe

@@ -13,8 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from parallelism import Mesh, TensorSharding, ir
 from parallelism.execution import PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate
-from parallelism.layouts.stages import partition
+from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages.batches import dealt
 from parallelism.pipelining import Pipeline
 

@@ -11,8 +11,7 @@ from test_executable import TENSOR, assert_simulated, run, told
 from parallelism import Mesh, Pipeline, ir
 from parallelism.execution import PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate
-from parallelism.layouts.stages import partition
+from parallelism.layouts import annotate, partition
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace.breakdown import split
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from oracle import assert_same, groups_along, pieces, results
 
-from parallelism.collectives.algorithms import algorithms
+from parallelism.algorithms.algorithms import algorithms
 from parallelism.mesh import Mesh
 from vcluster.code import PerDevice
 

@@ -7,9 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from parallelism.collectives import KINDS
-from parallelism.collectives.algorithms import ALGORITHMS
-from parallelism.collectives.patterns import Listed
+from parallelism.algorithms import ALGORITHMS, KINDS, Listed
 from parallelism.collectives.registration import unregister
 from parallelism.recorder import record
 from vcluster import (

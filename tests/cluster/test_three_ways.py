@@ -19,8 +19,7 @@ from numpy.testing import assert_allclose
 from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate, localize, propagate
-from parallelism.layouts.stages import partition
+from parallelism.layouts import annotate, localize, partition, propagate
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 

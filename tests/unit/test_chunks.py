@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from parallelism.collectives import Algorithm, buffers as chunks
-from parallelism.collectives.algorithms import REDUCING, algorithm, algorithms
+from parallelism.algorithms import Algorithm
+from parallelism.algorithms.algorithms import REDUCING, algorithm, algorithms
+from parallelism.collectives import buffers as chunks
 from parallelism.mesh import split_sizes
 
 SIZES = range(1, 10)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from parallelism import Costs, Event, Hardware, Mesh, Trace
-from parallelism.collectives import COLLECTIVES, CollectiveCall, MemberCall, kind_of
+from parallelism.algorithms import COLLECTIVES, kind_of
+from parallelism.collectives import CollectiveCall, MemberCall
 from parallelism.collectives.call import chunks_of, payload_bytes, traffic
 from parallelism.recorder import record
 

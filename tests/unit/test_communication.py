@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from parallelism.collectives import COLLECTIVES, ROOTED, Algorithm, closed_form
-from parallelism.collectives.algorithms import Transfer, algorithm, algorithms
-from parallelism.collectives.closed_forms import bytes_received_per_rank
+from parallelism.algorithms import COLLECTIVES, Algorithm, Transfer, closed_form
+from parallelism.algorithms.algorithms import algorithm, algorithms
+from parallelism.algorithms.closed_forms import bytes_received_per_rank
+from parallelism.algorithms.kinds import ROOTED
 
 LITERATURE = json.loads(Path(__file__).with_name("collective_bytes.json").read_text())
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism import Costs, Hardware, HostLink, Link, Mesh, TensorSharding, plan_resharding
-from parallelism.collectives import COLLECTIVES, ROOTED
-from parallelism.collectives.algorithms import algorithm, algorithms
-from parallelism.collectives.phases import names, phases
+from parallelism.algorithms import COLLECTIVES
+from parallelism.algorithms.algorithms import algorithm, algorithms
+from parallelism.algorithms.kinds import ROOTED
+from parallelism.algorithms.phases import names, phases
 from parallelism.cost import cost
 from parallelism.cost.cost import bus_factor
 from parallelism.display import quantities

@@ -13,19 +13,22 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining.generators import SCHEDULES
 from vcluster import __main__ as top
 from vcluster.demo import (
+    Parser,
+    WrongWords,
     __main__ as command,
     attention,
     collectives,
+    data as texts,
     ffn,
     gpt,
     matmul,
+    mesh_of,
     mlp,
     moe,
-    pipelines,
     reshard,
-    text as texts,
+    training as pipelines,
 )
-from vcluster.demo.command_line import Parser, WrongWords, add_mesh, mesh_of, nearest, serve, writable
+from vcluster.demo.command_line import add_mesh, nearest, serve, writable
 from vcluster.demo.data import DataError
 from vcluster.demo.options import parser_of
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parallelism.collectives import COLLECTIVES, ROOTED, explain
-from parallelism.collectives.algorithms import algorithm, algorithms
+from parallelism.algorithms import COLLECTIVES
+from parallelism.algorithms.algorithms import algorithm, algorithms
+from parallelism.algorithms.kinds import ROOTED
+from parallelism.collectives import explain
 
 
 def inputs(size, extent=6):

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
 from vcluster.__main__ import main
-from vcluster.demo.command_line import WrongWords
+from vcluster.demo import WrongWords
 
 NODE = Link("nvlink", 4, 2e-6, 300e9)
 HOST = HostLink(1e-5, 16e9)
@@ -56,7 +56,7 @@ def numbers(table, path=""):
 
 @pytest.mark.parametrize("name", Hardware.presets())
 def test_every_number_of_a_preset_has_its_source(name):
-    table = tomllib.loads((files("parallelism") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads((files("parallelism.hardware") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
     assert sorted(table["sources"]) == sorted(numbers(table))
     told = Hardware.preset(name)
     assert told.name == name

@@ -51,7 +51,7 @@ def test_without_a_calibration_it_is_as_before_and_says_so(file, capsys):
 
 
 def _demo(words):
-    from vcluster.demo.elsewhere import hardware_of
+    from vcluster.demo import hardware_of
 
     hardware_of(words[-1], 2)
     return 0

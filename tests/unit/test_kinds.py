@@ -2,10 +2,8 @@
 
 import pytest
 
-from parallelism.collectives import COLLECTIVES, KINDS, bus_factor, phases
-from parallelism.collectives.algorithm_checks import check
-from parallelism.collectives.algorithms import ALGORITHMS
-from parallelism.collectives.kinds import check_kind
+from parallelism.algorithms import ALGORITHMS, COLLECTIVES, KINDS, bus_factor, check_kind, phases
+from parallelism.collectives.checks import check
 
 EVERY = list(dict.fromkeys(ALGORITHMS.records.values()))
 

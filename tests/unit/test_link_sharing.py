@@ -7,7 +7,7 @@ import pytest
 from test_pricing import compute, machine, on, recv, ring, send, times, wait
 
 from benchmarks.storms import all_pairs, random_pairs
-from parallelism.collectives import COLLECTIVES, closed_form
+from parallelism.algorithms import COLLECTIVES, closed_form
 from parallelism.cost import Costs
 from parallelism.hardware import Hardware, Link
 from parallelism.mesh import Mesh

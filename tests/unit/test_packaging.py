@@ -20,7 +20,7 @@ from parallelism.ir import RecordError, TensorType, record
 from parallelism.moved import MOVED
 from vcluster import pytest_plugin
 from vcluster.code import call_sites
-from vcluster.demo.text import docstrings
+from vcluster.demo.data import docstrings
 from vcluster.processes import forkserver
 
 PACKAGES = {package.__name__: Path(package.__path__[0])

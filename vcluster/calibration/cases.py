@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.collectives import kind_of
+from parallelism.algorithms import kind_of
 from parallelism.hardware import VARIABLE, Hardware
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation

@@ -19,17 +19,8 @@ from parallelism.layouts import Conflict, localize, propagate
 from parallelism.mesh import Mesh
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
-from vcluster.demo.command_line import (
-    MOST_DEVICES,
-    Parser,
-    WrongWords,
-    accessing,
-    mesh_of,
-    parsed,
-    whole,
-    writable,
-)
-from vcluster.demo.elsewhere import hardware_of
+from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of, mesh_of
+from vcluster.demo.command_line import accessing, parsed, whole, writable
 from vcluster.report import beside, compare, html
 from vcluster.runs import VirtualCluster
 

@@ -29,7 +29,7 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as _reducers  # the reducers that Pickler picks by itself have no public names
 
-from parallelism.collectives import registry
+from parallelism.algorithms import registry
 from parallelism.operation import is_installed
 
 TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
@@ -284,7 +284,7 @@ def apply_environment(value: Environment) -> None:
         with suppress(OSError):  # it was removed, or this process may not enter it
             os.chdir(value.directory)
     if value.registered or any(registry.registered()):
-        importlib.import_module("parallelism.collectives.algorithms")  # has the table of algorithms
+        importlib.import_module("parallelism.algorithms.algorithms")  # has the table of algorithms
         registry.install(load(value.registered) if value.registered else ((), ()))
 
 

@@ -1,6 +1,6 @@
 """The way of a collective by messages: the steps of a named algorithm, run over channels.
 
-The steps are those of `parallelism.collectives.algorithms`, what a member holds between them is `parallelism.collectives.buffers`.  Here the
+The steps are those of `parallelism.algorithms.algorithms`, what a member holds between them is `parallelism.collectives.buffers`.  Here the
 messages really go from process to process, and each is recorded under its collective.
 """
 

@@ -16,16 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.algorithms import Algorithm, kind_of
 from parallelism.collectives import (
     ARRAY,
     NUMERIC_KINDS,
-    Algorithm,
     MemberCall,
     Reduction,
     call_fields,
     check_agreement,
     is_tree,
-    kind_of,
     text_of,
 )
 from parallelism.collectives.arguments import integer

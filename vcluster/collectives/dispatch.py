@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.algorithms import kind_of, registry
 from parallelism.collectives import (
     ARRAY,
     SCALAR,
@@ -31,11 +32,9 @@ from parallelism.collectives import (
     check_shape,
     checked_root,
     is_tree,
-    kind_of,
     members_of,
     plain_pairs,
     refuse_out_of_tree,
-    registry,
 )
 from parallelism.collectives.call import traffic
 from parallelism.mesh import Axes, Mesh
@@ -55,6 +54,7 @@ from vcluster.tracing import Recorder, Row, Template, collective_template, dtype
 MOST_CALLS = 1024
 """The number of checked calls that a device keeps."""
 
+Members = tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]
 Outcome = tuple[Any, Callable[[], Traffic]]
 """The result of a call, and what counts its traffic when the record is read."""
 
@@ -120,6 +120,8 @@ class Collectives:
         self._rank = rank
         self._by_messages = by_messages
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._along: dict[Axes, Members] = {}
+        """The group of this rank along axes of the mesh, as `members_of` gives it."""
         self._version = registry.version()
         """The version of the tables of kinds and algorithms by which the kept calls were checked."""
         self._checked: dict[Any, CheckedCall] = {}
@@ -168,7 +170,7 @@ class Collectives:
                 return self._run_prepared(checked, checked.prepared, x, out)
             array = checked.array_of(x)
         else:
-            members, axis_names, factors = members_of(self._mesh, self._rank, kind, axes, groups)
+            members, axis_names, factors = self._members(kind, axes, groups)
             if members is None:
                 return self._outside(kind, x, out, async_op)
             base: dict[str, Any] = {
@@ -276,6 +278,13 @@ class Collectives:
             result = _as_given(call, calls, x, result)
         return result, count_traffic
 
+    def _members(self, kind: str, axes: Axes, groups: Groups | None) -> Members:
+        if groups is not None:
+            return members_of(self._mesh, self._rank, kind, axes, groups)
+        if axes not in self._along:
+            self._along[axes] = members_of(self._mesh, self._rank, kind, axes, None)
+        return self._along[axes]
+
     def _reduce_tree(
         self, kind: str, x: Any, op: ReduceOp | None, base: dict[str, Any], event: Row
     ) -> Generator[Wait, None, Outcome]:
@@ -288,7 +297,7 @@ class Collectives:
             result, count_traffic = yield from self._steps(checked, buffer, converted, None, event)
             counts.append(count_traffic)
             buffers.put(numbers, result)
-        return buffers.tree(), lambda: reduce(Traffic.plus, (count() for count in counts))
+        return buffers.tree(), lambda: reduce(Traffic.plus, (count() for count in counts), Traffic(0, 0, 0, ()))
 
     def _add_message(self, parent: Row, kind: str, peer: int, nbytes: int) -> None:
         """Record a message inside a collective."""

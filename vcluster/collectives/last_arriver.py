@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import CollectiveKind, Reduction, copy_of
+from parallelism.algorithms import CollectiveKind
+from parallelism.collectives import Reduction, copy_of
 from parallelism.collectives.results import reduced
 from vcluster.collectives.call import Call
 from vcluster.collectives.group import INLINE_BYTES

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.collectives import Explanation, Pairs, explain, kind_of
-from parallelism.collectives.algorithms import algorithms
+from parallelism.algorithms import Pairs, kind_of
+from parallelism.algorithms.algorithms import algorithms
+from parallelism.collectives import Explanation, explain
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from vcluster.demo.command_line import WrongWords, nearest

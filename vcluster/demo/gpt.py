@@ -17,9 +17,13 @@ from parallelism.pipelining import Pipeline
 from parallelism.trace import Trace
 from pipeline_parallelism import Transformer
 from vcluster.demo.command_line import WrongWords, mesh_of
-from vcluster.demo.data import DataError
+from vcluster.demo.data import VOCABULARY, DataError, docstrings, in_one_line, pieces, tokens_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.pipelines import (
+from vcluster.demo.screen import Screen
+from vcluster.demo.training import (
+    Trained,
+    check_rows,
+    check_writable,
     largest_difference,
     layers_on,
     listed,
@@ -27,10 +31,9 @@ from vcluster.demo.pipelines import (
     short,
     show_holders,
     stages_of,
+    train,
+    write,
 )
-from vcluster.demo.screen import Screen
-from vcluster.demo.text import VOCABULARY, docstrings, in_one_line, pieces, tokens_of
-from vcluster.demo.training import Trained, check_rows, check_writable, train, write
 
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware

@@ -20,7 +20,11 @@ from pipeline_parallelism import MLP
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.data import DataError, Dataset, digits, load_npz
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.pipelines import (
+from vcluster.demo.screen import Screen
+from vcluster.demo.training import (
+    Trained,
+    check_rows,
+    check_writable,
     largest_difference,
     layers_on,
     listed,
@@ -28,9 +32,9 @@ from vcluster.demo.pipelines import (
     short,
     show_holders,
     stages_of,
+    train,
+    write,
 )
-from vcluster.demo.screen import Screen
-from vcluster.demo.training import Trained, check_rows, check_writable, train, write
 from vcluster.report import html
 
 if TYPE_CHECKING:

@@ -142,7 +142,7 @@ def _gpt() -> DemoWords:
 
 
 def _collectives() -> DemoWords:
-    from parallelism.collectives import COLLECTIVES
+    from parallelism.algorithms import COLLECTIVES
     from vcluster.demo.screen import fold
 
     kinds = tuple(COLLECTIVES)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from parallelism.mesh import Mesh
+from parallelism.pipelining import Pipeline
+from parallelism.pipelining.generators import ALIASES, CHUNKED, V_SHAPED, spelt
 from parallelism.trace import Trace
 from pipeline_parallelism import Training
 from vcluster.demo.command_line import WrongWords, accessing, writable
-from vcluster.demo.pipelines import short
 from vcluster.demo.screen import Screen
 
 if TYPE_CHECKING:
@@ -80,3 +86,67 @@ def write(screen: Screen, option: str, content: str, path: Path | None, save: Ca
         save(path)
     screen.line()
     screen.line(f"The {content} of that step is in {path}")
+
+
+def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
+    """The number of stages, and the number of stages on each device."""
+    name = ALIASES.get(spelt(schedule))
+    if chunks is None:
+        chunks = 2 if name in V_SHAPED | CHUNKED else 1
+    if name in V_SHAPED and chunks != 2:
+        raise WrongWords(f"--chunks {chunks}: {name} puts 2 stages on each device")
+    if name is not None and name not in V_SHAPED | CHUNKED and chunks != 1:
+        raise WrongWords(f"--chunks {chunks}: {name} puts one stage on each device")
+    return ranks * chunks, chunks
+
+
+def pipeline_of(stages: int, microbatches: int, schedule: str, chunks: int) -> Pipeline:
+    """A pipeline that trains. `WrongWords` if the schedule does not train or does not exist."""
+    try:
+        pipeline = Pipeline(stages, microbatches, schedule, chunks)
+    except ValueError as error:
+        raise WrongWords(f"--schedule: {error}") from None
+    if not pipeline.schedule.training:
+        raise WrongWords(f"--schedule: {pipeline.schedule.name} has only forwards and cannot train")
+    return pipeline
+
+
+def layers_on(pipeline: Pipeline, model: Any, position: int) -> list[int]:
+    """The layers of a model at a position of the pipeline."""
+    return [
+        layer for stage, holder in enumerate(pipeline.schedule.placement) if holder == position
+        for layer in model.layers_of(stage)
+    ]
+
+
+def listed(layers: Sequence[int]) -> str:
+    """A list of layers as text: ``layer 3``, ``layers 0-2``, or a shortened list."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if layers[-1] - layers[0] == len(layers) - 1:
+        return f"layers {layers[0]}-{layers[-1]}"
+    few = ", ".join(map(str, layers)) if len(layers) <= 3 else f"{layers[0]}, {layers[1]}, ... {layers[-1]}"
+    return f"layers {few}"
+
+
+def show_holders(
+    screen: Screen, mesh: Mesh, cluster: VirtualCluster, header: Sequence[str], cells: Sequence[Sequence[object]]
+) -> None:
+    """Write one row for each device: its index on the mesh, the given cells, and its process id."""
+    pids = cluster.run(lambda device: os.getpid()).outputs
+    rows: list[Sequence[object]] = []
+    for rank, (index, own) in enumerate(zip(mesh, cells, strict=True)):
+        rows.append((f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pids[rank]))
+    screen.table(("device", "place", *header, "pid"), rows)
+
+
+def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """The largest absolute difference between the parameters of two models. NaN counts as infinite."""
+    pairs = [pair for p, q in zip(a, b, strict=True) for pair in zip(p, q, strict=True)]
+    largest = float(np.max([np.max(np.abs(x - y), initial=0.0) for x, y in pairs]))
+    return math.inf if math.isnan(largest) else largest
+
+
+def short(number: float) -> str:
+    """A loss with four decimals, or in scientific notation if it is large."""
+    return f"{number:.4f}" if abs(number) < 1e4 else f"{number:.3e}"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from parallelism.collectives import KINDS, NAMED_OTHERWISE
+from parallelism.algorithms import KINDS, NAMED_OTHERWISE
 
 if TYPE_CHECKING:
     from parallelism.trace import Event, Trace

@@ -2,7 +2,7 @@
 
 ``axes`` names axes of the mesh.  ``group`` is the number of devices that take part; it may be a symbol.  Shapes are
 those of the local shards.  Bytes are what one device receives under the direct algorithms
-(`parallelism.collectives.closed_forms`).  One process can run them only for groups of one, where they return their
+(`parallelism.algorithms.closed_forms`).  One process can run them only for groups of one, where they return their
 input.
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from parallelism.collectives.algorithm_records import Phase
+from parallelism.algorithms.records import Phase
 
 
 def around(g: int, distance: int, part: int, whole: int, times: int = 1) -> Phase:

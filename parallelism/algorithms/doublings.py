@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallelism.collectives import patterns
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase, alike, power_of_two
-from parallelism.collectives.kinds import Pairs
-from parallelism.collectives.patterns import Listed, distances
-from parallelism.collectives.phase_patterns import around, swap
+from parallelism.algorithms import patterns
+from parallelism.algorithms.kinds import Pairs
+from parallelism.algorithms.patterns import Listed, distances
+from parallelism.algorithms.phase_patterns import around, swap
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike, power_of_two
 
 ORDER = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
 POWER = "a power of two"

@@ -2,7 +2,7 @@
 
 A kind says whose arrays a member's result is made of, which part of them, and how they are put together; whose array
 takes part, and which members get a result.  How data moves is an algorithm
-(`parallelism.collectives.algorithm_records`).
+(`parallelism.algorithms.records`).
 
                     from            part     result      at
     all_reduce      all members     whole    reduced     all members
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from parallelism.collectives.registry import RegistrationError, Registry
+from parallelism.algorithms.registry import RegistrationError, Registry
 
 Pairs = tuple[tuple[int, int], ...]
 

@@ -12,16 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.algorithms import (
+    HIERARCHICAL,
+    KINDS,
+    TORUS,
+    Algorithm,
+    CollectiveAlgorithm,
+    CollectiveKind,
+    Cost,
+    Listed,
+    Pairs,
+    Pairwise,
+    Phase,
+    RegistrationError,
+)
 from parallelism.collectives import buffers as chunks
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase
-from parallelism.collectives.algorithms import Algorithm
 from parallelism.collectives.call import MemberCall, payload_bytes
-from parallelism.collectives.kinds import KINDS, CollectiveKind, Pairs
-from parallelism.collectives.patterns import Listed, Pairwise
-from parallelism.collectives.reductions import reduction
-from parallelism.collectives.registry import RegistrationError
-from parallelism.collectives.results import result_of
-from parallelism.cost import HIERARCHICAL, TORUS
+from parallelism.collectives.results import reduction, result_of
 
 SIZES = (2, 3, 4, 5, 8)
 

@@ -14,8 +14,8 @@ from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.layers.layer_plan import LayerPlan
-from tensor_parallelism.products import check_shape
+from tensor_parallelism.products.layer_plan import LayerPlan
+from tensor_parallelism.products.layouts import check_shape
 
 Shape = tuple[int, ...]
 Plan = TypeVar("Plan")

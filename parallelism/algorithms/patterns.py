@@ -1,7 +1,7 @@
 """The patterns of messages that the collectives share: rings, doublings, trees, and everyone to everyone.
 
 A `Stage` is the messages of one step; all of a stage either reduce or replace.  Positions are 0 to g-1, d is
-a distance, k a step.  `parallelism.collectives.algorithms` composes the stages into algorithms.
+a distance, k a step.  `parallelism.algorithms.algorithms` composes the stages into algorithms.
 """
 
 from __future__ import annotations

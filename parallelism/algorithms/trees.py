@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallelism.collectives import patterns
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase, alike
-from parallelism.collectives.doubling_algorithms import ORDER
-from parallelism.collectives.kinds import Pairs
-from parallelism.collectives.patterns import Stages
-from parallelism.collectives.phase_patterns import around, listed
+from parallelism.algorithms import patterns
+from parallelism.algorithms.doublings import ORDER
+from parallelism.algorithms.kinds import Pairs
+from parallelism.algorithms.patterns import Stages
+from parallelism.algorithms.phase_patterns import around, listed
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
 
 
 def _lg(g: int) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase, alike
-from parallelism.collectives.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
-from parallelism.collectives.patterns import Listed, Pairwise, Stage
-from parallelism.collectives.phase_patterns import around, listed, turns, with_root
+from parallelism.algorithms.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
+from parallelism.algorithms.patterns import Listed, Pairwise, Stage
+from parallelism.algorithms.phase_patterns import around, listed, turns, with_root
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
 
 IN_GROUP_ORDER = "in group order"
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from parallelism.collectives import patterns
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm, Cost, Phase, alike
-from parallelism.collectives.kinds import Pairs
-from parallelism.collectives.patterns import Listed, Stage
-from parallelism.collectives.phase_patterns import around, listed, turns
+from parallelism.algorithms import patterns
+from parallelism.algorithms.kinds import Pairs
+from parallelism.algorithms.patterns import Listed, Stage
+from parallelism.algorithms.phase_patterns import around, listed, turns
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
 
 ORDER = "round the ring: piece j starts at the position after j and ends at j"
 CHAIN_ORDER = "along the chain, from the position before the root backwards round the ring to the root"

@@ -44,10 +44,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallelism.collectives.algorithm_records import Phase, Phases
-from parallelism.collectives.algorithms import Pairs, algorithm, record_of, records_of
-from parallelism.collectives.kinds import kind_of
-from parallelism.collectives.phase_patterns import listed
+from parallelism.algorithms.algorithms import Pairs, algorithm, record_of, records_of
+from parallelism.algorithms.kinds import kind_of
+from parallelism.algorithms.phase_patterns import listed
+from parallelism.algorithms.records import Phase, Phases
 
 __all__ = ["Phase", "Phases", "names", "phases"]
 

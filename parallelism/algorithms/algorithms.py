@@ -3,7 +3,7 @@
 `algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step
 by step, the messages that move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks
 are and what a position makes of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation`
-shows them, and the bytes and the messages are counted from the steps.  `parallelism.collectives.closed_forms` has the
+shows them, and the bytes and the messages are counted from the steps.  `parallelism.algorithms.closed_forms` has the
 textbook's formulas beside them.
 
     ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j
@@ -27,14 +27,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from parallelism.collectives.algorithm_records import CollectiveAlgorithm
-from parallelism.collectives.direct_algorithms import DIRECT, direct_of
-from parallelism.collectives.doubling_algorithms import DOUBLINGS
-from parallelism.collectives.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, CollectiveKind, Pairs, kind_of
-from parallelism.collectives.patterns import Stage
-from parallelism.collectives.registry import ON_CHANGE, Registry
-from parallelism.collectives.ring_algorithms import RINGS
-from parallelism.collectives.tree_algorithms import TREES
+from parallelism.algorithms.direct import DIRECT, direct_of
+from parallelism.algorithms.doublings import DOUBLINGS
+from parallelism.algorithms.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, CollectiveKind, Pairs, kind_of
+from parallelism.algorithms.patterns import Stage
+from parallelism.algorithms.records import CollectiveAlgorithm
+from parallelism.algorithms.registry import ON_CHANGE, Registry
+from parallelism.algorithms.rings import RINGS
+from parallelism.algorithms.trees import TREES
 
 __all__ = [
     "ALGORITHMS", "COLLECTIVES", "REDUCING", "ROOTED", "Algorithm", "Pairs", "Step", "Transfer", "algorithm",

@@ -11,8 +11,8 @@ dissemination barrier; NVIDIA's nccl-tests, doc/PERFORMANCE.md, for 2(g-1)/g and
 
 from __future__ import annotations
 
-from parallelism.collectives.algorithm_records import ClosedForm
-from parallelism.collectives.algorithms import Pairs, algorithm, record_of
+from parallelism.algorithms.algorithms import Pairs, algorithm, record_of
+from parallelism.algorithms.records import ClosedForm
 
 
 def bytes_received_per_rank(

@@ -5,7 +5,7 @@
     phases        the same messages as arrays, for pricing; from the steps where there is no shorter rule
 
 The records of this package are in ``direct_algorithms``, ``ring_algorithms``, ``doubling_algorithms`` and
-``tree_algorithms``; `register_algorithm` adds one from outside.  `parallelism.collectives.algorithm_checks` refuses a
+``tree_algorithms``; `register_algorithm` adds one from outside.  `parallelism.collectives.checks` refuses a
 record whose three parts disagree, or whose steps do not give what the kind says.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives.kinds import Pairs
-from parallelism.collectives.patterns import Stage
+from parallelism.algorithms.kinds import Pairs
+from parallelism.algorithms.patterns import Stage
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -42,6 +42,9 @@ class Phase(NamedTuple):
 
 
 Phases = tuple[Phase, ...]
+
+HIERARCHICAL, TORUS = "hierarchical", "torus"
+"""Names of algorithms that only `parallelism.cost` knows, because they follow from where a group lies on a hardware."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class CollectiveAlgorithm:
     ``closed_form``
         Returns a `Cost`, for even splits.
     ``steps``
-        Returns the steps, each a `parallelism.collectives.patterns.Listed` or `Pairwise` of (source, target, chunks);
+        Returns the steps, each a `parallelism.algorithms.patterns.Listed` or `Pairwise` of (source, target, chunks);
         all messages of a step are simultaneous, and all reduce or all replace.  None: the algorithm is priced and never
         run.
     ``chunks``

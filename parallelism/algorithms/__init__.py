@@ -1,0 +1,5 @@
+"""What each kind of collective computes and how its algorithms move data: one record each."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
