@@ -1,15 +1,15 @@
 """What the zero-bubble paper measured, and the bubble rates that it prints beside that.
 
 Qi, Wan, Huang and Lin, *Zero Bubble Pipeline Parallelism* (2023), table 5; the numbers are in
-``tests/unit/data/zero_bubble_costs.json``.
+``tests/data/zero_bubble_costs.json``.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-DATA = Path(__file__).parents[1] / "unit" / "data"
+from paths import DATA
+
 MEASURED = json.loads((DATA / "zero_bubble_costs.json").read_text(encoding="utf-8"))["rows"]
 """By row: ``ranks`` and ``microbatches``; milliseconds of F, I (backward of the input), W and of a message; the printed
 bubble rates of 1F1B, ZB-H1 and ZB-H2."""

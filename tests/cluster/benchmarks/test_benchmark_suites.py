@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 from benchmarks import systems
 from benchmarks.cases import MEMORIES, OPERATIONS, Case, WrongAnswerError
@@ -26,7 +27,6 @@ from benchmarks.suites import peers
 from benchmarks.systems import OurCluster, SystemFailedError
 from benchmarks.targets import Standing
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--quick", "--passes", "1", "--devices", "2", "--sizes", "8,4096"]
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"}
 

@@ -13,19 +13,17 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from numpy.testing import assert_array_equal
+from paths import ROOT
 
-import vcluster.runs.cluster
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster import ChannelClosedError, ClusterError, DeviceFailedError, PerDevice, VirtualCluster
 
-ROOT = Path(vcluster.runs.cluster.__file__).parents[1]
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory")]
 LARGE = 1 << 18  # float64: 2 MiB, far above what is copied in passing
 TABLE = np.arange(12.0).reshape(3, 4)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MODULES = [
-    path for path in sorted((ROOT / "tests" / "unit").glob("test_*.py"))
+    path for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py"))
     if "from hypothesis import" in path.read_text(encoding="utf-8")
 ]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from oracle import assert_same, results
+from paths import DATA
 
 from parallelism.algorithms import COLLECTIVES, closed_form
 from parallelism.algorithms.algorithms import REDUCING, algorithms
@@ -15,7 +15,7 @@ from parallelism.algorithms.kinds import ROOTED
 from parallelism.mesh import Mesh
 from vcluster.code import PerDevice
 
-LITERATURE = json.loads((Path(__file__).parents[1] / "unit" / "collective_bytes.json").read_text())["cases"]
+LITERATURE = json.loads((DATA / "collective_bytes.json").read_text())["cases"]
 
 # The literature's name, and ours.
 NAMES = {

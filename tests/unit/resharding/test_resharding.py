@@ -7,20 +7,20 @@ import os
 import pickle
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from layouts import blocks, largest, layouts, meshes, shapes, terms
 from numpy.testing import assert_array_equal
+from paths import DATA
 from plan_runs import play
 
 from parallelism import Mesh, ReshardingPlan, TensorSharding, plan_resharding
 
 T = TensorSharding
 MANY = int(os.environ.get("VCLUSTER_RESHARDINGS", "1500"))
-KNOWN = json.loads((Path(__file__).parent / "data" / "resharding.json").read_text())
+KNOWN = json.loads((DATA / "resharding.json").read_text())
 """Plans and counts from rtjoa/partir-redistribution-ocaml (lib/redistribute.ml) and from torch's DTensor tests."""
 
 SUMS = ("sum", "prod")

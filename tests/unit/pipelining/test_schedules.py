@@ -5,15 +5,14 @@ from __future__ import annotations
 import doctest
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from paths import DATA
 
 from parallelism.pipelining import Pipeline
 from parallelism.pipelining.generators import ALIASES, CHUNKED, SCHEDULES, V_SHAPED
 
-DATA = Path(__file__).parent / "data"
 PUBLISHED = json.loads((DATA / "pipeline_schedules.json").read_text())["schedules"]
 LENGTHS = {"F": 1, "B": 2}
 ONE_STAGE = ["gpipe", "1f1b", "pipedream", "pipedream_2bw"]

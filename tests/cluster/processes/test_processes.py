@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from paths import ROOT
 
 from vcluster.processes import default_start_method, device_process as processes
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
 from vcluster.processes.forkserver import MOST_DESCRIPTORS, THREAD_VARIABLES, ForkServer
-
-ROOT = Path(processes.__file__).parents[1]
 
 
 @pytest.fixture(params=START_METHODS)

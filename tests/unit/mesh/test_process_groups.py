@@ -5,16 +5,16 @@ The facts in ``data/stablehlo_groups.json`` are transcribed from openxla/stableh
 
 import json
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from paths import DATA
 
 from parallelism import Mesh, replica_groups
 from parallelism.mesh.stablehlo_groups import STRATEGIES
 
-FACTS = json.loads((Path(__file__).parent / "data" / "stablehlo_groups.json").read_text())
+FACTS = json.loads((DATA / "stablehlo_groups.json").read_text())
 
 
 @pytest.mark.parametrize("case", FACTS["process_groups"], ids=lambda case: case["strategy"])

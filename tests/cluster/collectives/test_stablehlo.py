@@ -1,18 +1,18 @@
 """The collectives over groups of replicas and partitions, beside the examples of StableHLO's specification.
 
-Transcribed from openxla/stablehlo, docs/spec.md; the commit is in ``tests/unit/data/stablehlo_groups.json``.
+Transcribed from openxla/stablehlo, docs/spec.md; the commit is in ``tests/data/stablehlo_groups.json``.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from paths import DATA
 
 from vcluster import DeviceFailedError, Mesh, PerDevice, replica_groups
 
-EXAMPLES = json.loads((Path(__file__).parents[1] / "unit" / "data" / "stablehlo_groups.json").read_text())["examples"]
+EXAMPLES = json.loads((DATA / "stablehlo_groups.json").read_text())["examples"]
 
 
 def collective(device, x, op, groups, attributes):

@@ -8,18 +8,16 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from parallelism.algorithms import COLLECTIVES
 from parallelism.trace import Trace
 from tensor_parallelism.products import matmul as operators
 from vcluster.demo import __main__ as command, attention, collectives, ffn, gpt, mlp, moe
 from vcluster.demo.command_line import serve
-
-ROOT = Path(__file__).parents[2]
 
 
 def demo(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from pathlib import Path
 
 import pytest
+from paths import DATA
 
 from parallelism.algorithms import COLLECTIVES, Algorithm, Transfer, closed_form
 from parallelism.algorithms.algorithms import algorithm, algorithms
 from parallelism.algorithms.closed_forms import bytes_received_per_rank
 from parallelism.algorithms.kinds import ROOTED
 
-LITERATURE = json.loads(Path(__file__).with_name("collective_bytes.json").read_text())
+LITERATURE = json.loads((DATA / "collective_bytes.json").read_text())
 
 # The literature's name, and ours.
 NAMES = {

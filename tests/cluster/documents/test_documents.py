@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from vcluster import PerDevice, VirtualCluster
 from vcluster.demo import __main__ as command
 from vcluster.messages import VirtualChannel
 from vcluster.runs import Run
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {"plan_gpt", "recovery"}

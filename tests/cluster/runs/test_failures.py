@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from numpy.testing import assert_array_equal
+from paths import ROOT
 
 import vcluster.processes.crew
 import vcluster.runs.cluster
@@ -35,7 +36,6 @@ from vcluster import (
     VirtualCluster,
 )
 
-ROOT = Path(vcluster.runs.cluster.__file__).parents[1]
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
 PROCESSES = KINDS[:2]
 EVERY_KIND = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in KINDS[1:3]), id="-".join(kind)) for kind in KINDS]
