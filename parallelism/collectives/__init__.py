@@ -1,4 +1,4 @@
-"""The kinds of collectives and their algorithms, as data."""
+"""Calls of collectives: what a call says, how it is checked, what it moves, and what it gives."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The `Device` protocol and the operations that are written against it."""
+"""The `Device` protocol, the operations written against it, and the errors that every device raises."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What the layers share, and the small layers: embedding, norms, dropout, losses."""
+"""The small layers: embedding, norms, dropout, losses."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Matrix products in any layout, and how they are carried out."""
+"""Matrix products in any layout, and what all planned operations share."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""???"""
+"""The demos: small models and collectives, run on a cluster and explained."""
 
 import lazy_loader
 
