@@ -162,8 +162,8 @@ def test_sharded_arguments_reach_each_device_as_its_shard(cluster_of):
 
 @pytest.mark.parametrize(("make", "words"), [
     (lambda run: run(lambda device, x: x, Sharded(np.ones(4), T("z"))), "argument 1: .* names axis 'z'"),
-    (lambda run: run(lambda device, x: x, x=Sharded(np.ones(4), T("x", None))), "argument 'x': .* is of 2 dims"),
-    (lambda run: run(lambda device: np.ones(device.rank)).unshard(T("x")), "no shards of one tensor"),
+    (lambda run: run(lambda device, x: x, x=Sharded(np.ones(4), T("x", None))), "argument 'x': .* has 2 dims, the tensor has 1"),
+    (lambda run: run(lambda device: np.ones(device.rank)).unshard(T("x")), "not the shards of one tensor"),
 ])
 def test_shards_that_do_not_fit_are_refused_by_the_host(cluster_of, make, words):
     with pytest.raises(ValueError, match=words):
@@ -178,7 +178,7 @@ def test_shards_that_do_not_fit_are_refused_by_the_host(cluster_of, make, words)
     (lambda device: device.reshard(np.ones(3), T("x", None), T(None)), "has 2 dims, the tensor has 1"),
     (lambda device: device.reshard(np.ones(3), T("q"), T(None)), "names axis 'q', but the axes of Mesh"),
     (lambda device: device.reshard(np.ones(3 - (device.rank == 1)), T("y"), T(None)),
-     r"as TensorSharding\('y'\) on Mesh.*: of one of shape \(8,\) rank 1 holds \(3,\), and it has \(2,\)"),
+     r"in layout TensorSharding\('y'\) on Mesh.*: for shape \(8,\) rank 1 must hold \(3,\), got \(2,\)"),
     (lambda device: device.reshard(np.ones(3), T(None, partial="x", op="min"), T(None, "x")), "the target of a resh"),
 ])
 def test_what_does_not_fit_is_a_value_error_on_the_devices(cluster_of, kernel, words):
@@ -215,7 +215,7 @@ def test_shapes_are_agreed_on_at_once_of_tensors_of_any_dims_and_layouts(cluster
         several = [device.global_shapes(shards, layouts) for _ in range(3)]
         several.append([device.global_shape(x, layout) for x, layout in zip(shards, layouts, strict=True)])
         shards[0] = np.zeros((2 + device.rank % 2, 3))      # of no tensor
-        with pytest.raises(ValueError, match="these are no shards of one tensor") as caught:
+        with pytest.raises(ValueError, match="these are not the shards of one tensor") as caught:
             device.global_shapes(shards, [T("y", None), *layouts[1:]])
         return several, str(caught.value), device.global_shapes(shards[2:3], layouts[2:3])
 
@@ -224,7 +224,7 @@ def test_shapes_are_agreed_on_at_once_of_tensors_of_any_dims_and_layouts(cluster
     for several, _, alone in run:
         assert several == [shapes] * 4
         assert alone == [(6,)]
-    assert "of one of shape (5, 3) rank 0 holds (3, 3), and it has (2, 3)" in run[0][1]
+    assert "for shape (5, 3) rank 0 must hold (3, 3), got (2, 3)" in run[0][1]
     assert not run.trace.filter(kind="collective")
 
 
