@@ -162,7 +162,8 @@ def test_sharded_arguments_reach_each_device_as_its_shard(cluster_of):
 
 @pytest.mark.parametrize(("make", "words"), [
     (lambda run: run(lambda device, x: x, Sharded(np.ones(4), T("z"))), "argument 1: .* names axis 'z'"),
-    (lambda run: run(lambda device, x: x, x=Sharded(np.ones(4), T("x", None))), "argument 'x': .* has 2 dims, the tensor has 1"),
+    (lambda run: run(lambda device, x: x, x=Sharded(np.ones(4), T("x", None))),
+     "argument 'x': .* has 2 dims, the tensor has 1"),
     (lambda run: run(lambda device: np.ones(device.rank)).unshard(T("x")), "not the shards of one tensor"),
 ])
 def test_shards_that_do_not_fit_are_refused_by_the_host(cluster_of, make, words):

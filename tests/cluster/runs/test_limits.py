@@ -265,7 +265,7 @@ class Refuses:
 
 def test_what_cannot_be_unpacked_is_told_with_where_that_was(cluster):
     large = np.zeros(1 << 16)
-    with pytest.raises(DeviceFailedError, match="ValueError: refused\nraised in the device while it unpacked the program"):
+    with pytest.raises(DeviceFailedError, match="ValueError: refused\nraised in the device while it unpacked"):
         cluster.run(lambda device, x: None, Refuses(1))
     for _ in range(3):
         with pytest.raises(ValueError, match="refused") as caught:
