@@ -49,7 +49,7 @@ class ScheduleTimeline:
     >>> from parallelism import Pipeline
     >>> timeline = Pipeline(2, 3, "1f1b").schedule.timeline({"F": 1, "B": 2, "message": 0.5})
     >>> timeline.makespan, timeline.busy, [str(span.action) for span in timeline.spans[1]][:3]
-    (13.0, (9, 9), ['1F0', '1B0', '1F1'])
+    (14.0, (9.0, 9.0), ['1F0', '1B0', '1F1'])
     """
 
     schedule: Schedule

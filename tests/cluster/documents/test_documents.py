@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import subprocess
@@ -12,10 +11,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from vcluster import PerDevice, VirtualCluster
 from vcluster.demo import __main__ as command
-from vcluster.messages import VirtualChannel
-from vcluster.runs import Run
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -57,12 +53,6 @@ def test_a_block_of_python_runs_and_prints_what_stands_below_it(tmp_path, code, 
     ids=lambda path: path.stem)
 def test_an_example_prints_its_recorded_output(script):
     assert run(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("public", [VirtualCluster, Run, PerDevice, VirtualChannel], ids=lambda kind: kind.__name__)
-def test_the_examples_in_a_modules_docstrings_run(public):
-    tried = doctest.testmod(sys.modules[public.__module__])
-    assert tried.attempted > 0 and tried.failed == 0
 
 
 def test_there_are_blocks_and_examples_to_run():

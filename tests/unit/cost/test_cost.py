@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from fractions import Fraction
 from itertools import pairwise, product
 from math import ceil, inf, isclose, sqrt
@@ -16,10 +15,7 @@ from parallelism.algorithms import COLLECTIVES
 from parallelism.algorithms.algorithms import algorithm, algorithms
 from parallelism.algorithms.kinds import ROOTED
 from parallelism.algorithms.phases import names, phases
-from parallelism.cost import cost
 from parallelism.cost.cost import bus_factor
-from parallelism.display import quantities
-from parallelism.hardware import fields as checked, hardware, links
 from parallelism.resharding.prices import move_seconds
 
 A, B = 2.0**-18, 2.0**-30                      # seconds, and seconds per byte: sums and products of these are exact
@@ -480,15 +476,6 @@ def test_a_plan_can_be_the_cheapest_in_seconds():
     assert by_seconds.steps[-1].after == target
     with pytest.raises(ValueError, match="give either cost= or hardware= to plan a resharding"):
         plan_resharding(source, target, (16, 24), "f8", mesh, hardware=hardware, cost=lambda step: 1.0)
-
-
-# -- the documentation -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("module", [checked, cost, hardware, links, quantities], ids=lambda module: module.__name__)
-def test_examples_in_docstrings_are_so(module):
-    tried = doctest.testmod(module)
-    assert tried.attempted and not tried.failed
 
 
 # -- laws ------------------------------------------------------------------------------------------------------------
