@@ -57,7 +57,7 @@ class CollectiveRow(NamedTuple):
     number: int
     """Its number among the collectives of the group."""
     call: Call
-    """The call of every rank; or the step of a resharding plan."""
+    """The call, which is the same for every rank; or a step of a resharding plan."""
 
 
 class PeerRow(NamedTuple):
@@ -77,13 +77,13 @@ class DeviceEvents:
     collectives: list[CollectiveRow] = field(default_factory=list)
     along: list[PeerRow] = field(default_factory=list)
     counts: Counter[Any] = field(default_factory=Counter)
-    """How many collectives each group had, and how many messages each peer and tag."""
+    """The number of collectives so far of each group, and of messages for each peer and tag."""
     piece_end: int = -1
-    """The place after the last event of a piece, which says all about its memory.  Pieces are those of
-    `parallelism.simulation.repeated_stages`."""
+    """The place after the last event of the last piece (`parallelism.simulation.repeated_stages`).  The events of a
+    piece contain all changes of memory by it."""
 
     def add_memory(self, category: str, nbytes: int, stage: int | None, microbatch: int | None) -> None:
-        """Adds a memory event: so many bytes more, or fewer if the number is negative; none for 0 after a piece."""
+        """Adds a memory event: ``nbytes`` more, or fewer if negative.  Directly after a piece, 0 bytes add no event."""
         if not nbytes and self.piece_end == len(self.rows):
             return
         self.rows.append((

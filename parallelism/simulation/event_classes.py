@@ -1,7 +1,8 @@
-"""The events of all devices, from those of one device of each class of equal devices.
+"""The events of all devices, made from the events of one device of each class of devices that run the same program.
 
     Templates           the events of each class, as columns, without the fields that differ between ranks
-    Templates.by_rank   the events of some ranks: those of their classes, with group, sources and peer
+    Templates.looks     these events, one class after the other; a *look* is the place of an event in them
+    Templates.by_rank   the events of some ranks: those of their classes, with group, sources and peer added
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from parallelism.simulation.device_events import DTYPE, FIELDS, NAME, Call, Devi
 
 Ints = npt.NDArray[np.int64]
 MOST_SOURCES = 1024
-"""Events of larger groups have no list of sources, only the number of bytes."""
+"""The most members of a group whose events list their sources. Events of larger groups have only a number of bytes."""
 
 
 class ByRank(NamedTuple):
@@ -46,7 +47,7 @@ class Templates:
         self.group_of = np.array([_by_member(groups) for groups in self.groups]).reshape(len(self.axes), mesh.size)
         """``[slot, rank]``: the number of the group that the rank is in."""
         self.priced_alike: dict[int, Ints] = {}
-        """By slot, the numbers of `parallelism.simulation.folding.priced_alike`, on one hardware."""
+        """A cache of `parallelism.simulation.folding.priced_alike` by slot, for one hardware."""
         self.starts = np.cumsum([0, *(len(each.rows) for each in classes)])
         self.looks = Columns.of_rows(chain.from_iterable(part.rows for part in classes), FIELDS)
         """The events of all classes, one class after the other."""
@@ -93,7 +94,7 @@ class Templates:
         self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)
 
     def _met(self, groups: Ints) -> list[tuple[int, ...]]:
-        """For each class, a rank of each class that shares a group with it."""
+        """For each class, the first rank of every class that has members in a group with it, itself included."""
         if len(self.classes) == 1:
             return [(0,)]
         first = np.unique(self.class_of, return_index=True)[1].tolist()
@@ -105,7 +106,7 @@ class Templates:
         return [tuple(first[other] for other in sorted(classes)) for classes in met]
 
     def _alike(self, call: Call, axes: MeshAxes, number: int, ranks: Sequence[int]) -> Moved | None:
-        """The traffic of a group if all possible members call the same; ``ranks``: one of each of their classes."""
+        """The traffic of a group, or None if members may call different things; ``ranks``: one of each class."""
         if isinstance(call, StepCall):
             return None
         if any(self._calls[int(self.class_of[rank])].get((axes, number)) != call

@@ -1,13 +1,14 @@
-"""What the collectives of those that stand for their equals use of the links, which they share.
+"""The links that collectives use in a folded simulation, in which only the representatives of lanes are simulated.
 
-A collective has the links of its real group; of the others who use these only some are there.  It is enough to look at
-links where that makes no difference:
+A simulated collective uses the links of its real group.  Other collectives and messages may use the same links, but a
+folded simulation does not contain all of them.  It is exact in two cases:
 
-    every device has ports of its own     what goes over those of the first of a lane is its own, and the links of its
-                                          equals are as full, with what they do
-    other links                           those of collectives that nobody else crosses: told by looking at all groups
+    every device has ports of its own     a representative's ports carry only its own traffic, and the ports of its
+                                          equal devices carry as much
+    other links                           no message, and no collective that is not simulated, crosses the links of a
+                                          simulated collective; this is checked for all groups
 
-Where neither is so folding is refused.
+In any other case folding is refused with ``ValueError``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from parallelism.simulation.folding import Lanes
 from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
 
 MOST_GROUPS = 4096
-"""So many collectives of others are looked at."""
+"""The most collectives that are checked for shared links; with more, folding is refused."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -34,21 +35,21 @@ class Used(NamedTuple):
 
     prices: Sequence[CollectivePrice]
     groups: Sequence[tuple[int, ...]]
-    """The ranks that each of these is the price of, and of any that lie like these."""
+    """The group for which each price was computed; it also holds for groups that are connected in the same way."""
     price: Ints
-    """By event, which of the prices."""
+    """The number of each event's price."""
     ranks: Ints
     keys: Ints
-    """By event, which collective it is part of."""
+    """The number of the collective that each event is part of."""
     looks: Ints
 
 
 def folded_ways(
     templates: Templates, pricing: Pricing, lanes: Lanes, used: Used, *, messages: bool
 ) -> tuple[tuple[Way | None, ...], Ints]:
-    """The ways of collectives, and by event which of them it has; ``messages``: whether there are any besides.
+    """The `Way` of each different collective, and for each event its number; ``messages``: whether there are messages.
 
-    ``ValueError`` where others share links with a collective, so that one cannot stand for them.
+    ``ValueError`` if others share links with a collective, so that one collective cannot stand for its equals.
     """
     hardware = pricing.hardware
     assert hardware is not None
@@ -78,21 +79,21 @@ def folded_ways(
 
 
 def own_ports(hardware: Hardware) -> bool:
-    """Whether each channel is the port of one device, numbered by its place: out 2 p, into 2 p + 1."""
+    """Whether each channel is a port of one device: that at place p sends over port 2 p and receives over 2 p + 1."""
     return not hardware.faults and all(
         link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
         for level, link in enumerate(hardware.links))
 
 
 def _position(templates: Templates, look: int, rank: int) -> int:
-    """Of a device in its group."""
+    """The position of a rank in its group of a collective."""
     slot = int(templates.axes_of[look])
     group = templates.groups[slot][templates.group_of[slot, rank]]
     return int(np.flatnonzero(group == rank)[0])
 
 
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
-    """What goes over the ports of a device: as much as over those of its like in the group that was priced."""
+    """The bytes over the ports of a rank: those over the ports of ``member``, the same position in the priced group."""
     there, here = hardware.place(member), hardware.place(rank)
     return {
         (level, fault, 2 * here + number % 2): nbytes
@@ -101,7 +102,7 @@ def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: i
 
 
 def _check_nobody_else(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
-    """That the links of the collectives that are simulated are crossed by no message, and by no other collective."""
+    """Raises ``ValueError`` if a message, or a collective that is not simulated, crosses links of simulated ones."""
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
     everywhere = [

@@ -1,14 +1,18 @@
-"""Devices that do the same at the same times, found before anything is timed: one of each is enough.
+"""Finds the devices that do the same at the same times, before anything is timed.  One of them can stand for all.
 
-Devices begin with equal programs, equal places in their groups as far as these have a price (`same_prices`), equal
-stragglers and messages.  Then those are told apart whose partners differ, again and again, until nothing changes (the
-coarsest equitable partition; Paige and Tarjan, *Three partition refinement algorithms*, 1987).  What is equal then
-comes to every collective with equals, at the same time, and is let go at the same time: by induction over the events.
+The devices are divided into *lanes* of equal devices.  At first, two devices are in one lane if they have equal
+programs, groups with equal prices (`same_prices`), equal slowdowns, and messages over paths of equal length.  Then
+devices whose partners (the members of their groups, and the peers of their messages) are in different lanes are
+separated.  This is repeated until nothing changes.  The result is the coarsest equitable partition (Paige and Tarjan,
+*Three partition refinement algorithms*, 1987).  The devices of a lane then arrive at every collective at the same time
+and leave it at the same time, as follows by induction over the events.
 
-Where an array does not divide by those who reduce it, some of them move one element more; these are equal all the same.
+If the number of elements of an array is not a multiple of the number of devices that all_reduce it, some devices move
+one element more than others.  These devices count as equal.
 
-Messages share links.  So what lies on the links of those that stand for the others must be their own messages, and all
-of a kind must find the same there; where that is not so, folding is refused.
+Messages share links, which is a problem if only some of the devices are simulated.  So two conditions must hold: a link
+that the messages of representatives cross is crossed by no other messages, and equal messages meet equal messages on
+their links.  Otherwise folding is refused with ``ValueError``.  The *representative* of a lane is its lowest rank.
 """
 
 from __future__ import annotations
@@ -27,21 +31,21 @@ Ints = npt.NDArray[np.int64]
 
 
 class Lanes(NamedTuple):
-    """The devices of a mesh, dealt to lanes of equals."""
+    """The devices of a mesh, divided into lanes of equal devices."""
 
     lane_of: Ints
-    """By rank."""
+    """The lane of each rank."""
     first: Ints
-    """By lane: the lowest rank in it, which stands for all."""
+    """The representative of each lane: its lowest rank, which stands for all others."""
 
     @property
     def sizes(self) -> Ints:
-        """By lane, how many devices it has."""
+        """The number of devices in each lane."""
         return np.bincount(self.lane_of)
 
 
 def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> Lanes:
-    """The lanes of equal devices, by their lowest ranks; on a hardware with broken links everybody has his own.
+    """The lanes, sorted by their lowest ranks.  On a hardware with broken links each device has a lane of its own.
 
     ``ValueError`` where messages of equal devices share links.
     """
@@ -74,7 +78,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
 
 
 def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
-    """A number for each group along the axes of a slot, the same for those in which everything costs the same."""
+    """A number for each group along the axes of a slot; equal only for groups in which everything costs the same."""
     found = templates.priced_alike.get(slot)
     if found is None:
         groups = templates.groups[slot]
@@ -84,11 +88,11 @@ def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
 
 
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
-    """A number for each group, ``[group, position]``, the same only where a collective takes the same.
+    """A number for each row of ``groups``; equal numbers only for groups in which every collective takes equally long.
 
-    Groups are alike where every two members of the one are joined as the same two of the other: over switches, and
-    where all have links of their own, it is enough that they meet at the same levels; along a ring or torus they must
-    lie at the same places of it.
+    Two groups are equal if the members at any two positions are connected in the same way in both.  Over switches and
+    fully connected links on which each device has ports of its own, it is enough that the two members meet at the same
+    level of the hardware.  Otherwise, such as along a ring or torus, the members must lie at the same places.
     """
     places = _placed(hardware, groups)
     keys = []
@@ -107,7 +111,7 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
 
 
 def _first_alike(values: Ints) -> Ints:
-    """In each row, for each value the first place that has the same."""
+    """For each value, the first place in its row that has the same value."""
     order = np.argsort(values, axis=1, kind="stable")
     in_order = np.take_along_axis(values, order, axis=1)
     begins = np.ones(values.shape, np.bool_)
@@ -119,7 +123,7 @@ def _first_alike(values: Ints) -> Ints:
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
-    """For each group a number for its colours, however they are ordered."""
+    """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
     if not colour.any():
         return np.zeros(len(groups), np.int64)
     rows = np.sort(colour[groups], axis=1)
@@ -127,7 +131,7 @@ def _of_groups(colour: Ints, groups: Ints) -> Ints:
 
 
 def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int = 0) -> Ints:
-    """A number from 0 for each value; of those that stand ``where`` in an array of a size, 0 for all others."""
+    """Numbers from 0, one for each different value; with ``where``, from 1, at these places of an array of zeros."""
     found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     if where is None:
         return found
@@ -139,11 +143,11 @@ def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 Ends = tuple[Ints, Ints]
-"""Messages that are alike: from whom, to whom."""
+"""Messages that are alike: the sending ranks, and the receiving ranks."""
 
 
 def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
-    """All that are sent, once for each class, axis and peer, however often that is."""
+    """All messages: one entry for each class, axis and peer, however often they are sent."""
     looks = templates.looks
     at = np.flatnonzero(looks.isin("kind", {"send"}) & looks.present("peer"))
     of_class = np.searchsorted(templates.starts, at, "right") - 1
@@ -156,12 +160,12 @@ def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
 
 
 def _at_both_ends(colour: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """For each rank the colour at the other end of its message, and of the one it gets."""
+    """For each rank, the colours of the rank it sends to and of the rank it receives from, as codes; 0 for none."""
     return _codes(colour[target], source, len(colour)), _codes(colour[source], target, len(colour))
 
 
 class _Ways:
-    """The ways of messages: their lengths, and which of them goes over which channel."""
+    """The paths of messages: the length of each, and the channels that each crosses."""
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
         here, there = _placed(hardware, source), _placed(hardware, target)
@@ -181,8 +185,8 @@ class _Ways:
 
 
 def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequence[Ends]) -> None:
-    """That whoever shares a link with a message of the first of a lane is first in a lane, too; and that on the links
-    of all others it is the same, with others of their lanes."""
+    """Raises ``ValueError`` unless links that messages of representatives cross are crossed by no other messages, and
+    equal messages meet equal messages on their links."""
     stands = np.zeros(len(colour), np.bool_)
     stands[first] = True
     source = np.concatenate([ends[0] for ends in messages])
@@ -198,7 +202,7 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
 
 
 def _of_users(like: Ints, channel: Ints) -> Ints:
-    """For each channel a number for what goes over it, however it is ordered."""
+    """A number for each channel: equal for channels that are crossed by the same kinds of messages, in any order."""
     order = np.lexsort((like, channel))
     users = np.split(like[order], np.cumsum(np.bincount(channel))[:-1])
     seen: dict[bytes, int] = {}
@@ -206,7 +210,7 @@ def _of_users(like: Ints, channel: Ints) -> Ints:
 
 
 def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
-    """Whether messages that are alike find the same on their ways."""
+    """Whether messages that are alike meet the same other messages on their paths."""
     order = np.lexsort((users, message))
     counts = np.bincount(message, minlength=len(like))
     ways = np.split(users[order], np.cumsum(counts)[:-1])

@@ -17,7 +17,7 @@ from parallelism.simulation.typed_device import TypedDevice
 
 
 class SimulatedOperation(Protocol):
-    """An operation on a mesh that has the events of its devices without being run there."""
+    """An operation on a mesh that can make the events of its devices without running on them."""
 
     @property
     def mesh(self) -> Mesh: ...
@@ -32,7 +32,7 @@ class SimulatedExecutable:
         self.executable, self.mesh = executable, executable.mesh
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
-        """The events of each class of devices; nothing in it is repeated, so there are no pieces."""
+        """The events of each class of devices.  An `Executable` repeats no work, so ``price`` is not used."""
         executable = self.executable
         classes = _EVENTS.get(executable)
         if classes is None:
@@ -56,7 +56,7 @@ def _events(executable: Executable, number: int, rank: int) -> DeviceEvents:
 def simulated_operation(
     operation: Any, mesh: Mesh | None, batch: int | None, numbers: Mapping[str, int] | None
 ) -> SimulatedOperation:
-    """``operation`` with the events of its devices; ``TypeError`` for another type, ``ValueError`` for a wrong mesh."""
+    """``operation`` in a form that makes events.  ``TypeError`` for another type, ``ValueError`` for a wrong mesh."""
     if isinstance(operation, PipelinedProgram):
         if mesh is None or batch is None:
             raise TypeError("a PipelinedProgram is simulated on a mesh with a batch of some rows: simulate(program, "

@@ -1,8 +1,8 @@
 """`PipelinedStep`: a step of a pipelined program on a mesh, with the events of its devices.
 
-`simulate(program, hardware, mesh=mesh, batch=rows)` makes one.  The program itself runs, on a `TypedDevice` for each
-class of equal devices: op by op, or with each action of a stage as one piece
-(`parallelism.simulation.repeated_stages`).
+`simulate(program, hardware, mesh=mesh, batch=rows)` makes one.  The program itself runs on one `TypedDevice` for each
+class of devices that have the same events: either op by op, or with each action of a stage as one compute event, a
+*piece* (`parallelism.simulation.repeated_stages`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PriceEvents = Callable[[DeviceEvents, Ints], float | None]
 
 
 class PipelinedStep:
-    """One step of ``program`` on ``mesh``, for a batch of so many ``rows``; ``numbers`` are those of the other symbols.
+    """One step of ``program`` on ``mesh``, for a batch of ``rows``; ``numbers`` are the values of the other symbols.
 
     ``simulate(PipelinedStep(...), hardware)`` is the trace that ``cluster.run(program, inputs)`` would leave.  With
-    ``fold=True`` one device stands for all equal ones, and an action of a stage is one piece of compute, with the flops
-    and bytes of its ops.  Its collectives are part of its seconds and have no events.  The peak of memory is the same,
-    and so are the categories at that moment.
+    ``fold=True`` one device stands for all equal ones.  Unless ``op_by_op`` is set, an action of a stage is then one
+    compute event where possible, with the flops and bytes of its ops.  The seconds of this event contain those of its
+    collectives, which have no events of their own.  The peak of memory, and its parts by category, stay the same.
 
     ``ValueError`` for symbols without a number, and for a batch or a mesh that does not fit the program.
     """
@@ -50,7 +50,7 @@ class PipelinedStep:
         if missing:
             raise ValueError(f"{program.name} has symbols without a number: {', '.join(sorted(missing))}")
         self.places = program.places(mesh)
-        """The position in the pipeline and the number of the replica of each rank."""
+        """For each rank, its position in the pipeline and the number of its replica."""
         self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
 
     @cached_property
@@ -71,7 +71,7 @@ class PipelinedStep:
         return tuple(first), class_of
 
     def prepare(self) -> None:
-        """Localizes the functions of all stages; the first simulation does it if this was not called."""
+        """Localizes the functions of all stages.  If this is not called, the first simulation does it."""
         first, _ = self.classes
         for rank in first:
             position, replica = self.places[rank]
@@ -110,7 +110,7 @@ class PipelinedStep:
         return Share(self.numbers, self.rows, parts, data, weights)
 
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:
-        """A function of the tag: an array of the type of the message that a rank receives with it."""
+        """A function from a tag to an array of the type of the message that the rank receives with this tag."""
         position, replica = self.places[rank]
         pipeline, parts = self.program.pipeline, self._parts[replica]
         programs = {stage: self._programs(stage, rank) for stage in self.program.stages_on(position)}

@@ -1,7 +1,8 @@
 """`RepeatingStage`: a stage that runs once for each kind of action and size of microbatch, and then repeats its events.
 
-The first action of a kind runs op by op on the `TypedDevice`.  With a price its events become one piece: one compute
-event, with memory events before and after it.  Later actions of the kind repeat the piece, or the events.
+The first action of a kind runs op by op on the `TypedDevice`.  If its events have one price, they are replaced by one
+*piece*: one compute event, with memory events before and after it.  Later actions of the kind repeat the piece, or the
+events if there is no piece.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class RepeatedEvents:
 
     events: DeviceEvents
     kept: Mapping[str, Any] | None
-    """The values that the stage keeps for the microbatch; None: no more."""
+    """The values that the stage keeps for the microbatch after the action; None if it keeps none any more."""
     result: Any
-    """The message to the next stage."""
+    """What the action returns: a message to a neighbouring stage, an output of the last stage, or None."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,22 @@ class Piece:
     flops: float
     nbytes: float
     peak: Mapping[str, int]
-    """Bytes by category at the moment when most are held, above those before the action."""
+    """Bytes by category at the moment when most are held, minus the bytes before the action."""
     change: Mapping[str, int]
-    """Bytes by category after the action, above those at the peak."""
+    """Bytes by category after the action, minus the bytes at the peak."""
     kept_more: int
-    """Bytes that the stage keeps after the action, above those before it."""
+    """Bytes that the stage keeps after the action, minus the bytes that it kept before."""
     kept: Mapping[str, Any] | None
-    """The values that the stage keeps for the microbatch; None: no more."""
+    """The values that the stage keeps for the microbatch after the action; None if it keeps none any more."""
     result: Any
-    """The message to the next stage."""
+    """What the action returns: a message to a neighbouring stage, an output of the last stage, or None."""
 
 
 class RepeatingStage(ProgramStage):
     """A `ProgramStage` on a `TypedDevice`, with the same arguments.
 
-    ``price(events)`` are the seconds of the events of an action, None if they cannot be one piece.  Without a ``price``
-    nothing is a piece.
+    ``price(events)`` returns the seconds of the events of an action, or None if they cannot be one piece.  Without a
+    ``price`` there are no pieces.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class RepeatingStage(ProgramStage):
         return action.result
 
     def _write(self, piece: Piece, microbatch: int) -> None:
-        """Gives the compute event of the action, which is the last, the cost of the piece, between memory events."""
+        """Gives the last event, the compute event of the action, the cost of the piece, and adds memory events."""
         events = self.events
         begun = events.rows.pop()
         for category, nbytes in piece.peak.items():

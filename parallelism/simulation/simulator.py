@@ -3,9 +3,10 @@
     simulate(Executable(function, mesh), "dgx-h100").makespan_seconds
     simulate(program, "dgx-h100", mesh=Mesh(pp=4, dp=2), batch=64).makespan_seconds     # a PipelinedProgram
 
-The program itself runs, once for each class of equal devices, on a device whose arrays are types
-(`parallelism.simulation.typed_device`).  The events are priced and replayed as those of a run are, so an executed run
-under ``compute="modelled"`` has the same kinds, groups, bytes, memory and times.  Traffic with the host is left out.
+The program itself is run once for each class of devices that run the same program, on a device whose arrays are only
+types, without numbers (`parallelism.simulation.typed_device`).  Its events are priced and replayed in the same way as
+those of a real run.  So a real run with ``compute="modelled"`` has the same kinds, groups, bytes, memory and times.  A
+simulation has no traffic with the host.
 """
 
 from __future__ import annotations
@@ -54,19 +55,21 @@ def simulate(
 ) -> Trace:
     """The trace that ``operation`` would leave on ``hardware``: a `Hardware`, a preset's name or a file.
 
-    A `PipelinedProgram` needs a ``mesh`` and a ``batch``: the number of its rows; ``numbers`` are those of its other
-    symbols.  An `Executable` has all three.
+    A `PipelinedProgram` needs a ``mesh`` and a ``batch``, the number of its rows.  ``numbers`` are the values of its
+    other symbols.  An `Executable` already has all three.
 
-    ``fold``: of equal devices (`parallelism.simulation.folding`) only one representative is simulated, with its real
-    groups and their prices.  The trace has the events of these ranks and cannot be priced again.  Its times equal those
-    of the unfolded simulation, except where more than 16 transfers share links: the unfolded one then approximates
-    their rates (`parallelism.timeline.fair_sharing`), and the folded one, which has fewer, may compute them exactly.
-    With ``fold``, repeated work, such as that of a stage for each microbatch, may be one piece of compute, in which
-    collectives are counted as compute; with ``op_by_op`` all ops and collectives are events, as without ``fold``.
-    ``priced_dtype`` and ``link_sharing`` as for `Trace.on`.
+    With ``fold``, only one representative of all equal devices (`parallelism.simulation.folding`) is simulated, with
+    its real groups and their prices.  The trace has the events of the representatives only and cannot be priced again.
+    Its times equal those of the simulation without ``fold``, except where more than 16 transfers share links.  There
+    the simulation without ``fold`` approximates their rates (`parallelism.timeline.fair_sharing`).  The folded one has
+    fewer transfers, so it may compute these rates exactly.
 
-    ``TypeError`` for an operation that cannot be simulated.  ``ValueError`` for a hardware with too few devices, and
-    where messages share links in a way that cannot be folded.
+    With ``fold``, repeated work, such as that of a stage for each microbatch, may become one compute event, which also
+    contains the seconds of its collectives.  With ``op_by_op``, every op and collective is an event, as without
+    ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`.
+
+    ``TypeError`` for an operation that cannot be simulated.  ``ValueError`` for a hardware with too few devices, and,
+    with ``fold``, for messages or collectives that share links in a way that cannot be folded.
     """
     simulated = simulated_operation(operation, mesh, batch, numbers)
     size = simulated.mesh.size
@@ -86,7 +89,7 @@ def equal_devices(
     mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
     priced_dtype: str | None = None, link_sharing: bool = True,
 ) -> Lanes:
-    """The lanes of equal devices of ``simulate(..., fold=True)`` with the same arguments."""
+    """The lanes (sets of equal devices) that ``simulate(..., fold=True)`` finds for the same arguments."""
     simulated = simulated_operation(operation, mesh, batch, numbers)
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(simulated.mesh.size)
     return folded(simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links)
@@ -138,7 +141,7 @@ def _timed(each: _Representatives, pricing: Pricing) -> Trace:
 
 
 class _Pieces:
-    """Prices the events of an action whose groups have only equal devices."""
+    """Computes the price of an action of a stage as one piece, if all members of its groups are equal devices."""
 
     def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
         self.mesh, self.pricing = mesh, pricing

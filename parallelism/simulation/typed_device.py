@@ -46,16 +46,16 @@ class TypedWork:
         return self.received
 
     def done(self) -> bool:
-        """True: nothing takes time here."""
+        """Always True, because nothing takes time here."""
         return True
 
 
 class TypedDevice:
     """The device of one ``rank``; it has those methods of `parallelism.operation.Device` that programs call.
 
-    ``incoming(tag)`` is an array of the type of the message with this tag.  Messages have an axis of the mesh, or their
-    peers are ranks.  A collective whose result has another shape than ``x`` returns None: `run_op` takes the types of
-    results from the program.
+    ``incoming(tag)`` returns an array of the type of the message with this tag.  The peer of a message is a position
+    along an axis of the mesh, or a rank if there is no axis.  A collective whose result may have another shape than
+    ``x`` returns None, because `run_op` takes the types of results from the program.
     """
 
     def __init__(self, mesh: Mesh, rank: int, incoming: Callable[[int], TypedArray] | None = None) -> None:
@@ -68,7 +68,7 @@ class TypedDevice:
 
     @property
     def device(self) -> Device:
-        """Itself, as programs take it."""
+        """This object, typed as the `Device` that programs expect."""
         return cast(Device, self)
 
     @cached_property
@@ -109,7 +109,7 @@ class TypedDevice:
         return TypedArray(shape, dtype)
 
     def run_op(self, op: Op, inputs: Sequence[TypedArray]) -> list[TypedArray]:
-        """Arrays of the types that the program has for the outputs; a collective or a message is recorded."""
+        """Arrays of the types that the program states for the outputs.  Records a collective or a message."""
         if op.kind in METHODS or not op.outputs or op.kind == "recv":
             self._communicate(op, inputs)
         return [TypedArray.of(value.type) for value in op.outputs]

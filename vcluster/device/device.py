@@ -30,45 +30,50 @@ _USUAL_ELSEWHERE = {
     "getrank": "rank", "rankid": "rank", "axisindex": "position", "getsize": "size", "worldsize": "size",
     "numdevices": "size", "isendrecv": "sendrecv", "allgatherobject": "all_gather_object",
 }
-"""Names that people bring along, in lower case and without underscores."""
+"""Names from other libraries, in lower case and without underscores, and the method that they mean here."""
 
 
 class VirtualDevice:
     """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
 
-    In every collective, ``axes`` is a mesh axis, a tuple of them (the first is the slowest) or None for the whole mesh:
-    the ranks that differ only along them are the *group*, a rank's place in it its *position*.  Each also takes
+    In every collective, ``axes`` is a mesh axis, a tuple of axes (the first is the slowest) or None for the whole mesh.
+    The ranks that differ only along these axes are the *group*, and the index of a rank in its group is its *position*.
+    Every collective also takes these options:
 
     ``groups``
-        lists of ranks, the same on every member, in place of ``axes``; the order inside a group is the group's.
+        lists of ranks in place of ``axes``, the same lists on every member.  The order of a list is the group order.
     ``out``
-        an array for the result, which must have exactly its shape and dtype; ``x`` itself, or no overlap with it.
+        an array for the result.  It must have exactly the shape and dtype of the result.  It may be ``x`` itself, but
+        must not overlap ``x`` otherwise.
     ``algorithm``
-        None or ``"direct"``: in shared memory.  Or the name of one that runs step by step over channels (``"ring"``,
-        ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply): the same answer,
-        the bytes and messages of that algorithm.  A reduction over a ring adds in the order of the ring.
+        None or ``"direct"`` runs the collective in shared memory.  The name of another algorithm (``"ring"``,
+        ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply) runs it step by
+        step over channels.  The answer is the same; the bytes and messages are those of that algorithm.  A reduction
+        over a ring adds in the order of the ring.
     ``async_op``
-        return at once with a `Work`: ``wait()`` gives the result, ``done()`` whether it is there.  Operations of one
-        group take effect in the order they were issued; ``x`` and ``out`` must stay untouched until then.
+        True: return at once with a `Work`.  Its ``wait()`` returns the result, and its ``done()`` whether the result is
+        there.  Operations of one group take effect in the order in which they were issued.  ``x`` and ``out`` must not
+        be changed until the operation is done.
 
-    The value ``x`` is an array or a scalar.  It is left unchanged; the result is a new array of the caller's own (a
-    NumPy scalar for a scalar).  Wrong arguments are ``ValueError`` or ``TypeError`` before anything is sent; members
-    that call different things get `CollectiveMismatchError`.  In the tables below ``S`` is the bytes of the whole
-    buffer, ``g`` the size of the group.
+    The value ``x`` is an array or a scalar.  Unless it is ``out``, it is left unchanged.  Without ``out`` the result is
+    a new array that belongs to the caller (a NumPy scalar for a scalar).  Wrong arguments raise ``ValueError`` or
+    ``TypeError`` before anything is sent.  If members call different collectives, they get `CollectiveMismatchError`.
+    Below, ``S`` is the number of bytes of the whole buffer, ``g`` the size of the group, and ``lg`` the base-2
+    logarithm, rounded up.
     """
 
     def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, *, by_messages: bool) -> None:
-        """Devices are made by the cluster."""
+        """The cluster makes the devices; users do not call this."""
         self.mesh = mesh
         """The `Mesh` this device is part of."""
         self.rank = rank
-        """Its number, 0 to ``size - 1``."""
+        """The number of this device, 0 to ``size - 1``."""
         self.size = mesh.size
-        """How many devices there are."""
+        """The number of devices in the mesh."""
         self.index: MeshIndex = mesh.index(rank)
-        """Its coordinate along each axis: ``device.index["tp"]``."""
+        """The coordinate of this device along each axis: ``device.index["tp"]``."""
         self.state: dict[Any, Any] = {}
-        """Whatever the kernel keeps here is there again in the next run."""
+        """What the kernel stores here is still there in the next run."""
         self._seed: tuple[int, ...] = (0, rank)
         self._rng: np.random.Generator | None = None
         self.endpoint = endpoint
@@ -80,7 +85,7 @@ class VirtualDevice:
         return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
 
     def __getattr__(self, name: str) -> Any:
-        """A name that is not there, with the nearest that is."""
+        """Raise ``AttributeError`` for an unknown name, with the nearest known name as a hint."""
         names = [known for known in dir(type(self)) if not known.startswith("_")]
         usual = _USUAL_ELSEWHERE.get(name.lower().replace("_", ""))
         near = usual or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
@@ -110,7 +115,7 @@ class VirtualDevice:
         return self.mesh.group(self.rank, axes)
 
     def position(self, axes: Axes = None) -> int:
-        """My place in that group."""
+        """My index in my group along ``axes``."""
         return self.group(axes).index(self.rank)
 
     # -- what is computed and held -------------------------------------------------------------------------------------
@@ -119,11 +124,11 @@ class VirtualDevice:
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
     ) -> AbstractContextManager[None]:
-        """A named piece of work: what is computed inside is one event of the trace.
+        """A context for a named piece of work: all that is computed in the ``with`` block is one event of the trace.
 
-        ``flops`` and ``nbytes`` (memory traffic) are what it costs on described hardware, in a ``dtype``; ``seconds``
-        sets the price itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or
-        W) mark a pipeline's action.
+        ``flops`` and ``nbytes`` (memory traffic), in a ``dtype``, are its cost on described hardware.  ``seconds`` sets
+        its time directly, in place of the measured CPU time.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W)
+        mark it as an action of a pipeline.
         """
         values: dict[str, Any] = {
             "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
@@ -132,7 +137,7 @@ class VirtualDevice:
         return self.recorder.compute(name, seconds, values)
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
-        """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
+        """Record that ``category`` holds ``nbytes`` more memory, or less if negative; see ``trace.peak_bytes``."""
         self.recorder.begin_block()
         self.recorder.add(
             "memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now(), stage=stage,
@@ -140,7 +145,7 @@ class VirtualDevice:
         )
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
-        """``a @ b``, in ``out`` if given, its flops (2 m n k) and memory traffic counted."""
+        """``a @ b``, written to ``out`` if given.  Its flops (2 m n k) and memory traffic are recorded."""
         a, b = np.asarray(a), np.asarray(b)
         flops, nbytes, dtype = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
@@ -155,10 +160,10 @@ class VirtualDevice:
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
         """Combine everybody's ``x`` elementwise; everybody gets the result, the same bits everywhere.
 
-        As all_gather of reduce_scatter.  ``op`` is ``sum, mean, max, min, prod, and, or, xor`` or a function of two
-        arrays that is elementwise, associative and keeps the dtype; terms are combined in group order.  Sums and
-        products of bools count into int64, means of integers are float64; integers wrap.  ``x`` may also be a tuple,
-        list or dict of arrays.  Shapes and dtypes must agree.
+        The result equals that of a reduce_scatter followed by an all_gather.  ``op`` is ``sum, mean, max, min, prod,
+        and, or, xor`` or a function of two arrays that is elementwise, associative and keeps the dtype; terms are
+        combined in group order.  Sums and products of bools are int64, means of bools and integers are float64;
+        integers wrap on overflow.  ``x`` may also be a tuple, list or dict of arrays.  Shapes and dtypes must agree.
 
         **Communication**: 2(g-1)/g S received by each rank (direct, ring, halving_doubling), (g-1) S (naive),
         lg g S (recursive_doubling).
@@ -171,7 +176,7 @@ class VirtualDevice:
         """Join everybody's ``x`` along ``dim``, in group order; everybody gets the whole.
 
         0-d values are stacked to shape ``(g,)``.  Extents other than along ``dim`` must agree.
-        **Communication**: S minus one's own shard, received by each rank.
+        **Communication**: each rank receives S minus the bytes of its own ``x``.
 
         Over 3 devices that hold [0], [1 1], [2], everybody gets [0 1 1 2].
         """
@@ -181,7 +186,7 @@ class VirtualDevice:
         """Combine everybody's ``x``, and give each member its piece along ``dim``.
 
         The pieces are those of ``numpy.array_split``, axis by axis, outermost first.  Shapes must agree.
-        **Communication**: g-1 times the bytes of one's own piece, received by each rank: (g-1)/g S.
+        **Communication**: each rank receives g-1 times the bytes of its own piece: (g-1)/g S if the pieces are equal.
 
         Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
         """
@@ -191,10 +196,11 @@ class VirtualDevice:
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, **options: Any,
     ) -> Any:
-        """Cut ``x`` along ``split_dim``, give piece j to member j, join what one gets along ``concat_dim``.
+        """Cut ``x`` along ``split_dim``, give piece j to member j, and join the received pieces along ``concat_dim``.
 
-        ``split_sizes`` says how much goes to each; otherwise as ``numpy.array_split``.  Extents other than along
-        ``concat_dim`` must agree.  **Communication**: (g-1)/g S received by each rank, if the pieces are equal.
+        ``split_sizes`` are the extents of the pieces; without it, they are those of ``numpy.array_split``.  The ``x``
+        of the members may differ in extent only along ``concat_dim``.
+        **Communication**: each rank receives (g-1)/g S, if the pieces are equal.
 
         Over 2 devices that hold [1 2], [3 4], rank 0 gets [1 3], rank 1 [2 4].
         """
@@ -203,16 +209,16 @@ class VirtualDevice:
         )
 
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
-        """Everybody gets the ``x`` of the member at position ``root``; the others' is ignored and may be None.
+        """Everybody gets the ``x`` of the member at position ``root``; any other ``x`` is ignored and may be None.
 
-        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none of them gets zeros like its
-        ``x``.
+        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank that is in none of the
+        groups gets zeros like its ``x``.
         **Communication**: S received by each rank but the root.
         """
         return self.collectives.run("broadcast", x, axes, root=root, **options)
 
     def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        """Combine everybody's ``x`` as `all_reduce` does; the member at position ``root`` gets it, the others None.
+        """Combine everybody's ``x`` as `all_reduce` does; the member at ``root`` gets the result, the others None.
 
         **Communication**: (g-1) S received by the root (direct).
         """
@@ -242,8 +248,9 @@ class VirtualDevice:
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
         """For each (source, target) of ``pairs``, positions in the group, the target gets the source's ``x``.
 
-        A member that is no target gets zeros like its own ``x``.  Each position is a source at most once, a target at
-        most once.  Shapes may differ; trees of arrays are fine.  **Communication**: one message a pair.
+        A member that is not a target gets zeros like its own ``x``.  Each position may be a source at most once, and a
+        target at most once.  Shapes may differ, and ``x`` may be a tuple, list or dict of arrays.
+        **Communication**: one message for each pair.
         """
         return self.collectives.run("permute", x, axes, pairs=pairs, **options)
 
@@ -257,7 +264,7 @@ class VirtualDevice:
         return self.collectives.run("permute", x, axes, pairs=pairs, **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
-        """Return when everybody has come.  **Communication**: no bytes."""
+        """Return when all members have called it.  **Communication**: no bytes."""
         return self.collectives.run("barrier", None, axes, **options)
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
@@ -266,7 +273,7 @@ class VirtualDevice:
         return [pickle.loads(array.tobytes()) for array in found]
 
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
-        """The object of the member at position ``root``; the others' is ignored."""
+        """The object of the member at position ``root``; the objects of the others are ignored."""
         mine = _pickled(obj) if self.position(axes) == root else None
         return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
 
@@ -274,13 +281,13 @@ class VirtualDevice:
         self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
         axes: Axes = None,
     ) -> Any:
-        """This device's shard under ``target`` of the tensor of which ``x`` is its shard under ``source``.
+        """Move a tensor from layout ``source`` to ``target``: ``x`` is my shard before, the result my shard after.
 
-        Runs `parallelism.plan_resharding`; ``shape`` is that of the whole tensor, agreed on if it is not given.  ``x``
-        is left unchanged, the result is a new array.  The ranks that differ along the axes over which the plan moves
-        anything take part; ``axes`` limits these axes, by default to all of the mesh.
-        **Communication**: what the plan says, ``plan.bytes_received``; one event, the collectives inside are its
-        children.
+        Runs the plan of `parallelism.plan_resharding`.  ``shape`` is the shape of the whole tensor; without it, the
+        devices exchange the shapes of their shards to find it.  ``x`` is left unchanged, the result is a new array.
+        The ranks that differ along the axes over which the plan moves anything take part.  ``axes`` limits the axes
+        that the plan may use; by default it may use all.
+        **Communication**: ``plan.bytes_received``, as one event.  The collectives inside are its children.
 
         From ``TensorSharding("x", None)`` to ``TensorSharding(None, "x")``, 2 devices that hold [[1 2]] and [[3 4]] get
         [[1] [3]] and [[2] [4]].
@@ -290,15 +297,16 @@ class VirtualDevice:
         return reshard(self, x, source, target, shape, axes)
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
-        """The shape of the whole tensor of which ``x`` is this device's shard, agreed on with the other shards' ranks.
+        """The shape of the whole tensor of which ``x`` is this device's shard; the ranks exchange shapes to find it.
 
-        The ranks that differ along the axes over which it is split take part.  **Communication**: shapes only; it is
-        not in the trace, as what collectives say to agree is not.  ``ValueError`` for shards of no one tensor.
+        The ranks that differ along the axes over which the tensor is split take part.  **Communication**: shapes only.
+        The trace does not contain it, as it does not contain the checks of collectives.  ``ValueError`` if the shards
+        cannot be shards of one tensor.
         """
         return self.global_shapes([x], [sharding])[0]
 
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
-        """`global_shape` of several tensors at once: the ranks take part that do for any of them.
+        """`global_shape` of several tensors at once.  A rank takes part if it does so for any of the tensors.
 
         **Communication**: one exchange, which is not in the trace either.
         """
@@ -311,13 +319,13 @@ class VirtualDevice:
         split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
         pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
     ) -> Any:
-        """The collective of this name, one with a method or one that `parallelism.register_kind` has added.
+        """Run the collective of this name: one that has a method, or one that `parallelism.register_kind` has added.
 
-        The arguments mean what they mean for the kinds with methods, as far as the kind uses them: ``dim`` is where
-        arrays are cut, or joined if they are not cut, ``concat_dim`` where blocks are joined, ``split_sizes`` how they
-        are cut, ``op`` how they are reduced (sum), ``root`` and ``pairs`` are positions in the group.  ``ValueError``
-        for a name that there is not.
-        **Communication**: that of the kind's ``direct`` algorithm, or of the one that is named.
+        A kind uses only some of the arguments; they mean the same as in the methods above.  ``dim`` is the dim along
+        which arrays are cut, or joined if the kind does not cut them; ``concat_dim`` that along which blocks are
+        joined; ``split_sizes`` are the extents of the blocks; ``op`` is the reduction (None: sum); ``root`` and
+        ``pairs`` are positions in the group.  ``ValueError`` for an unknown name.
+        **Communication**: that of the kind's ``direct`` algorithm, or of the given ``algorithm``.
 
         With a kind ``"scan"`` that reduces the arrays of positions 0 to p, 3 devices that hold [1], [2], [3] get [1],
         [3], [6].
@@ -337,12 +345,12 @@ class VirtualDevice:
         return found
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
-        """Send ``x`` to rank ``dst`` (to that position, with ``axes``); see `VirtualChannel.send`."""
+        """Send ``x`` to rank ``dst``; with ``axes``, ``dst`` is a position in my group.  See `VirtualChannel.send`."""
         channel = self._channels.get(dst) if axes is None else None
         (channel or self.channel(self._peer(dst, axes))).send(x, tag=tag)
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
-        """The oldest message of rank ``src`` with this tag; see `VirtualChannel.recv`."""
+        """The oldest message with this tag from rank ``src``, or position with ``axes``; see `VirtualChannel.recv`."""
         channel = self._channels.get(src) if axes is None else None
         return (channel or self.channel(self._peer(src, axes))).recv(tag=tag, out=out)
 
@@ -358,7 +366,7 @@ class VirtualDevice:
         return self.channel(self._peer(src, axes)).irecv(tag=tag, shape=shape, dtype=dtype)
 
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any:
-        """Send ``x`` to ``dst`` and receive from ``src``, neither waiting for the other."""
+        """Send ``x`` to ``dst`` and receive from ``src`` at the same time: neither waits for the other."""
         sent = self.isend(x, dst, tag=tag, axes=axes)
         received = self.recv(src, tag=tag, axes=axes)
         sent.wait()

@@ -58,8 +58,8 @@ class VirtualCluster:
         ``"forkserver"`` (the default on Linux), ``"spawn"`` (the default on macOS) or ``"fork"``.
     ``hardware``
         the hardware whose time virtual time predicts: a `Hardware`, the name of a preset, a file, or ``"host"``.
-        ``"host"`` is this machine as ``python -m vcluster calibrate`` measured it. Without a calibration, compute takes
-        the measured CPU seconds and messages take no time.
+        ``"host"`` is this machine as ``python -m vcluster calibrate`` measured it. If there is no calibration, compute
+        takes the measured CPU seconds and messages take no time.
     ``compute``
         ``"measured"``: compute takes the CPU seconds of the device's thread. ``"modelled"``: compute takes the time
         that follows from the declared flops, bytes or seconds, and is bitwise equal in every run.
@@ -115,8 +115,8 @@ class VirtualCluster:
         self._runner: int | None = None
         self._body: Body | None = None
         self.around_run: Callable[[Endpoint, Any], AbstractContextManager[Any]] | None = None
-        """A factory of a context around each run. The context yields the program to run in place of the given one.
-        `vcluster.faults` uses it.
+        """A function that returns a context manager for each run. The context manager yields the program to run in
+        place of the given one. `vcluster.faults` uses it.
         """
         self.show_output: ShowOutput = print_with_rank
         """A function that is called with each device's printed lines: ``(rank, "stdout" or "stderr", text)``."""
