@@ -50,7 +50,7 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)
-            self.signals.note_awaited, self.signals.tell_awaited = self._note_awaited, self._tell_awaited
+            self.signals.note_awaited, self.signals.publish_awaited = self._note_awaited, self._publish_awaited
             self.signals.after_sleep = self._after_sleep
 
     def mailbox(self, peer: int) -> Mailbox:
@@ -63,7 +63,7 @@ class Endpoint:
     def _note_awaited(self) -> list[Operation]:
         return self.tasks.blocked_on()
 
-    def _tell_awaited(self, operations: list[Operation]) -> None:
+    def _publish_awaited(self, operations: list[Operation]) -> None:
         self.status.set_blocked(self.number, operations, self.tasks.waits_at())
 
     def _after_sleep(self) -> None:
@@ -85,7 +85,7 @@ class Endpoint:
             self.mailbox(peer).close()
         self.mailboxes.clear()
         self.signals.before_sleep = self.signals.after_sleep = None
-        self.signals.note_awaited = self.signals.tell_awaited = None
+        self.signals.note_awaited = self.signals.publish_awaited = None
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing
