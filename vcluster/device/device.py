@@ -1,4 +1,4 @@
-"""`VirtualDevice`: what a kernel sees of the cluster it runs in."""
+"""`VirtualDevice`: the interface of the cluster for the kernel that runs on one device."""
 
 from __future__ import annotations
 
@@ -30,45 +30,46 @@ _USUAL_ELSEWHERE = {
     "getrank": "rank", "rankid": "rank", "axisindex": "position", "getsize": "size", "worldsize": "size",
     "numdevices": "size", "isendrecv": "sendrecv", "allgatherobject": "all_gather_object",
 }
-"""Names that people bring along, in lower case and without underscores."""
+"""Names in other libraries, in lower case and without underscores, and the names here."""
 
 
 class VirtualDevice:
     """One device of a virtual cluster: its place in the mesh, its state, and the collectives as methods.
 
-    In every collective, ``axes`` is a mesh axis, a tuple of them (the first is the slowest) or None for the whole mesh:
-    the ranks that differ only along them are the *group*, a rank's place in it its *position*.  Each also takes
+    In every collective, ``axes`` is a mesh axis, a tuple of them (the first is the slowest) or None for the whole mesh.
+    The ranks that differ only along these axes form the *group*. The place of a rank in the group is its *position*.
+    Every collective also takes
 
     ``groups``
-        lists of ranks, the same on every member, in place of ``axes``; the order inside a group is the group's.
+        lists of ranks, the same on every member, in place of ``axes``. They define the order inside each group.
     ``out``
-        an array for the result, which must have exactly its shape and dtype; ``x`` itself, or no overlap with it.
+        an array for the result, with exactly its shape and dtype. It is ``x`` itself, or does not overlap with it.
     ``algorithm``
-        None or ``"direct"``: in shared memory.  Or the name of one that runs step by step over channels (``"ring"``,
-        ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply): the same answer,
-        the bytes and messages of that algorithm.  A reduction over a ring adds in the order of the ring.
+        None or ``"direct"``: in shared memory. Otherwise the name of an algorithm that runs step by step over channels
+        (``"ring"``, ``"recursive_doubling"``, ``"halving_doubling"``, ``"tree"``, ``"naive"``, where they apply): the
+        result is the same, with the bytes and messages of that algorithm. A ring reduces in the order of the ring.
     ``async_op``
-        return at once with a `Work`: ``wait()`` gives the result, ``done()`` whether it is there.  Operations of one
-        group take effect in the order they were issued; ``x`` and ``out`` must stay untouched until then.
+        return a `Work` at once. Its ``wait()`` returns the result, ``done()`` tells whether it is available. Operations
+        of one group take effect in the order in which they were issued. ``x`` and ``out`` must not change until then.
 
-    The value ``x`` is an array or a scalar.  It is left unchanged; the result is a new array of the caller's own (a
-    NumPy scalar for a scalar).  Wrong arguments are ``ValueError`` or ``TypeError`` before anything is sent; members
-    that call different things get `CollectiveMismatchError`.  In the tables below ``S`` is the bytes of the whole
-    buffer, ``g`` the size of the group.
+    The value ``x`` is an array or a scalar. It is not changed. The result is a new array that belongs to the caller (a
+    NumPy scalar for a scalar). Wrong arguments raise ``ValueError`` or ``TypeError`` before anything is sent. If the
+    members of a group call different collectives, each raises `CollectiveMismatchError`. Below, ``S`` is the number of
+    bytes of the whole buffer, and ``g`` is the size of the group.
     """
 
     def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, *, by_messages: bool) -> None:
-        """Devices are made by the cluster."""
+        """The cluster creates its devices."""
         self.mesh = mesh
-        """The `Mesh` this device is part of."""
+        """The `Mesh` of the cluster."""
         self.rank = rank
-        """Its number, 0 to ``size - 1``."""
+        """The number of this device, 0 to ``size - 1``."""
         self.size = mesh.size
-        """How many devices there are."""
+        """The number of devices."""
         self.index: MeshIndex = mesh.index(rank)
-        """Its coordinate along each axis: ``device.index["tp"]``."""
+        """The coordinate along each axis: ``device.index["tp"]``."""
         self.state: dict[Any, Any] = {}
-        """Whatever the kernel keeps here is there again in the next run."""
+        """The kernel may keep values here. The next run finds them again."""
         self._seed: tuple[int, ...] = (0, rank)
         self._rng: np.random.Generator | None = None
         self.endpoint = endpoint
@@ -80,7 +81,7 @@ class VirtualDevice:
         return f"<VirtualDevice {self.rank} of {self.mesh!r}>"
 
     def __getattr__(self, name: str) -> Any:
-        """A name that is not there, with the nearest that is."""
+        """Raise an ``AttributeError`` that names the nearest attribute."""
         names = [known for known in dir(type(self)) if not known.startswith("_")]
         usual = _USUAL_ELSEWHERE.get(name.lower().replace("_", ""))
         near = usual or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
@@ -88,12 +89,12 @@ class VirtualDevice:
         raise AttributeError(f"a device has no {name!r}{hint}", name=name, obj=self)
 
     def forget_traffic(self) -> None:
-        """Start from empty channels and new groups, after a failure.  For the worker."""
+        """Start with empty channels and new groups after a failure. The worker calls this."""
         self.collectives.forget_traffic()
         self._channels.clear()
 
     def seed_with(self, seed: tuple[int, ...]) -> None:
-        """Set the seed of `rng`, for the worker; a generator is made only for a kernel that uses it."""
+        """Set the seed of `rng`. The worker calls this. A generator is created only for a kernel that uses it."""
         self._seed, self._rng = seed, None
 
     @property
@@ -103,27 +104,27 @@ class VirtualDevice:
             self._rng = np.random.default_rng(self._seed)
         return self._rng
 
-    # -- where am I ---------------------------------------------------------------------------------------------------
+    # -- the place in the mesh -------------------------------------------------------------------------------------
 
     def group(self, axes: Axes = None) -> tuple[int, ...]:
-        """The ranks of my group along ``axes``, in group order."""
+        """The ranks of this device's group along ``axes``, in group order."""
         return self.mesh.group(self.rank, axes)
 
     def position(self, axes: Axes = None) -> int:
-        """My place in that group."""
+        """The position of this device in that group."""
         return self.group(axes).index(self.rank)
 
-    # -- what is computed and held -------------------------------------------------------------------------------------
+    # -- compute and memory -------------------------------------------------------------------------------------
 
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
     ) -> AbstractContextManager[None]:
-        """A named piece of work: what is computed inside is one event of the trace.
+        """A context: the compute inside it becomes one event of the trace, with this name.
 
-        ``flops`` and ``nbytes`` (memory traffic) are what it costs on described hardware, in a ``dtype``; ``seconds``
-        sets the price itself, in place of the CPU time measured.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or
-        W) mark a pipeline's action.
+        ``flops`` and ``nbytes`` (memory traffic) give its price on described hardware, in a ``dtype``. ``seconds`` sets
+        the price itself, in place of the measured CPU time. ``stage``, ``microbatch`` and ``phase`` (F, B, I or W)
+        mark an action of a pipeline.
         """
         values: dict[str, Any] = {
             "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
@@ -132,7 +133,7 @@ class VirtualDevice:
         return self.recorder.compute(name, seconds, values)
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
-        """Note that ``nbytes`` more of memory are held for ``category`` (negative: fewer); see ``trace.peak_bytes``."""
+        """Record that ``nbytes`` more bytes are held for ``category`` (negative: fewer). See ``trace.peak_bytes``."""
         self.recorder.begin_block()
         self.recorder.add(
             "memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now(), stage=stage,
@@ -140,7 +141,7 @@ class VirtualDevice:
         )
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
-        """``a @ b``, in ``out`` if given, its flops (2 m n k) and memory traffic counted."""
+        """``a @ b``, in ``out`` if it is given. Its flops (2 m n k) and its memory traffic are counted."""
         a, b = np.asarray(a), np.asarray(b)
         flops, nbytes, dtype = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
@@ -153,35 +154,35 @@ class VirtualDevice:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
-        """Combine everybody's ``x`` elementwise; everybody gets the result, the same bits everywhere.
+        """Reduce the ``x`` of all members elementwise. Every member gets the result, bitwise equal on all of them.
 
-        As all_gather of reduce_scatter.  ``op`` is ``sum, mean, max, min, prod, and, or, xor`` or a function of two
-        arrays that is elementwise, associative and keeps the dtype; terms are combined in group order.  Sums and
-        products of bools count into int64, means of integers are float64; integers wrap.  ``x`` may also be a tuple,
-        list or dict of arrays.  Shapes and dtypes must agree.
+        ``op`` is ``sum, mean, max, min, prod, and, or, xor`` or a function of two arrays that is elementwise,
+        associative and keeps the dtype. Terms are combined in group order. Sums and products of bools are int64, means
+        of integers are float64, and integers wrap around. ``x`` may also be a tuple, list or dict of arrays. Shapes and
+        dtypes must agree.
 
         **Communication**: 2(g-1)/g S received by each rank (direct, ring, halving_doubling), (g-1) S (naive),
         lg g S (recursive_doubling).
 
-        Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], everybody gets [60 64].
+        Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], every device gets [60 64].
         """
         return self.collectives.run("all_reduce", x, axes, op=op, **options)
 
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
-        """Join everybody's ``x`` along ``dim``, in group order; everybody gets the whole.
+        """Join the ``x`` of all members along ``dim``, in group order. Every member gets the whole.
 
-        0-d values are stacked to shape ``(g,)``.  Extents other than along ``dim`` must agree.
-        **Communication**: S minus one's own shard, received by each rank.
+        0-d values are stacked to shape ``(g,)``. All extents except that along ``dim`` must agree.
+        **Communication**: each rank receives S minus its own shard.
 
-        Over 3 devices that hold [0], [1 1], [2], everybody gets [0 1 1 2].
+        Over 3 devices that hold [0], [1 1], [2], every device gets [0 1 1 2].
         """
         return self.collectives.run("all_gather", x, axes, dim=dim, **options)
 
     def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        """Combine everybody's ``x``, and give each member its piece along ``dim``.
+        """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
 
-        The pieces are those of ``numpy.array_split``, axis by axis, outermost first.  Shapes must agree.
-        **Communication**: g-1 times the bytes of one's own piece, received by each rank: (g-1)/g S.
+        The pieces are those of ``numpy.array_split``, axis by axis, outermost first. Shapes must agree.
+        **Communication**: each rank receives g-1 times the bytes of its own piece: (g-1)/g S.
 
         Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
         """
@@ -191,10 +192,10 @@ class VirtualDevice:
         self, x: Any, axes: Axes = None, *, split_dim: int = 0, concat_dim: int = 0,
         split_sizes: Sequence[int] | None = None, **options: Any,
     ) -> Any:
-        """Cut ``x`` along ``split_dim``, give piece j to member j, join what one gets along ``concat_dim``.
+        """Cut ``x`` along ``split_dim``, send piece j to member j, and join the received pieces along ``concat_dim``.
 
-        ``split_sizes`` says how much goes to each; otherwise as ``numpy.array_split``.  Extents other than along
-        ``concat_dim`` must agree.  **Communication**: (g-1)/g S received by each rank, if the pieces are equal.
+        ``split_sizes`` are the extents of the pieces; by default those of ``numpy.array_split``. All extents except
+        that along ``concat_dim`` must agree. **Communication**: each rank receives (g-1)/g S if the pieces are equal.
 
         Over 2 devices that hold [1 2], [3 4], rank 0 gets [1 3], rank 1 [2 4].
         """
@@ -203,52 +204,51 @@ class VirtualDevice:
         )
 
     def broadcast(self, x: Any, axes: Axes = None, *, root: int = 0, **options: Any) -> Any:
-        """Everybody gets the ``x`` of the member at position ``root``; the others' is ignored and may be None.
+        """Every member gets the ``x`` of the member at position ``root``. The ``x`` of the others may be None.
 
-        ``x`` may be a tuple, list or dict of arrays.  With ``groups=``, a rank in none of them gets zeros like its
-        ``x``.
-        **Communication**: S received by each rank but the root.
+        ``x`` may be a tuple, list or dict of arrays. With ``groups=``, a rank in no group gets zeros like its ``x``.
+        **Communication**: each rank except the root receives S.
         """
         return self.collectives.run("broadcast", x, axes, root=root, **options)
 
     def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        """Combine everybody's ``x`` as `all_reduce` does; the member at position ``root`` gets it, the others None.
+        """Reduce as `all_reduce` does. The member at position ``root`` gets the result, the others get None.
 
-        **Communication**: (g-1) S received by the root (direct).
+        **Communication**: the root receives (g-1) S (direct).
         """
         return self.collectives.run("reduce", x, axes, root=root, op=op, **options)
 
     def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
-        """Cut the root's ``x`` along ``dim`` and give piece j to member j; the others' ``x`` may be None.
+        """Cut the ``x`` of the root along ``dim`` and send piece j to member j. The ``x`` of the others may be None.
 
-        **Communication**: each rank but the root receives its piece.
+        **Communication**: each rank except the root receives its piece.
         """
         return self.collectives.run("scatter", x, axes, root=root, dim=dim, **options)
 
     def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
-        """Join everybody's ``x`` along ``dim`` at the root; the others get None.
+        """Join the ``x`` of all members along ``dim`` at the root. The others get None.
 
-        **Communication**: the root receives everybody else's ``x``.
+        **Communication**: the root receives the ``x`` of every other member.
         """
         return self.collectives.run("gather", x, axes, root=root, dim=dim, **options)
 
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
-        """Everybody's ``x``, as a list in group order; shapes may differ.
+        """The ``x`` of all members, as a list in group order. Shapes may differ.
 
-        **Communication**: each rank receives everybody else's ``x``.
+        **Communication**: each rank receives the ``x`` of every other member.
         """
         return self.collectives.run("all_scatter", x, axes, **options)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
-        """For each (source, target) of ``pairs``, positions in the group, the target gets the source's ``x``.
+        """For each (source, target) in ``pairs``, which are positions in the group, the target gets the source's ``x``.
 
-        A member that is no target gets zeros like its own ``x``.  Each position is a source at most once, a target at
-        most once.  Shapes may differ; trees of arrays are fine.  **Communication**: one message a pair.
+        A member that is no target gets zeros like its own ``x``. Each position is a source at most once and a target at
+        most once. Shapes may differ, and ``x`` may be a tree of arrays. **Communication**: one message for each pair.
         """
         return self.collectives.run("permute", x, axes, pairs=pairs, **options)
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
-        """`permute` round the ring: position p gets the ``x`` of position p - ``by``."""
+        """A `permute` around the ring: position p gets the ``x`` of position p - ``by``."""
         groups = options.get("groups")
         if groups is None:
             pairs = _round_the_ring(len(self.group(axes)), by)
@@ -257,16 +257,16 @@ class VirtualDevice:
         return self.collectives.run("permute", x, axes, pairs=pairs, **options)
 
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
-        """Return when everybody has come.  **Communication**: no bytes."""
+        """Return when all members have called it. **Communication**: no bytes."""
         return self.collectives.run("barrier", None, axes, **options)
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
-        """Everybody's object (anything that can be pickled), as a list in group order."""
-        found = self.collectives.run("all_scatter", _pickled(obj), axes, name="all_gather_object")
-        return [pickle.loads(array.tobytes()) for array in found]
+        """The objects of all members, as a list in group order. An object is anything that can be pickled."""
+        arrays = self.collectives.run("all_scatter", _pickled(obj), axes, name="all_gather_object")
+        return [pickle.loads(array.tobytes()) for array in arrays]
 
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
-        """The object of the member at position ``root``; the others' is ignored."""
+        """The object of the member at position ``root``. The objects of the others are ignored."""
         mine = _pickled(obj) if self.position(axes) == root else None
         return pickle.loads(self.collectives.run("broadcast", mine, axes, root=root, name="broadcast_object").tobytes())
 
@@ -276,11 +276,11 @@ class VirtualDevice:
     ) -> Any:
         """This device's shard under ``target`` of the tensor of which ``x`` is its shard under ``source``.
 
-        Runs `parallelism.plan_resharding`; ``shape`` is that of the whole tensor, agreed on if it is not given.  ``x``
-        is left unchanged, the result is a new array.  The ranks that differ along the axes over which the plan moves
-        anything take part; ``axes`` limits these axes, by default to all of the mesh.
-        **Communication**: what the plan says, ``plan.bytes_received``; one event, the collectives inside are its
-        children.
+        Runs the plan of `parallelism.plan_resharding`. ``shape`` is the shape of the whole tensor; if it is not given,
+        the ranks exchange the shapes of their shards. ``x`` is not changed, and the result is a new array. The plan
+        moves data along some axes; the ranks that differ along these axes take part. ``axes`` limits the axes; by
+        default all axes of the mesh may be used.
+        **Communication**: ``plan.bytes_received``. The trace has one event, and the collectives are its children.
 
         From ``TensorSharding("x", None)`` to ``TensorSharding(None, "x")``, 2 devices that hold [[1 2]] and [[3 4]] get
         [[1] [3]] and [[2] [4]].
@@ -290,17 +290,17 @@ class VirtualDevice:
         return reshard(self, x, source, target, shape, axes)
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
-        """The shape of the whole tensor of which ``x`` is this device's shard, agreed on with the other shards' ranks.
+        """The shape of the whole tensor of which ``x`` is this device's shard.
 
-        The ranks that differ along the axes over which it is split take part.  **Communication**: shapes only; it is
-        not in the trace, as what collectives say to agree is not.  ``ValueError`` for shards of no one tensor.
+        The ranks that differ along the axes over which the tensor is split take part. **Communication**: only shapes,
+        which are not in the trace. ``ValueError`` if the shards do not form one tensor.
         """
         return self.global_shapes([x], [sharding])[0]
 
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
-        """`global_shape` of several tensors at once: the ranks take part that do for any of them.
+        """`global_shape` of several tensors at once. A rank takes part if it does for any of them.
 
-        **Communication**: one exchange, which is not in the trace either.
+        **Communication**: one exchange, which is not in the trace.
         """
         from vcluster.device.resharding import global_shapes
 
@@ -311,13 +311,13 @@ class VirtualDevice:
         split_sizes: Sequence[int] | None = None, root: int = 0, op: ReduceOp | None = None,
         pairs: Sequence[tuple[int, int]] | None = None, **options: Any,
     ) -> Any:
-        """The collective of this name, one with a method or one that `parallelism.register_kind` has added.
+        """The collective of this name: one of the methods, or a kind that `parallelism.register_kind` has added.
 
-        The arguments mean what they mean for the kinds with methods, as far as the kind uses them: ``dim`` is where
-        arrays are cut, or joined if they are not cut, ``concat_dim`` where blocks are joined, ``split_sizes`` how they
-        are cut, ``op`` how they are reduced (sum), ``root`` and ``pairs`` are positions in the group.  ``ValueError``
-        for a name that there is not.
-        **Communication**: that of the kind's ``direct`` algorithm, or of the one that is named.
+        A kind uses some of the arguments. ``dim`` is the dim along which arrays are cut (or joined, if they are not
+        cut), ``concat_dim`` the dim along which blocks are joined, ``split_sizes`` the extents of the blocks, and
+        ``op`` the reduction (by default sum). ``root`` and ``pairs`` are positions in the group. ``ValueError`` for an
+        unknown name.
+        **Communication**: that of the named algorithm, or of ``direct``.
 
         With a kind ``"scan"`` that reduces the arrays of positions 0 to p, 3 devices that hold [1], [2], [3] get [1],
         [3], [6].

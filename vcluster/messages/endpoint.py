@@ -5,6 +5,7 @@ Each device has an endpoint, and so has the host.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vcluster.memory import (
@@ -50,8 +51,8 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)
-            self.signals.note_awaited, self.signals.publish_awaited = self._note_awaited, self._publish_awaited
-            self.signals.after_sleep = self._after_sleep
+            self.signals.note_awaited, self.signals.publish_awaited = self.tasks.blocked_on, self._publish_awaited
+            self.signals.after_sleep = partial(self.status.set, number, RUNNING)
 
     def mailbox(self, peer: int) -> Mailbox:
         """The traffic with another endpoint, in both directions."""
@@ -60,14 +61,8 @@ class Endpoint:
             mailbox = self.mailboxes[peer] = Mailbox(self, peer)
         return mailbox
 
-    def _note_awaited(self) -> list[Operation]:
-        return self.tasks.blocked_on()
-
     def _publish_awaited(self, operations: list[Operation]) -> None:
         self.status.set_blocked(self.number, operations, self.tasks.waits_at())
-
-    def _after_sleep(self) -> None:
-        self.status.set(self.number, RUNNING)
 
     def take_in(self) -> None:
         """Empty the rings that point to this endpoint, so that no sender waits for room in them."""
