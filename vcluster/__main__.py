@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vcluster.demo import Parser, WrongWords
-from vcluster.demo.command_line import accessing, nearest, parsed, serve, whole, writable
+from vcluster.demo.command_line import accessing, nearest, serve, whole, writable
 
 if TYPE_CHECKING:
     from parallelism.trace import Trace
@@ -39,25 +39,6 @@ In Python:
   print(run.outputs)
 """
 
-SHORT = {
-    "doctor": f"""usage: {PROGRAM} doctor
-
-Reports what this machine offers and what would cause problems. The exit status
-is 1 if there is a problem.
-""",
-    "hardware": f"""usage: {PROGRAM} hardware [NAME | FILE.toml | FILE.json | host]
-
-Lists all described clusters, one line each; or prints one of them with the
-sources of its numbers: a preset, a file, or host, which is this machine if it
-is calibrated.
-
-  {PROGRAM} hardware dgx-h100
-  {PROGRAM} hardware dgx-h100:8       eight nodes of it
-  {PROGRAM} hardware tpu-v4:4x4x8     a slice
-""",
-}
-"""The help of commands that have no options."""
-
 
 def main(words: Sequence[str]) -> int:
     """Execute the command in ``words``, or print the list of commands. Returns the exit status."""
@@ -70,12 +51,11 @@ def main(words: Sequence[str]) -> int:
         except PackageNotFoundError:
             print("vcluster, from sources that are not installed")
         return 0
-    if words[0] in SHORT and [*words[1:]] in (["-h"], ["--help"]):
-        print(SHORT[words[0]], end="")
-        return 0
     if words[0] in COMMANDS:
         try:
             return COMMANDS[words[0]](words[1:])
+        except SystemExit:  # argparse has printed the help
+            return 0
         except WrongWords as error:
             error.command = words[0]
             raise
@@ -87,8 +67,9 @@ def main(words: Sequence[str]) -> int:
 
 def doctor(words: Sequence[str]) -> int:
     """Report what would cause problems on this machine. Returns 1 if there is a problem."""
-    if words:
-        raise WrongWords(f"takes no arguments, got {words[0]!r}")
+    Parser(prog=f"{PROGRAM} doctor", description="""\
+Reports what this machine offers and what would cause problems. The exit status
+is 1 if there is a problem.""").parse(words)
     from vcluster.cli import doctor
 
     return doctor.run_checks()
@@ -96,12 +77,21 @@ def doctor(words: Sequence[str]) -> int:
 
 def hardware(words: Sequence[str]) -> int:
     """Print the list of described hardware, or one of it."""
-    if len(words) > 1:
-        raise WrongWords(f"takes one name of a preset or of a file, got {words[1]!r} too")
+    parser = Parser(
+        prog=f"{PROGRAM} hardware", description="""\
+Lists all described clusters, one line each; or prints one of them with the
+sources of its numbers: a preset, a file, or host, which is this machine if it
+is calibrated.""",
+        epilog=f"""\
+  {PROGRAM} hardware dgx-h100
+  {PROGRAM} hardware dgx-h100:8       eight nodes of it
+  {PROGRAM} hardware tpu-v4:4x4x8     a slice""")
+    parser.add_argument("name", nargs="?", metavar="NAME | FILE.toml | FILE.json | host", help="the hardware to print")
+    name = parser.parse(words).name
     from vcluster.cli import hardware as hardware_shown
 
     try:
-        print(hardware_shown.description(words[0]) if words else hardware_shown.preset_list())
+        print(hardware_shown.preset_list() if name is None else hardware_shown.description(name))
     except ValueError as error:
         raise WrongWords(str(error)) from None
     return 0
@@ -126,26 +116,25 @@ def report(words: Sequence[str]) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page that needs no other file")
     parser.add_argument("--hardware", metavar="NAME",
                         help="hardware of the page's roofline: a preset, a file, or host (default: the trace's own)")
-    arguments = parsed(parser, words)
-    if arguments is None:
-        return 0
+    arguments = parser.parse(words)
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
         raise WrongWords("--hardware is an option of the page and needs --html")
     from vcluster.demo import hardware_of
 
     roof = hardware_of(arguments.hardware)
-    if arguments.html is not None:
-        _spared(arguments.html, arguments.trace)
+    page: Path | None = arguments.html
+    if page is not None and writable(page, "html").exists() and page.samefile(arguments.trace):
+        raise WrongWords(f"--html: {page} is the trace itself")
     from vcluster.report import html, timeline
 
     print(trace.summary())
     print()
     print(timeline(trace))
-    if arguments.html is not None:
-        with accessing(arguments.html, option="html"):
-            html(trace, arguments.html, hardware=roof)
-        print(f"\nThe page is {arguments.html}")
+    if page is not None:
+        with accessing(page, option="html"):
+            html(trace, page, hardware=roof)
+        print(f"\nThe page is {page}")
     return 0
 
 
@@ -154,9 +143,7 @@ def compare(words: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.")
     parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
     parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
-    arguments = parsed(parser, words)
-    if arguments is None:
-        return 0
+    arguments = parser.parse(words)
     a, b = _loaded(arguments.a), _loaded(arguments.b)
     from vcluster.report import compare as compared
 
@@ -172,12 +159,6 @@ def _loaded(path: Path) -> Trace:
             return Trace.load(path)
     except (ValueError, MemoryError) as error:
         raise WrongWords(str(error) or f"{path} needs more memory than this machine has") from None
-
-
-def _spared(page: Path, trace: Path) -> None:
-    """Refuse a page that cannot be written, or that would overwrite its own trace."""
-    if writable(page, "html").exists() and page.samefile(trace):
-        raise WrongWords(f"--html: {page} is the trace itself")
 
 
 def calibrate(words: Sequence[str]) -> int:
@@ -196,9 +177,7 @@ takes about a minute; run nothing else meanwhile.""",
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
                         help="number of devices that compute at the same time (default: the number of cores)")
-    arguments = parsed(parser, words)
-    if arguments is None:
-        return 0
+    arguments = parser.parse(words)
     if arguments.check and arguments.file is not None:
         raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
     path = None if arguments.check else arguments.file or host_file()

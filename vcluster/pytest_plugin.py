@@ -44,8 +44,6 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._warm: WarmClusters | None = None
-        self._output: RankOutput | None = None
         self._server_asked = False
 
     def start_server(self) -> None:
@@ -61,26 +59,22 @@ class Session:
     def backend(self) -> str:
         return str(self._config.getoption("--vcluster-backend"))
 
-    @property
+    @functools.cached_property
     def warm(self) -> WarmClusters:
-        if self._warm is None:
-            from vcluster.testing.explanations import Settings
-            from vcluster.testing.warm import WarmClusters
+        from vcluster.testing.explanations import Settings
+        from vcluster.testing.warm import WarmClusters
 
-            self._warm = WarmClusters(self.backend, Settings.of(self._config))
-        return self._warm
+        return WarmClusters(self.backend, Settings.of(self._config))
 
-    @property
+    @functools.cached_property
     def output(self) -> RankOutput:
-        if self._output is None:
-            from vcluster.testing.output import RankOutput
+        from vcluster.testing.output import RankOutput
 
-            self._output = RankOutput(captured=self._config.getoption("capture") in ("fd", "sys"))
-        return self._output
+        return RankOutput(captured=self._config.getoption("capture") in ("fd", "sys"))
 
     def close(self) -> None:
-        if self._warm is not None:
-            self._warm.close()
+        if "warm" in vars(self):
+            self.warm.close()
 
 
 _SESSION = pytest.StashKey[Session]()
@@ -336,7 +330,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     session = item.config.stash.get(_SESSION, None)
-    if session is None or session._output is None:
+    if session is None or "output" not in vars(session):
         return (yield)
     for title, text in session.output.take():
         item.add_report_section(call.when, title, text)

@@ -7,7 +7,10 @@ about several ranks together: they say which ranks, in which operation, at which
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class ClusterError(RuntimeError):
@@ -52,11 +55,11 @@ class CollectiveMismatchError(ClusterError):
 
         ``locations`` are the lines of the ranks that raised it.
         """
-        ranks_of: dict[str, list[int]] = {}
-        for rank, call in self.calls.items():
-            where = f" at {locations[rank]}" if rank in locations else ""
-            ranks_of.setdefault(f"called {call}{where}", []).append(rank)
-        by_frequency = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
+        texts = {
+            rank: f"called {call}" + (f" at {locations[rank]}" if rank in locations else "")
+            for rank, call in self.calls.items()
+        }
+        by_frequency = sorted(keys_by_value(texts).items(), key=lambda item: -len(item[1]))
         lines = [f"  {ranks_in_words(ranks)} {text}" for text, ranks in by_frequency]
         return CollectiveMismatchError(
             "\n".join([str(self), *lines]), ranks=self.ranks, operation=self.operation,
@@ -126,10 +129,15 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 def folded(text_by_rank: Mapping[int, str]) -> list[str]:
     """A line for each different text, behind the ranks that have it."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in text_by_rank.items():
-        ranks_of.setdefault(text, []).append(rank)
-    return [f"  {ranks_in_words(ranks)} {text}" for text, ranks in ranks_of.items()]
+    return [f"  {ranks_in_words(ranks)} {text}" for text, ranks in keys_by_value(text_by_rank).items()]
+
+
+def keys_by_value(values: Mapping[Key, Value]) -> dict[Value, list[Key]]:
+    """The keys of each different value, both in the order of their first appearance."""
+    keys: dict[Value, list[Key]] = {}
+    for key, value in values.items():
+        keys.setdefault(value, []).append(key)
+    return keys
 
 
 def _list_in_words(words: Sequence[str]) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -99,26 +99,13 @@ class Case:
 def measured(devices: int, sizes: Sizes | None = None, backend: str = "process") -> list[Case]:
     """Every case, measured on ``devices`` devices (at least 2)."""
     sizes = sizes or Sizes()
-    with _uncalibrated():
+    with patch.dict(os.environ, {VARIABLE: ""}):    # an earlier calibration may be invalid
         rounds = [list(_runs(devices, sizes, backend)) for _ in range(sizes.rounds)]
     cases = []
     for runs in zip(*rounds, strict=True):
         family, name, size, place, _ = runs[0]
         cases.append(Case(family, name, size, place, *middle([run[-1] for run in runs])))
     return cases
-
-
-@contextmanager
-def _uncalibrated() -> Iterator[None]:
-    """Ignore an earlier calibration, which may be invalid."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ""
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        if before is not None:
-            os.environ[VARIABLE] = before
 
 
 _Run = tuple[str, str, str, tuple[int, ...], Trace]
@@ -152,8 +139,10 @@ def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
     """
     works: list[tuple[str, str, Any, Sequence[int]]] = [
         *((PRODUCTS, dtype, _multiply, sizes.products) for dtype in DTYPES),
-        (COPIES, "float64", _copy, sizes.copies), (MESSAGES, "there and back", _there_and_back, sizes.moved),
-        (MESSAGES, "both ways", _both_ways, sizes.moved), (STREAMS, f"{STREAM} one way", _stream, sizes.moved),
+        (COPIES, "float64", _copy, sizes.copies),
+        (MESSAGES, "there and back", partial(_on_array, _there_and_back), sizes.moved),
+        (MESSAGES, "both ways", partial(_on_array, _both_ways), sizes.moved),
+        (STREAMS, f"{STREAM} one way", partial(_on_array, _stream), sizes.moved),
         *((COLLECTIVES, name, partial(_collective, name), sizes.moved) for name in COLLECTIVE_NAMES)]
     for family, name, work, different in works:
         dtype = name if family == PRODUCTS else "float64"
@@ -211,42 +200,33 @@ def _copy(device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
     return work
 
 
-def _there_and_back(device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
-    x = np.ones(nbytes // 8, dtype)
+def _on_array(
+    work: Callable[[Device, npt.NDArray[Any]], object], device: Device, nbytes: int, dtype: str
+) -> Callable[[], object]:
+    return partial(work, device, np.ones(nbytes // 8, dtype))
 
-    def work() -> None:
+
+def _there_and_back(device: Device, x: npt.NDArray[Any]) -> None:
+    if device.rank == 0:
+        device.send(x, 1)
+        device.recv(1)
+    elif device.rank == 1:
+        device.recv(0)
+        device.send(x, 0)
+
+
+def _both_ways(device: Device, x: npt.NDArray[Any]) -> None:
+    if device.rank < 2:
+        device.send(x, 1 - device.rank)
+        device.recv(1 - device.rank)
+
+
+def _stream(device: Device, x: npt.NDArray[Any]) -> None:
+    for _ in range(STREAM if device.rank < 2 else 0):
         if device.rank == 0:
             device.send(x, 1)
-            device.recv(1)
-        elif device.rank == 1:
+        else:
             device.recv(0)
-            device.send(x, 0)
-
-    return work
-
-
-def _both_ways(device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
-    x = np.ones(nbytes // 8, dtype)
-
-    def work() -> None:
-        if device.rank < 2:
-            device.send(x, 1 - device.rank)
-            device.recv(1 - device.rank)
-
-    return work
-
-
-def _stream(device: Device, nbytes: int, dtype: str) -> Callable[[], object]:
-    x = np.ones(nbytes // 8, dtype)
-
-    def work() -> None:
-        for _ in range(STREAM if device.rank < 2 else 0):
-            if device.rank == 0:
-                device.send(x, 1)
-            else:
-                device.recv(0)
-
-    return work
 
 
 def _collective(name: str, device: Device, nbytes: int, dtype: str) -> Callable[[], object]:

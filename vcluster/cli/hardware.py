@@ -7,6 +7,7 @@ from textwrap import wrap
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware
 from parallelism.hardware.host import told as host_summary
+from parallelism.operation.errors import keys_by_value
 
 
 def preset_list() -> str:
@@ -28,10 +29,7 @@ def description(name: str) -> str:
     lines = [str(hardware)]
     if hardware.sources:
         lines += ["", "where the numbers are from"]
-    fields_by_source: dict[str, list[str]] = {}
-    for field, source in hardware.sources.items():
-        fields_by_source.setdefault(source, []).append(field)
-    for source, fields in fields_by_source.items():
+    for source, fields in keys_by_value(hardware.sources).items():
         lines += wrap(", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
         lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,
                       break_on_hyphens=False)

@@ -79,9 +79,11 @@ def gather() -> Facts:
     """Look at this machine, and start a few devices in a process of their own."""
     shared, shared_error = _try_shared_memory()
     files = _limit("RLIMIT_NOFILE")
+    memory: Any = attempt(lambda: import_module("psutil").virtual_memory())
     return Facts(
-        versions=_versions(), cores=os.cpu_count(), usable_cores=attempt(_usable_cores), memory=attempt(_total_memory),
-        memory_available=attempt(_available_memory), container=attempt(container_limits) or Container(),
+        versions=_versions(), cores=os.cpu_count(), usable_cores=attempt(lambda: len(os.sched_getaffinity(0))),
+        memory=memory and int(memory.total), memory_available=memory and int(memory.available),
+        container=attempt(container_limits) or Container(),
         shared_memory=shared, shared_memory_error=shared_error,
         shared_memory_needed=attempt(lambda: Layout.for_devices(DEVICES).nbytes) or 0, started=_start_some(),
         files_limit=files, files_open=attempt(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
@@ -156,33 +158,12 @@ def _versions() -> str:
     return ", ".join(versions)
 
 
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _total_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)
-
-
-def _available_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
 def _own_processes() -> int:
     """Number of processes and threads of this user. The limit counts both."""
     import psutil
 
-    me = os.getuid()
-    count = 0
-    for process in psutil.process_iter(["uids", "num_threads"]):
-        uids = process.info["uids"]
-        if uids is not None and uids.real == me:
-            count += process.info["num_threads"] or 1
-    return count
+    mine = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
+    return sum(info["num_threads"] or 1 for info in mine if info["uids"] and info["uids"].real == os.getuid())
 
 
 def _limit(name: str) -> int | None:

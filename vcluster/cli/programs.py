@@ -20,7 +20,7 @@ from parallelism.mesh import Mesh
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of, mesh_of
-from vcluster.demo.command_line import accessing, parsed, whole, writable
+from vcluster.demo.command_line import accessing, whole, writable
 from vcluster.report import beside, compare, html
 from vcluster.runs import VirtualCluster
 
@@ -77,8 +77,6 @@ def show(program: str, words: Sequence[str]) -> int:
                      "model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3")
     options.add_argument("--rank", type=whole(0), default=0, metavar="N", help="the device (default: 0)")
     arguments = _parsed(options, words)
-    if arguments is None:
-        return 0
     function = _function(arguments, symbols=arguments.mesh is None)
     if arguments.mesh is None:
         print(function, end="")
@@ -111,8 +109,6 @@ def simulated(program: str, words: Sequence[str]) -> int:
                          help="simulate one representative of each class of equal devices "
                               f"(default: from {FOLDED_FROM} devices on, where it is possible)")
     arguments = _parsed(options, words)
-    if arguments is None:
-        return 0
     executable = _executable(arguments, None)
     fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
     on: dict[str, Any] = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
@@ -146,8 +142,6 @@ def run(program: str, words: Sequence[str]) -> int:
     options.add_argument("--backend", choices=("process", "thread"), default="process",
                          help="backend of the cluster (default: process)")
     arguments = _parsed(options, words)
-    if arguments is None:
-        return 0
     executable = _executable(arguments, MOST_DEVICES)
     function = executable.programs.function
     inputs = _right(lambda: _inputs(arguments, function))
@@ -188,10 +182,8 @@ def _add_hardware(options: Parser, *, required: bool) -> None:
     options.add_argument("--save", type=Path, metavar="FILE.json", help="write the trace, for `report` and `compare`")
 
 
-def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    arguments = parsed(options, words)
-    if arguments is None:
-        return None
+def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace:
+    arguments = options.parse(words)
     for option in ("report", "save", "profile"):
         if getattr(arguments, option, None) is not None:
             writable(getattr(arguments, option), option)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from parallelism.mesh import Mesh
@@ -57,16 +57,10 @@ class Sharded:
         return PerDevice(self.sharding.shard(self.value, mesh))
 
 
-class Hole:
+class Hole(NamedTuple):
     """A placeholder in the common arguments, where each device inserts its own value."""
 
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hole, (self.number,)
+    number: int
 
 
 def deal(

@@ -189,15 +189,14 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
 def _frames(tb: TracebackType | None) -> list[Frame]:
     """The frames outside the library; all frames if the failure lies entirely inside the library."""
     frames = []
-    while tb is not None:
-        code, line = tb.tb_frame.f_code, tb.tb_lineno
-        spans = itertools.islice(code.co_positions(), tb.tb_lasti // 2, None) if tb.tb_lasti >= 0 else iter(())
+    for entry in _entries(tb):
+        code, line = entry.tb_frame.f_code, entry.tb_lineno
+        spans = itertools.islice(code.co_positions(), entry.tb_lasti // 2, None) if entry.tb_lasti >= 0 else iter(())
         _, end_line, column, end_column = next(spans, (None, None, None, None))
-        hidden = "__tracebackhide__" in code.co_varnames and bool(tb.tb_frame.f_locals.get("__tracebackhide__"))
+        hidden = "__tracebackhide__" in code.co_varnames and bool(entry.tb_frame.f_locals.get("__tracebackhide__"))
         frames.append(Frame(
             code.co_filename, line, end_line, column, end_column, code.co_name, code.co_firstlineno, hidden
         ))
-        tb = tb.tb_next
     return [frame for frame in frames if not is_ours(frame.filename)] or frames
 
 

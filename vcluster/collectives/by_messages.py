@@ -1,7 +1,7 @@
-"""The way of a collective by messages: the steps of a named algorithm, run over channels.
+"""A collective by messages: the steps of a named algorithm, run over channels.
 
-The steps are those of `parallelism.algorithms.algorithms`, what a member holds between them is `parallelism.collectives.buffers`.  Here the
-messages really go from process to process, and each is recorded under its collective.
+`parallelism.algorithms.algorithms` defines the steps, and `parallelism.collectives.buffers` the state between them.
+Here the messages really go from process to process, and each is recorded under its collective.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from parallelism.collectives import Message, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, start
-from vcluster.collectives.call import Call
 from vcluster.collectives.general import Way, deliver, write
+from vcluster.collectives.group import Call
 from vcluster.messages import encode_message
 
 if TYPE_CHECKING:

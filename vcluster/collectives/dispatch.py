@@ -1,13 +1,15 @@
 """The collectives of a device, and the one place that chooses how each call is run.
 
-A call with arguments like those of an earlier one is looked up; any other is checked and described as a
-`vcluster.collectives.call.Call`.  One of three ways runs it, each with the same face: ``prepare`` (show this member's array),
-``run`` (meet the other members) and ``finish`` (the result, in ``out=`` if that is given).
+A call with the signature of an earlier call is looked up. Any other call is checked and described as a
+`vcluster.collectives.group.Call`. Every way to run a call has the same three methods: ``prepare`` (show this member's
+array), ``run`` (meet the other members) and ``finish`` (return the result, in ``out=`` if that is given). These modules
+of `vcluster.collectives` define the ways:
 
-    `vcluster.collectives.general`      in shared memory: any direct call
-    `vcluster.collectives.by_messages`  the steps of a named algorithm, over channels; with the queue transport, every call
-    `vcluster.collectives.prepared`     a direct call that was run before, without its checks: a small one in the slots, a large one
-                            where the arrays lie; `vcluster.collectives.last_arriver` for a small one of many members
+    `general`       any direct call, in shared memory
+    `by_messages`   the steps of a named algorithm, over channels. With the queue transport, every call
+    `prepared`      a direct call that was run before, without its checks: a small one in the slots, a large one where
+                    the arrays lie
+    `last_arriver`  the same for a small call of many members
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from numpy.typing import NDArray
 from parallelism.algorithms import kind_of, registry
 from parallelism.collectives import (
     ARRAY,
+    NUMERIC_KINDS,
     SCALAR,
     Reduction,
     Traffic,
     TreeBuffers,
+    call_fields,
     check_array,
     check_out,
     check_shape,
@@ -36,18 +40,19 @@ from parallelism.collectives import (
     plain_pairs,
     refuse_out_of_tree,
 )
+from parallelism.collectives.arguments import integer
 from parallelism.collectives.call import traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, Lane, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.by_messages import ByMessages
-from vcluster.collectives.call import Call, described
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, INLINE_BYTES, Group, group_key
+from vcluster.collectives.group import DESCRIPTION_BYTES, INLINE_BYTES, Call, Group, group_key
 from vcluster.collectives.last_arriver import FEWEST_MEMBERS, LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
 from vcluster.collectives.zero_copy import is_contiguous
-from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, zeros_like
+from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
+from vcluster.messages.forms import pack
 from vcluster.messages.work import issue
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 
@@ -322,6 +327,35 @@ class Collectives:
 
         work = self.recorder.next_work()
         return issue(self, ("outside", work), nothing_to_wait_for(), kind, work, kind)
+
+
+def described(
+    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+    factors: Sequence[int], base: dict[str, Any],
+) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
+    """The checked call, its value as a contiguous array (None where it does not count), and how to reduce it.
+
+    ``base`` holds the fields of the call that do not depend on the value. ``ValueError`` or ``TypeError`` for wrong
+    arguments, before anything is sent.
+    """
+    dim, concat_dim = integer("dim", dim), integer("dim", concat_dim)
+    fields, array, reducing = call_fields(
+        kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
+    if array is not None:
+        if reducing is not None:
+            array = array.astype(reducing.dtype, copy=False)
+        fields |= {"dtype": array.dtype, "shape": array.shape}
+    call = Call(kind, **fields, **base)
+    if call.algorithm is not None or call.pairs is not None:
+        call.steps()  # refuses an algorithm, or pairs, that do not apply
+    return call, array, reducing
+
+
+def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
+    """A value as a contiguous array, and its form."""
+    if type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.kind in NUMERIC_KINDS:
+        return x, ARRAY
+    return pack(x) if kind_of(kind).copies and is_tree(x) else as_array(kind, x)
 
 
 def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:

@@ -1,8 +1,9 @@
-"""The general way of a collective in shared memory, and how the result of a member is made.
+"""The general path of a collective in shared memory, and how the result of a member is computed.
 
-Every member posts a description of its call and shows its array: a small one in its slot (`vcluster.collectives.group`), a
-large one where it lies (`vcluster.collectives.zero_copy`).  When all have come, each compares the descriptions and makes its own
-result of the arrays.  This way takes any direct call; `vcluster.collectives.prepared` is the fast path for one that was run before.
+Every member posts a description of its call and shows its array: a small one in its slot
+(`vcluster.collectives.group`), a large one where it lies (`vcluster.collectives.zero_copy`). When all have arrived,
+each member compares the descriptions and computes its own result from the arrays. This path handles any direct call;
+`vcluster.collectives.prepared` is the fast path for a call that was run before.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction, check_shape, copy_of, result_of
-from vcluster.collectives.call import Call
-from vcluster.collectives.group import INLINE_BYTES, Group
+from vcluster.collectives.group import INLINE_BYTES, Call, Group
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
 
 if TYPE_CHECKING:

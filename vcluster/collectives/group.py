@@ -1,4 +1,4 @@
-"""The rendezvous of a group: each member posts what it is about to do, and reads what the others posted.
+"""The rendezvous of a group: each member posts its call, and reads the calls that the others posted.
 
 For every group it belongs to, a device has a *slot* in shared memory: a word that counts the operations it has posted,
 a token for each of the last two, a word that counts those it has finished with the others, and two buffers used in
@@ -16,14 +16,19 @@ Slots are found by a key of the group in a directory that each device keeps.
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.algorithms import KINDS, Algorithm, CollectiveKind
+from parallelism.collectives import MemberCall, check_agreement, text_of
 from vcluster.code import ClusterError
-from vcluster.collectives.call import Call, agree
 from vcluster.memory import DIRECTORY_ENTRIES, LINE, STORES_IN_ORDER, Need
 from vcluster.messages import Wait
 
@@ -41,6 +46,53 @@ _LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(4)
 _BUFFER_BYTES = 8 * _WORDS + DESCRIPTION_BYTES + INLINE_BYTES
 _WORDS_BYTES = 3 * LINE
 _SLOT_BYTES = _WORDS_BYTES + 2 * _BUFFER_BYTES + 2 * INLINE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Call(MemberCall):
+    """A checked call of a collective by one member, with all that the other members compare."""
+
+    ranks: tuple[int, ...] = field(kw_only=True)
+    position: int = field(kw_only=True)
+    axes: tuple[str, ...] | None = None
+    description: bytes = field(init=False, compare=False)
+    """Everything that the other members need to know of this call."""
+    signature: int = field(init=False, compare=False)
+    """A number of 62 bits that equal descriptions share, and no others. The operation's number can be added to it."""
+    of_kind: CollectiveKind = field(init=False, compare=False)
+    nbytes: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        dtype = None if self.dtype is None else self.dtype.str
+        fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
+                  self.op, self.pairs, self.form)
+        description = marshal.dumps(fields, 2)
+        digest = blake2b(description, digest_size=8).digest()
+        for name, value in (
+            ("description", description), ("signature", int.from_bytes(digest, "little") >> 2),
+            ("of_kind", KINDS.records.get(self.kind)),      # None only for a kind that another process alone knows
+            ("nbytes", 0 if self.dtype is None else self.dtype.itemsize * prod(self.shape or ())),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def steps(self) -> Algorithm:
+        """The algorithm as data. ``ValueError``, with the names that apply, if there is none of that name."""
+        return self.over(self.size)
+
+    def as_seen_by(self, position: int, description: bytes) -> Call:
+        """The call of another member of the group, from its description."""
+        kind, name, dtype, shape, dim, concat_dim, sizes, root, op, pairs, form = marshal.loads(description)
+        return replace(
+            self, kind=kind, position=position, algorithm=name, dtype=None if dtype is None else np.dtype(dtype),
+            shape=shape, dim=dim, concat_dim=concat_dim, sizes=sizes, root=root, op=op, pairs=pairs, form=form,
+        )
+
+    def __str__(self) -> str:
+        return text_of(self)
 
 
 class Buffer:
@@ -189,7 +241,10 @@ class Group:
         parity, token = sequence & 1, call.signature + sequence
         for slot in self.slots:
             if slot.tokens[parity][0] != token:
-                return agree(call, [buffer.read_description() for buffer in self.buffers(sequence)])
+                descriptions = [buffer.read_description() for buffer in self.buffers(sequence)]
+                calls = [call.as_seen_by(position, text) for position, text in enumerate(descriptions)]
+                check_agreement(call.ranks, call.kind, calls)
+                return calls
         return [call] * self.size
 
     @property

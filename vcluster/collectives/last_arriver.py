@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from parallelism.algorithms import CollectiveKind
 from parallelism.collectives import Reduction, copy_of
 from parallelism.collectives.results import reduced
-from vcluster.collectives.call import Call
-from vcluster.collectives.group import INLINE_BYTES
+from vcluster.collectives.group import INLINE_BYTES, Call
 from vcluster.collectives.prepared import Prepared
 from vcluster.memory import STORES_IN_ORDER
 

@@ -1,11 +1,11 @@
-"""The fast path: a collective whose checks and results are kept from an earlier run of the same call.
+"""The fast path: a collective whose checks and results are cached from an earlier run of the same call.
 
-After the general way (`vcluster.collectives.general`) everything about a call is known: the token that each member will show, the
-place of a small payload, the shape of the result.  What remains is to write the payload (or where it lies) and the
-token, to wait for the others' tokens, and to make the result.
+After the general path (`vcluster.collectives.general`) everything about a call is known: the token that each member
+will show, the place of a small payload, the shape of the result. What remains is to write the payload (or its address)
+and the token, to wait for the tokens of the others, and to compute the result.
 
-If a member shows another token, it calls something else, or something of another shape.  Then `run` returns False, and
-the general way takes over the operation, which every member has posted.
+If a member shows another token, it calls another collective, or one with another shape. Then `run` returns False, and
+the general path continues the operation, which every member has posted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction, Result
 from parallelism.operation import Lane
-from vcluster.collectives.call import Call
 from vcluster.collectives.general import deliver, empty_result, new_array, own_result, write
-from vcluster.collectives.group import Group
+from vcluster.collectives.group import Call, Group
 from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
 from vcluster.memory import STORES_IN_ORDER
 

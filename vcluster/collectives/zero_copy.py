@@ -1,9 +1,9 @@
-"""Large arrays of a collective are read and written where they lie; nothing is copied to be read.
+"""Large arrays of a collective are read and written where they lie; nothing is copied in order to be read.
 
 A payload stays in its place, in shared memory or in private memory that the other members can reach
-(`vcluster.memory.process_memory`), until every member has read it.  In an all_reduce each member also shows where its result shall
-lie: the owner of a slice reduces it and stores it into every member's result, so that all memory is read once and
-written once.  A reduction goes through its terms in pieces that stay in cache.
+(`vcluster.memory.process_memory`), until every member has read it. In an all_reduce each member also shows the place of
+its result: the owner of a slice reduces it and stores it into every member's result, so all memory is read once and
+written once. A reduction goes through its terms in pieces that stay in cache.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
-from vcluster.collectives.call import Call
-from vcluster.collectives.group import Group
+from vcluster.collectives.group import Call, Group
 from vcluster.memory import address_of
 
 if TYPE_CHECKING:

@@ -67,17 +67,15 @@ def _show_verdict(screen: Screen, explained: Explanation, run: Any) -> bool:
     same = all(_equal(out, expected) for out, expected in zip(run.outputs, explained.results, strict=True))
     if kind_of(explained.algorithm.collective).moves:
         screen.verdict(same, f"every device's result {'equals' if same else 'does NOT equal'} the one above")
-    received = tuple(run.trace.bytes_received(rank) for rank in ranks)
-    bytes_agree = received == explained.bytes_received
-    screen.verdict(bytes_agree, f"{sum(received)} bytes received, {_as_above(bytes_agree)}")
-    sent = tuple(run.trace.messages(rank) for rank in ranks)
-    messages_agree = sent == explained.algorithm.messages_sent()
-    screen.verdict(messages_agree, f"{sum(sent)} messages sent, {_as_above(messages_agree)}")
-    return same and bytes_agree and messages_agree
-
-
-def _as_above(agree: bool) -> str:
-    return "on each device as above" if agree else "NOT as above"
+    for count, expected, subject in (
+        (run.trace.bytes_received, explained.bytes_received, "bytes received"),
+        (run.trace.messages, explained.algorithm.messages_sent(), "messages sent"),
+    ):
+        counts = tuple(map(count, ranks))
+        agree = counts == expected
+        screen.verdict(agree, f"{sum(counts)} {subject}, {'on each device as above' if agree else 'NOT as above'}")
+        same = same and agree
+    return same
 
 
 def _equal(out: Any, expected: Any) -> bool:

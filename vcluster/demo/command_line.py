@@ -51,14 +51,6 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
-def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace | None:
-    """The words as a namespace. None after ``--help``, which prints its text."""
-    try:
-        return parser.parse(words)
-    except SystemExit:
-        return None
-
-
 def nearest(word: str, right: Sequence[str]) -> str:
     """The hint ``; did you mean ...?`` if one of the valid words is close, otherwise a list of all of them."""
     close = get_close_matches(word.lower(), right, n=1, cutoff=0.6)

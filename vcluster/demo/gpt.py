@@ -234,7 +234,8 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
     screen.table(("kind", "axis", "count", "bytes", "content"), rows)
     good = all(moved[axis] == expected[axis] for axis in moved) and step.bytes_received() == sum(expected.values())
     word = "equals" if good else "does NOT equal"
-    screen.verdict(good, f"each axis {word} its closed form: {', '.join(_listing(expected)) or 'none'}")
+    listing = [f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes]
+    screen.verdict(good, f"each axis {word} its closed form: {', '.join(listing) or 'none'}")
     return good
 
 
@@ -253,7 +254,3 @@ def expected_bytes(job: Job) -> dict[str, int]:
         "tp": (tp - 1) * (8 * model.blocks * x + 4 * x + 6 * tokens * 8),
         "dp": 2 * (dp - 1) * (gradients + 8 * tp),
     }
-
-
-def _listing(expected: dict[str, int]) -> list[str]:
-    return [f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes]

@@ -216,9 +216,9 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
     matrix = step.communication_matrix()
     channels = [(int(source), int(target)) for source, target in np.argwhere(matrix)]
-    expected = _expected_bytes(job)
+    expected, weights = _expected_bytes(job), (0, "weights' gradients, all_reduce")
     rows = [
-        (f"r{source} -> r{target}", f"{matrix[source, target]:,}", _carried(expected, source, target))
+        (f"r{source} -> r{target}", f"{matrix[source, target]:,}", expected.get((source, target), weights)[1])
         for source, target in channels
     ]
     if len(rows) > SHOWN:
@@ -261,7 +261,3 @@ def _expected_bytes(job: Job) -> dict[tuple[int, int], tuple[int, str]]:
             nbytes = sum(rows * width * 8 for width, _ in carried)
             expected[channel] = nbytes, words[0] if len(words) == 1 else f"{words[0]}; {len(words) - 1} more"
     return expected
-
-
-def _carried(expected: dict[tuple[int, int], tuple[int, str]], source: int, target: int) -> str:
-    return expected[source, target][1] if (source, target) in expected else "weights' gradients, all_reduce"

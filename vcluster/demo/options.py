@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+from parallelism.display import WIDTH
 from vcluster.demo.command_line import Parser, add_mesh, choice, positive, whole, wholes
 
 PROGRAM = "python -m vcluster.demo"
@@ -54,6 +57,25 @@ def _name(words: tuple[str, ...], default: str, help: str) -> dict[str, Any]:
     return {"type": choice(words), "default": default, "metavar": "NAME", "help": help}
 
 
+def _names(module: str, table: str) -> tuple[str, ...]:
+    return tuple(getattr(import_module(module), table))
+
+
+def _listed(title: str, names: tuple[str, ...]) -> str:
+    lines = fill("  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return f"{title}:\n{lines}"
+
+
+def _policy(demo: str, usual: str) -> Options:
+    policies = _names(f"vcluster.demo.{demo}", "POLICIES")
+    return {"--policy": _name(policies, usual, f"the layouts, see below ({usual})")}
+
+
+def _summaries(title: str, demo: str) -> str:
+    policies = import_module(f"vcluster.demo.{demo}").POLICIES
+    return "\n".join([f"{title}:", *(f"  {name}\n      {policy.summary}" for name, policy in policies.items())])
+
+
 _BACKEND = {"--backend": _name(("process", "thread"), "process", "run devices as process (default) or thread")}
 _HARDWARE = {"--hardware": {
     "metavar": "NAME", "help": "predict the time on a preset, as dgx-h100, or a hardware file"}}
@@ -63,12 +85,8 @@ _SCHEDULE = {
     "--chunks": _count("stages on each device (1, or 2 if the schedule needs several)"),
 }
 
-
-def _mlp() -> DemoWords:
-    from parallelism.pipelining.generators import SCHEDULES
-    from vcluster.demo.screen import fold
-
-    return DemoWords(
+_WORDS: Mapping[str, Callable[[], DemoWords]] = {
+    "mlp": lambda: DemoWords(
         "Trains a multilayer perceptron as a pipeline: its layers are split into stages,\n"
         "each stage is a process, and microbatches flow through them forward and\n"
         "backward. Then compares the numbers with the same training in one process, and\n"
@@ -103,12 +121,9 @@ def _mlp() -> DemoWords:
             "--seed": _count("seed of the weights and of the split (0)", 0, least=0),
         },
         {"pp": "stages of the pipeline, one device each (default 1)", "dp": "replicas of the pipeline"},
-        f"schedules:\n{fold(tuple(SCHEDULES))}",
-    )
-
-
-def _gpt() -> DemoWords:
-    return DemoWords(
+        _listed("schedules", _names("parallelism.pipelining.generators", "SCHEDULES")),
+    ),
+    "gpt": lambda: DemoWords(
         "Trains a small GPT on the docstrings of this package, byte by byte: stages of a\n"
         "pipeline over pp, heads, hidden dims and vocabulary over tp, replicas over dp.\n"
         "Then trains the same model in one process, compares losses, parameters and the\n"
@@ -138,69 +153,48 @@ def _gpt() -> DemoWords:
             "--seed": _count("seed of weights, batches and the generated text (0)", 0, least=0),
         },
         {"pp": "stages of the pipeline (default 1)", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
-    )
-
-
-def _collectives() -> DemoWords:
-    from parallelism.algorithms import COLLECTIVES
-    from vcluster.demo.screen import fold
-
-    kinds = tuple(COLLECTIVES)
-    return DemoWords(
+    ),
+    "collectives": lambda: DemoWords(
         "Shows one collective step by step on small arrays: which device sends what\n"
         "where, and what each device holds after each step. Then runs it, and compares\n"
         "values and bytes.",
         "--devices 4 --algorithm ring\n--algorithm recursive_doubling\n--devices 3 --collective broadcast",
         {
             "--devices": _count("number of devices, up to 16 (4)", 4, most=16),
-            "--collective": _name(kinds, "all_reduce", "the collective (all_reduce)"),
+            "--collective": _name(
+                _names("parallelism.algorithms", "COLLECTIVES"), "all_reduce", "the collective (all_reduce)"),
             "--algorithm": {"metavar": "NAME", "help": "its algorithm (ring if there is one)"},
         },
-        after=f"collectives:\n{fold(kinds)}",
-    )
-
-
-def _matmul() -> DemoWords:
-    from vcluster.demo.matmul import POLICIES
-
-    return DemoWords(
+        after=_listed("collectives", _names("parallelism.algorithms", "COLLECTIVES")),
+    ),
+    "matmul": lambda: DemoWords(
         "Multiplies two sharded matrices, C[m, n] = A[m, k] B[k, n], under a policy that\n"
         "says which dims are split over which axes of the mesh. Shows the layouts and\n"
         "the traffic; compares with NumPy, and with the closed form of the bytes.",
         "--policy matched_inner --tp 4\n--policy outer --dp 2 --tp 2\n--policy full --mesh x=2,y=4",
         {
-            "--policy": _name(tuple(POLICIES), "matched_inner", "the layouts, see below (matched_inner)"),
+            **_policy("matmul", "matched_inner"),
             "--shape": _extents("M,K,N", (96, 120, 72), "extents of the product (96,120,72)"),
             **_HARDWARE,
         },
         {"dp": "devices along dp, for two axes", "tp": "devices along tp (default 4)"},
-        f"policies, over an axis X of the mesh, or over its two, X and Y:\n{_summaries(POLICIES)}",
-    )
-
-
-def _ffn() -> DemoWords:
-    from vcluster.demo.ffn import POLICIES
-
-    return DemoWords(
+        _summaries("policies, over an axis X of the mesh, or over its two, X and Y", "matmul"),
+    ),
+    "ffn": lambda: DemoWords(
         "Runs the feed-forward block of a Transformer on a mesh, forward and backward,\n"
         "under a policy that says how activations and weights are sharded. Compares\n"
         "output and gradients with one process, and the bytes with the plan's.",
         "--policy megatron --tp 4\n--policy sequence --dp 2 --tp 2\n--policy gspmd_2d --mesh x=2,y=2",
         {
-            "--policy": _name(tuple(POLICIES), "megatron", "the layouts, see below (megatron)"),
+            **_policy("ffn", "megatron"),
             "--shape": _extents("B,S,M,F", (4, 12, 16, 32), "batch, sequence, model, hidden (4,12,16,32)"),
             "--activation": _name(("gelu", "relu"), "gelu", "gelu (default) or relu"),
             **_HARDWARE,
         },
         {"dp": "devices along dp, for the batch", "tp": "devices along tp (default 4)"},
-        f"policies:\n{_summaries(POLICIES)}",
-    )
-
-
-def _attention() -> DemoWords:
-    from vcluster.demo.attention import POLICIES
-
-    return DemoWords(
+        _summaries("policies", "ffn"),
+    ),
+    "attention": lambda: DemoWords(
         "Runs attention on a mesh, forward and backward, under a policy that says how\n"
         "rows and heads are sharded. Draws which keys each device has at each step,\n"
         "compares results with one process and bytes with the plan's, and the policies\n"
@@ -208,7 +202,7 @@ def _attention() -> DemoWords:
         "--policy ring --cp 4\n--policy ring --cp 4 --zigzag\n--policy ulysses --cp 2 --dp 2\n"
         "--policy megatron_ring --cp 2 --tp 2",
         {
-            "--policy": _name(tuple(POLICIES), "ring", "the layouts, see below (ring)"),
+            **_policy("attention", "ring"),
             "--shape": _extents("B,S,H,D", (2, 16, 4, 8), "batch, sequence, heads, head_dim (2,16,4,8)"),
             "--kv-heads": _count("key-value heads (as many as heads)"),
             "--full": {"action": "store_true", "help": "no causal mask: every row attends to every row"},
@@ -217,12 +211,9 @@ def _attention() -> DemoWords:
         },
         {"dp": "devices along dp, for the batch", "cp": "devices along cp, for the sequence",
          "tp": "devices along tp, for the heads"},
-        f"policies:\n{_summaries(POLICIES)}",
-    )
-
-
-def _moe() -> DemoWords:
-    return DemoWords(
+        _summaries("policies", "attention"),
+    ),
+    "moe": lambda: DemoWords(
         "Runs a mixture of experts on a mesh, forward and backward: a router sends each\n"
         "token to a few experts on different devices. Shows which token goes where, what\n"
         "is dropped, and what the all_to_alls move; compares with one process.",
@@ -238,11 +229,8 @@ def _moe() -> DemoWords:
         {"dp": "devices along dp, for the batch", "ep": "devices along ep, for the experts (default 4)"},
         "an expert takes at most capacity * top-k * tokens / experts choices, first ones\n"
         "before second ones, earlier tokens before later ones; the others are dropped",
-    )
-
-
-def _reshard() -> DemoWords:
-    return DemoWords(
+    ),
+    "reshard": lambda: DemoWords(
         "Plans how a tensor gets from one layout to another, draws both, runs the plan,\n"
         "and compares values and bytes. A layout names, for each dim, the axes it is\n"
         "split over: [x, None], [(x, y), None], [None, None] partial=x.",
@@ -255,17 +243,9 @@ def _reshard() -> DemoWords:
             "--shape": _extents("N,N,...", None, "shape of the tensor (8,6,10,4, as many as dims)"),
             **_HARDWARE,
         },
-    )
-
-
-def _summaries(policies: Mapping[str, Any]) -> str:
-    return "\n".join(f"  {name}\n      {policy.summary}" for name, policy in policies.items())
-
-
-_WORDS: Mapping[str, Callable[[], DemoWords]] = {
-    "mlp": _mlp, "gpt": _gpt, "collectives": _collectives, "matmul": _matmul, "ffn": _ffn, "attention": _attention,
-    "moe": _moe, "reshard": _reshard,
+    ),
 }
+"""The command line of each demo. It is made on demand, because the names in it come from modules that load NumPy."""
 
 
 def parser_of(name: str) -> Parser:

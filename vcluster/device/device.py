@@ -1,4 +1,4 @@
-"""`VirtualDevice`: what a kernel sees of the cluster it runs in."""
+"""`VirtualDevice`: the interface of the cluster for the kernel that runs on one device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class VirtualDevice:
     def __init__(self, mesh: Mesh, rank: int, endpoint: Endpoint, *, by_messages: bool) -> None:
         """The cluster makes the devices; users do not call this."""
         self.mesh = mesh
-        """The `Mesh` this device is part of."""
+        """The `Mesh` of the cluster."""
         self.rank = rank
         """The number of this device, 0 to ``size - 1``."""
         self.size = mesh.size
@@ -93,12 +93,12 @@ class VirtualDevice:
         raise AttributeError(f"a device has no {name!r}{hint}", name=name, obj=self)
 
     def forget_traffic(self) -> None:
-        """Start from empty channels and new groups, after a failure.  For the worker."""
+        """Start with empty channels and new groups after a failure. The worker calls this."""
         self.collectives.forget_traffic()
         self._channels.clear()
 
     def seed_with(self, seed: tuple[int, ...]) -> None:
-        """Set the seed of `rng`, for the worker; a generator is made only for a kernel that uses it."""
+        """Set the seed of `rng`. The worker calls this. A generator is created only for a kernel that uses it."""
         self._seed, self._rng = seed, None
 
     @property
@@ -108,17 +108,17 @@ class VirtualDevice:
             self._rng = np.random.default_rng(self._seed)
         return self._rng
 
-    # -- where am I ---------------------------------------------------------------------------------------------------
+    # -- the place in the mesh -------------------------------------------------------------------------------------
 
     def group(self, axes: Axes = None) -> tuple[int, ...]:
-        """The ranks of my group along ``axes``, in group order."""
+        """The ranks of this device's group along ``axes``, in group order."""
         return self.mesh.group(self.rank, axes)
 
     def position(self, axes: Axes = None) -> int:
         """My index in my group along ``axes``."""
         return self.group(axes).index(self.rank)
 
-    # -- what is computed and held -------------------------------------------------------------------------------------
+    # -- compute and memory -------------------------------------------------------------------------------------
 
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
@@ -158,7 +158,7 @@ class VirtualDevice:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, axes: Axes = None, *, op: ReduceOp = "sum", **options: Any) -> Any:
-        """Combine everybody's ``x`` elementwise; everybody gets the result, the same bits everywhere.
+        """Reduce the ``x`` of all members elementwise. Every member gets the result, bitwise equal on all of them.
 
         The result equals that of a reduce_scatter followed by an all_gather.  ``op`` is ``sum, mean, max, min, prod,
         and, or, xor`` or a function of two arrays that is elementwise, associative and keeps the dtype; terms are
@@ -168,22 +168,22 @@ class VirtualDevice:
         **Communication**: 2(g-1)/g S received by each rank (direct, ring, halving_doubling), (g-1) S (naive),
         lg g S (recursive_doubling).
 
-        Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], everybody gets [60 64].
+        Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], every device gets [60 64].
         """
         return self.collectives.run("all_reduce", x, axes, op=op, **options)
 
     def all_gather(self, x: Any, axes: Axes = None, *, dim: int = 0, **options: Any) -> Any:
-        """Join everybody's ``x`` along ``dim``, in group order; everybody gets the whole.
+        """Join the ``x`` of all members along ``dim``, in group order. Every member gets the whole.
 
         0-d values are stacked to shape ``(g,)``.  Extents other than along ``dim`` must agree.
         **Communication**: each rank receives S minus the bytes of its own ``x``.
 
-        Over 3 devices that hold [0], [1 1], [2], everybody gets [0 1 1 2].
+        Over 3 devices that hold [0], [1 1], [2], every device gets [0 1 1 2].
         """
         return self.collectives.run("all_gather", x, axes, dim=dim, **options)
 
     def reduce_scatter(self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
-        """Combine everybody's ``x``, and give each member its piece along ``dim``.
+        """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
 
         The pieces are those of ``numpy.array_split``, axis by axis, outermost first.  Shapes must agree.
         **Communication**: each rank receives g-1 times the bytes of its own piece: (g-1)/g S if the pieces are equal.
@@ -220,33 +220,33 @@ class VirtualDevice:
     def reduce(self, x: Any, axes: Axes = None, *, root: int = 0, op: ReduceOp = "sum", **options: Any) -> Any:
         """Combine everybody's ``x`` as `all_reduce` does; the member at ``root`` gets the result, the others None.
 
-        **Communication**: (g-1) S received by the root (direct).
+        **Communication**: the root receives (g-1) S (direct).
         """
         return self.collectives.run("reduce", x, axes, root=root, op=op, **options)
 
     def scatter(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
-        """Cut the root's ``x`` along ``dim`` and give piece j to member j; the others' ``x`` may be None.
+        """Cut the ``x`` of the root along ``dim`` and send piece j to member j. The ``x`` of the others may be None.
 
-        **Communication**: each rank but the root receives its piece.
+        **Communication**: each rank except the root receives its piece.
         """
         return self.collectives.run("scatter", x, axes, root=root, dim=dim, **options)
 
     def gather(self, x: Any, axes: Axes = None, *, root: int = 0, dim: int = 0, **options: Any) -> Any:
-        """Join everybody's ``x`` along ``dim`` at the root; the others get None.
+        """Join the ``x`` of all members along ``dim`` at the root. The others get None.
 
-        **Communication**: the root receives everybody else's ``x``.
+        **Communication**: the root receives the ``x`` of every other member.
         """
         return self.collectives.run("gather", x, axes, root=root, dim=dim, **options)
 
     def all_scatter(self, x: Any, axes: Axes = None, **options: Any) -> Any:
-        """Everybody's ``x``, as a list in group order; shapes may differ.
+        """The ``x`` of all members, as a list in group order. Shapes may differ.
 
-        **Communication**: each rank receives everybody else's ``x``.
+        **Communication**: each rank receives the ``x`` of every other member.
         """
         return self.collectives.run("all_scatter", x, axes, **options)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], axes: Axes = None, **options: Any) -> Any:
-        """For each (source, target) of ``pairs``, positions in the group, the target gets the source's ``x``.
+        """For each (source, target) in ``pairs``, which are positions in the group, the target gets the source's ``x``.
 
         A member that is not a target gets zeros like its own ``x``.  Each position may be a source at most once, and a
         target at most once.  Shapes may differ, and ``x`` may be a tuple, list or dict of arrays.
@@ -255,7 +255,7 @@ class VirtualDevice:
         return self.collectives.run("permute", x, axes, pairs=pairs, **options)
 
     def shift(self, x: Any, axes: Axes = None, *, by: int = 1, **options: Any) -> Any:
-        """`permute` round the ring: position p gets the ``x`` of position p - ``by``."""
+        """A `permute` around the ring: position p gets the ``x`` of position p - ``by``."""
         groups = options.get("groups")
         if groups is None:
             pairs = _round_the_ring(len(self.group(axes)), by)
@@ -268,9 +268,9 @@ class VirtualDevice:
         return self.collectives.run("barrier", None, axes, **options)
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
-        """Everybody's object (anything that can be pickled), as a list in group order."""
-        found = self.collectives.run("all_scatter", _pickled(obj), axes, name="all_gather_object")
-        return [pickle.loads(array.tobytes()) for array in found]
+        """The objects of all members, as a list in group order. An object is anything that can be pickled."""
+        arrays = self.collectives.run("all_scatter", _pickled(obj), axes, name="all_gather_object")
+        return [pickle.loads(array.tobytes()) for array in arrays]
 
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
         """The object of the member at position ``root``; the objects of the others are ignored."""
@@ -308,7 +308,7 @@ class VirtualDevice:
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
         """`global_shape` of several tensors at once.  A rank takes part if it does so for any of the tensors.
 
-        **Communication**: one exchange, which is not in the trace either.
+        **Communication**: one exchange, which is not in the trace.
         """
         from vcluster.device.resharding import global_shapes
 

@@ -88,17 +88,18 @@ class Signals:
         """The core on which this endpoint sleeps. It moves there when it waits for the first time in a run."""
         self.has_waited = False
         """Whether it has moved there in this run."""
-        self.told_cancelled = False
+        self.saw_cancellation = False
         """Whether this endpoint has seen that the run is cancelled. Exceptions that it raises later are
         consequences."""
         self.before_sleep: Callable[[], object] | None = None
         """Called before each sleep, to take in messages so that no ring stays full."""
         self.note_awaited: Callable[[], Any] | None = None
         """Called after it, to collect what the endpoint waits for, and again after one more poll. If both results are
-        equal they describe one moment, and `tell_awaited` publishes them."""
-        self.tell_awaited: Callable[[Any], object] | None = None
+        equal they describe one moment, and `publish_awaited` publishes them."""
+        self.publish_awaited: Callable[[Any], object] | None = None
         self.after_sleep: Callable[[], object] | None = None
         """Called at the end of a wait that reached the sleeping phase."""
+
     def fence(self) -> None:
         """A full memory fence: other endpoints see all earlier writes before any later access.
 
@@ -140,7 +141,7 @@ class Signals:
 
     def check(self) -> None:
         if self._cancelled[0]:
-            self.told_cancelled = True
+            self.saw_cancellation = True
             raise OperationCancelled("another device failed")
 
     def turns(self) -> Iterator[None]:
@@ -182,10 +183,10 @@ class Signals:
                 if ready():
                     return
                 self.check()
-                if self.note_awaited is not None and self.tell_awaited is not None:
+                if self.note_awaited is not None and self.publish_awaited is not None:
                     if self.note_awaited() != awaited:
                         continue
-                    self.tell_awaited(awaited)
+                    self.publish_awaited(awaited)
                 if self.home is not None:
                     self.home.stay()
                 self._sleep(self._address, seen, nap_ns)

@@ -5,6 +5,7 @@ Each device has an endpoint, and so has the host.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vcluster.memory import (
@@ -50,8 +51,8 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)
-            self.signals.note_awaited, self.signals.tell_awaited = self._note_awaited, self._tell_awaited
-            self.signals.after_sleep = self._after_sleep
+            self.signals.note_awaited, self.signals.publish_awaited = self.tasks.blocked_on, self._publish_awaited
+            self.signals.after_sleep = partial(self.status.set, number, RUNNING)
 
     def mailbox(self, peer: int) -> Mailbox:
         """The traffic with another endpoint, in both directions."""
@@ -60,14 +61,8 @@ class Endpoint:
             mailbox = self.mailboxes[peer] = Mailbox(self, peer)
         return mailbox
 
-    def _note_awaited(self) -> list[Operation]:
-        return self.tasks.blocked_on()
-
-    def _tell_awaited(self, operations: list[Operation]) -> None:
+    def _publish_awaited(self, operations: list[Operation]) -> None:
         self.status.set_blocked(self.number, operations, self.tasks.waits_at())
-
-    def _after_sleep(self) -> None:
-        self.status.set(self.number, RUNNING)
 
     def take_in(self) -> None:
         """Empty the rings that point to this endpoint, so that no sender waits for room in them."""
@@ -85,7 +80,7 @@ class Endpoint:
             self.mailbox(peer).close()
         self.mailboxes.clear()
         self.signals.before_sleep = self.signals.after_sleep = None
-        self.signals.note_awaited = self.signals.tell_awaited = None
+        self.signals.note_awaited = self.signals.publish_awaited = None
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing

@@ -15,7 +15,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +40,16 @@ KNOWN_BLOCKS = 1024
 """Maximal number of a peer's reusable blocks whose description the receiver caches."""
 
 
-class Envelope:
+class Envelope(NamedTuple):
     """A message that has arrived: its description, and its content on request."""
 
-    __slots__ = ("_load", "lane", "nbytes", "tag", "taken")
-
-    def __init__(self, lane: int, tag: int, nbytes: int, load: Callable[[], Any], taken: Callable[[], None]) -> None:
-        self.lane, self.tag, self.nbytes = lane, tag, nbytes
-        self._load = load
-        self.taken = taken
-
-    def open(self) -> Any:
-        """The content. It can be opened once."""
-        return self._load()
+    lane: int
+    tag: int
+    nbytes: int
+    open: Callable[[], Any]
+    """Returns the content. It may be called once."""
+    taken: Callable[[], None]
+    """Tells the sender that the message was taken."""
 
 
 class Mailbox:

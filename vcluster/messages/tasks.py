@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelism.operation import Lane
 from vcluster.code import call_site
@@ -22,17 +22,11 @@ from vcluster.memory import Need, Operation, Signals
 Ready = Callable[[], bool]
 
 
-class Wait:
+class Wait(NamedTuple):
     """A condition to wait for. ``needs()`` lists what it depends on, for deadlock detection."""
 
-    __slots__ = ("_ready", "needs")
-
-    def __init__(self, ready: Ready, needs: Callable[[], list[Need]] | None = None) -> None:
-        self._ready = ready
-        self.needs = needs
-
-    def __call__(self) -> bool:
-        return self._ready()
+    ready: Ready
+    needs: Callable[[], list[Need]]
 
 
 Steps = Generator[Wait, None, Any]
@@ -55,7 +49,7 @@ class Task:
 
     def advance(self) -> bool:
         """Advance as far as possible. True if the operation is finished."""
-        while self.waits_for is None or self.waits_for():
+        while self.waits_for is None or self.waits_for.ready():
             try:
                 self.waits_for = next(self._steps)
             except StopIteration as stop:
@@ -86,9 +80,9 @@ class Tasks:
         try:
             while True:
                 wait = next(steps)
-                if not wait():
+                if not wait.ready():
                     self._blocked_in = lane, what, wait
-                    self._block(wait)
+                    self._block(wait.ready)
         except StopIteration as stop:
             return stop.value
 
@@ -159,4 +153,4 @@ class Tasks:
 
 
 def _needs(wait: Wait | None) -> list[Need] | None:
-    return None if wait is None or wait.needs is None else wait.needs()
+    return None if wait is None else wait.needs()

@@ -230,27 +230,23 @@ class ThreadCrew:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._threads: dict[int, threading.Thread] = {}
-        self._workers: dict[int, Worker] = {}
-        self._links: dict[int, _QueueLink] = {}
-        self._commands: dict[int, queue.SimpleQueue[Any]] = {}
+        self._devices: dict[int, _Threaded] = {}
         self._replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
         ranks = []
         for spec in specs:
             commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            link = self._links[spec.rank] = _QueueLink(spec.rank, commands, self._replies)
+            link = _QueueLink(spec.rank, commands, self._replies)
             worker = Worker(spec, self._arena, link, spins=20, own_process=False)
             thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
-            self._workers[spec.rank], self._commands[spec.rank] = worker, commands
-            self._threads[spec.rank] = thread
+            self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
             thread.start()
             ranks.append(spec.rank)
         _await_ready(self, ranks)
 
     def send(self, rank: int, message: Any) -> None:
-        self._commands[rank].put(message)
+        self._devices[rank].commands.put(message)
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
         try:
@@ -263,8 +259,8 @@ class ThreadCrew:
         self._replies.put((HOST, None))
 
     def interrupt(self, rank: int) -> None:
-        ident, link = self._threads[rank].ident, self._links[rank]
-        self._workers[rank].interrupt(lambda: link.interrupt(ident))
+        device = self._devices[rank]
+        device.worker.interrupt(lambda: device.link.interrupt(device.thread.ident))
 
     def kill(self, rank: int) -> bool:
         return False
@@ -273,7 +269,7 @@ class ThreadCrew:
     def printing(self) -> Iterator[None]:
         """Send what a device's thread prints through its link, like that of a process. Other threads print normally."""
         before = sys.stdout, sys.stderr
-        outputs = {thread.ident: self._workers[rank].output for rank, thread in self._threads.items()}
+        outputs = {device.thread.ident: device.worker.output for device in self._devices.values()}
         sys.stdout = _ByThread(before[0], {ident: streams["stdout"] for ident, streams in outputs.items()})
         sys.stderr = _ByThread(before[1], {ident: streams["stderr"] for ident, streams in outputs.items()})
         try:
@@ -282,22 +278,19 @@ class ThreadCrew:
             sys.stdout, sys.stderr = before
 
     def close(self) -> None:
-        for commands in self._commands.values():
-            commands.put(None)
+        for device in self._devices.values():
+            device.commands.put(None)
         deadline = time.monotonic() + STOP_SECONDS
-        for thread in self._threads.values():
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        for rank, worker in self._workers.items():
-            if not self._threads[rank].is_alive():
-                worker.endpoint.let_go()
-        self._threads.clear()
-        self._workers.clear()
-        self._links.clear()
-        self._commands.clear()
+        for device in self._devices.values():
+            if device.thread is not threading.current_thread():
+                device.thread.join(max(0.0, deadline - time.monotonic()))
+        for device in self._devices.values():
+            if not device.thread.is_alive():
+                device.worker.endpoint.let_go()
+        self._devices.clear()
 
     def pids(self) -> list[int]:
-        return [os.getpid()] * len(self._threads)
+        return [os.getpid()] * len(self._devices)
 
 
 def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
@@ -350,6 +343,15 @@ class _QueueLink:
                 pass
         except OperationCancelled:
             self._interrupted = False
+
+
+class _Threaded(NamedTuple):
+    """A device in a thread."""
+
+    thread: threading.Thread
+    worker: Worker
+    link: _QueueLink
+    commands: queue.SimpleQueue[Any]
 
 
 class _ByThread:

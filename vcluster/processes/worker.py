@@ -158,7 +158,7 @@ class Worker:
         if self._in_kernel and not self.device.recorder.busy and self._gate.acquire(False):
             try:
                 if self._in_kernel:
-                    self.endpoint.signals.told_cancelled = True
+                    self.endpoint.signals.saw_cancellation = True
                     raise_there()
             finally:
                 self._gate.release()
@@ -184,7 +184,7 @@ class Worker:
             return Done(place, self._lent_record(), self._counts(), device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
-            if signals.told_cancelled:  # the kernel may have made another exception of it
+            if signals.saw_cancellation:  # the kernel may have made another exception of it
                 return Cancelled(self._record(), where_cancelled(error))
             signals.cancel()
             return Failed(describe_exception(error, self._code), self._record())
@@ -199,7 +199,7 @@ class Worker:
         if command.number == 1:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
-        signals.told_cancelled = signals.has_waited = False
+        signals.saw_cancellation = signals.has_waited = False
         device.collectives.begin_run()
         device.recorder.start()
         device.recorder.enter()

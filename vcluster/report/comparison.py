@@ -18,7 +18,7 @@ from parallelism.display.quantities import fit, seconds
 from parallelism.trace import HOLDING, PARTS, Split, Trace, part_of
 from parallelism.trace.breakdown import split
 from parallelism.trace.transfers import moving, rounded
-from vcluster.report.naming import part_name, without_numbers
+from vcluster.report.naming import groups, part_name, without_numbers
 
 SHOWN = 8
 """Maximal number of rows of a table."""
@@ -107,10 +107,8 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     spent = np.where(compute, end - start, np.maximum(end - np.maximum(start, rounded(since, end)), 0))
     parts = part_of(columns)
     fields = ("kind", "name", "stage", "phase", "axes")
-    events = columns.only(*fields).take(taken)
-    _, firsts, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
+    descriptions, firsts, place = groups(columns.only(*fields).take(taken), *fields)
     sums = np.bincount(place, spent[taken], len(firsts)).tolist()
-    descriptions = zip(*(events.take(firsts).values(field) for field in fields), strict=True)
     by_name: dict[str, float] = {}
     for (kind, name, stage, phase, axes), part, amount in zip(descriptions, parts[taken][firsts], sums, strict=True):
         if phase is not None and stage is not None:

@@ -12,7 +12,7 @@ from parallelism.display.quantities import fit
 from parallelism.events import Columns, Table
 from parallelism.hardware import CALIBRATED
 from parallelism.trace import HOLDING, Trace
-from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
+from vcluster.report.naming import LONGEST_NAME, Data, groups, numbered, without_numbers
 
 MOST_ROWS = 24
 TURNS = 0.9
@@ -44,15 +44,13 @@ def measured(trace: Trace) -> Data:
 
 def _names(events: Columns) -> tuple[list[str], np.ndarray]:
     """A name for each group of equal events: compute by its phase or its name without numbers, others by kind."""
-    fields = ("kind", "name", "phase")
-    _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
-    descriptions = zip(*(events.take(first).values(field) for field in fields), strict=True)
+    descriptions, _, place = groups(events, "kind", "name", "phase")
     labels = []
     for kind, name, phase in descriptions:
         words = f"compute, phase {phase}" if phase is not None and kind == "compute" else without_numbers(name)
         labels.append(words if kind in ("collective", words) or words.startswith("compute") else f"{kind} {words}")
     names, number = numbered(labels)
-    return names, number[place.ravel()]
+    return names, number[place]
 
 
 def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.display.quantities import fit
+from parallelism.events import Columns
 
 LONGEST_NAME = 80
 _NUMBERS = re.compile(r"\d+")
@@ -27,6 +28,12 @@ def part_name(part: str) -> str:
 def without_numbers(name: object) -> str:
     """The name with ``#`` in place of each number, so that all microbatches of a stage share a name."""
     return _NUMBERS.sub("#", str(name))
+
+
+def groups(events: Columns, *fields: str) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The events with equal fields: the fields of each group, its first event, and the group of each event."""
+    _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
+    return list(zip(*(events.take(first).values(field) for field in fields), strict=True)), first, place.ravel()
 
 
 def numbered(names: Sequence[str]) -> tuple[list[str], npt.NDArray[np.int64]]:

@@ -6,7 +6,7 @@ Each key of the payload is a section of the page. The page shows the sections th
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from parallelism.display.quantities import fit, nbytes, rate, seconds
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
-from parallelism.trace import HOLDING, PARTS, Moving, PathStep, Split, Trace, part_of
+from parallelism.trace import HOLDING, PARTS, Moving, PathStep, Trace, part_of
 from parallelism.trace.breakdown import split
 from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
@@ -60,11 +60,14 @@ def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
         "facts": _facts(trace),
         "verdict": [_clean(sentence, 400) for sentence in verdict(trace, by_rank, path, rows)],
         "parts": PARTS, "makespan": makespan,
-        "ranks": [{"rank": rank, "place": _place(trace, rank)} for rank in shown],
+        "ranks": [{"rank": rank, "place": _clean(" ".join(f"{axis}={i}" for axis, i in _index(trace, rank)), 60)}
+                  for rank in shown],
     }
     if makespan > 0:
         data["timeline"] = _timeline(trace, moved, path, shown, most_bars, left_out)
-        data["split"] = _split(by_rank, shown, makespan)
+        data["split"] = {
+            "rows": [by_rank[rank] for rank in shown], "whole": makespan * len(by_rank),
+            "total": [sum(column) for column in zip(*by_rank.values(), strict=True)]}
         data["measured"] = measured(trace)
         data["roofline"] = roofline(trace, hardware)
     if rows:
@@ -106,10 +109,6 @@ def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:
                  zip(shape, np.unravel_index(rank, [n for _, n in shape]), strict=True)) if shape else ()
 
 
-def _place(trace: Trace, rank: int) -> str:
-    return _clean(" ".join(f"{axis}={i}" for axis, i in _index(trace, rank)), 60)
-
-
 def _facts(trace: Trace) -> list[tuple[str, str]]:
     facts = [("makespan, in virtual time", seconds(trace.makespan_seconds)),
              ("bubble, by makespan", f"{trace.bubble_fraction:.1%}"),
@@ -123,11 +122,6 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     if trace.hardware:
         facts.insert(0, ("hardware", _clean(trace.hardware)))
     return facts
-
-
-def _split(by_rank: Mapping[int, Split], shown: Sequence[int], makespan: float) -> Data:
-    total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
-    return {"rows": [by_rank[rank] for rank in shown], "total": total, "whole": makespan * len(by_rank)}
 
 
 def _timeline(

@@ -14,7 +14,7 @@ from parallelism.display.quantities import fit
 from parallelism.events import Columns
 from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware
 from parallelism.trace import PARTS, Trace, part_of
-from vcluster.report.naming import LONGEST_NAME, Data, numbered, without_numbers
+from vcluster.report.naming import LONGEST_NAME, Data, groups, numbered, without_numbers
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4
@@ -72,10 +72,9 @@ def _scale(trace: Trace, events: Columns) -> Floats:
 
 
 def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
-    _, first, which = np.unique(events.key("name", "phase"), return_index=True, return_inverse=True)
-    pairs = zip(*(events.take(first).values(field) for field in ("name", "phase")), strict=True)
+    pairs, _, which = groups(events, "name", "phase")
     words, number = numbered([without_numbers(name) if phase is None else f"phase {phase}" for name, phase in pairs])
-    name = number[which.ravel()]
+    name = number[which]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)

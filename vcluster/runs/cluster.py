@@ -88,12 +88,9 @@ class VirtualCluster:
         _one_of("backend", backend, ("process", "thread"))
         _one_of("transport", transport, ("shared_memory", "queue"))
         self._pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
-        if isinstance(channel_capacity, bool) or not isinstance(channel_capacity, int) or channel_capacity < 0:
-            raise ValueError(
-                f"channel_capacity must be an integer number of messages, 0 or more, got {channel_capacity!r}"
-            )
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be an integer, 0 or more, got {seed!r}")
+        for name, number, unit in (("channel_capacity", channel_capacity, " number of messages"), ("seed", seed, "")):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ValueError(f"{name} must be an integer{unit}, 0 or more, got {number!r}")
         if deadline_seconds is not None and not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}")
         if transport == "queue" and self.mesh.size > QUEUE_DEVICES:

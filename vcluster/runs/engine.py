@@ -62,7 +62,7 @@ class Body:
         self._conduct: Conduct | None = None
         self._asked: BaseException | None = None
         self._channels: dict[int, VirtualChannel] = {}
-        self._told_generation = 0
+        self._sent_generation = 0
         self.show_output: ShowOutput = print_with_rank
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
@@ -125,7 +125,7 @@ class Body:
                 release(self.arena, common)
             replies = conduct.replies
             replies.update({rank: self._with_record(rank, reply) for rank, reply in replies.items()})
-            self._told_generation = self._generation
+            self._sent_generation = self._generation
             error = conduct.error(self._killed_for_memory)
             if error is not None:
                 self._complete(error, replies)
@@ -229,7 +229,7 @@ class Body:
         """Empty the channels and count the runs from the first again. The first run starts from empty state."""
         self._number = 0
         self._warned.clear()
-        self._empty_channels(() if self._told_generation == self._generation else self._gone)
+        self._empty_channels(() if self._sent_generation == self._generation else self._gone)
 
     def _empty_channels(self, gone: tuple[int, ...]) -> None:
         self._gone = gone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from parallelism.mesh import Mesh
@@ -77,13 +78,10 @@ class Run(Sequence[Any]):
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{rank}</td><td>{_short(output)}</td></tr>" for rank, output in enumerate(self.outputs))
-        return f"<table><caption>{_escape(repr(self))}</caption><tr><th>rank</th><th>output</th></tr>{rows}</table>"
+        caption = escape(repr(self), quote=False)
+        return f"<table><caption>{caption}</caption><tr><th>rank</th><th>output</th></tr>{rows}</table>"
 
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return f"<code>{_escape(text if len(text) < 200 else text[:197] + '...')}</code>"
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<code>{escape(text if len(text) < 200 else text[:197] + '...', quote=False)}</code>"

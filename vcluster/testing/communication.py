@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from parallelism.algorithms import KINDS, NAMED_OTHERWISE
+from parallelism.operation import ranks_in_words
 
 if TYPE_CHECKING:
     from parallelism.trace import Event, Trace
@@ -78,10 +79,7 @@ def _rows(trace: Trace, name: str, expected: Expected) -> list[tuple[str, str, s
 
 
 def _got(trace: Trace, name: str, rank: int | None) -> int:
-    if name in TOTALS:
-        total: int = getattr(trace, name)(rank)
-        return total
-    return trace.count(name, rank)
+    return int(getattr(trace, name)(rank)) if name in TOTALS else trace.count(name, rank)
 
 
 def _by_rank(numbers: Mapping[int, int]) -> str:
@@ -93,15 +91,10 @@ def _by_rank(numbers: Mapping[int, int]) -> str:
 def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
     lines = [("", "expected", "got", True), *rows]
     names, middles = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
-    return "\n".join(
-        [
-            "the communication differs from what was expected",
-            *(
-                f"{'' if fits else '>':2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip()
-                for name, expected, got, fits in lines
-            ),
-        ]
-    )
+    return "\n".join(["the communication differs from what was expected", *(
+        f"{'' if fits else '>':2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip()
+        for name, expected, got, fits in lines
+    )])
 
 
 def _communicating(trace: Trace) -> set[str]:
@@ -131,7 +124,7 @@ def _operations(trace: Trace) -> str:
         return "  nothing"
     rows = []
     for (operation, where, nbytes), counts in operations.items():
-        ranks = _rank_range(sorted(counts))
+        ranks = ranks_in_words(sorted(counts))
         times = sorted(set(counts.values()))
         often = f"{times[0]} x " if len(times) == 1 else f"{times[0]} to {times[-1]} x "
         direction = "sent" if operation.startswith("send") else "received"
@@ -142,12 +135,6 @@ def _operations(trace: Trace) -> str:
         for row in rows[:MOST_LINES]
     ]
     return "\n".join([*lines, *([f"  ... and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else [])])
-
-
-def _rank_range(ranks: Sequence[int]) -> str:
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _short(location: str) -> str:

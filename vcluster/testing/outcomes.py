@@ -5,9 +5,9 @@ from __future__ import annotations
 import linecache
 from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import Any
 
 from parallelism.mesh import Mesh
+from parallelism.operation.errors import keys_by_value
 from vcluster.code import ClusterError, DeviceFailedError, Failure, ranks_in_words
 from vcluster.testing.body import HostSide, Outcome
 from vcluster.testing.tracebacks import attach_tracebacks, frame_at, traceback_of
@@ -54,15 +54,11 @@ def failure_of(
         if all(frame.filename != test.co_filename for frame in failure.frames):  # it failed before or after the body
             raised.__traceback__ = traceback_of([frame_at(_first_line(test), test), *failure.frames])
         raised.add_note(f"on rank {first} of {mesh!r}")
-        folded: dict[str, list[int]] = {}
-        for rank in others:
-            other = error.failures[rank]
-            if _place(other) != _place(failure):
-                folded.setdefault(other.format().rstrip(), []).append(rank)
-        for text, ranks in folded.items():
-            sections.append((f"failure of {ranks_in_words(ranks)}", text))
-        apart = {rank for ranks in folded.values() for rank in ranks}
-        _note_same(raised, failure, {rank: error.failures[rank] for rank in others if rank not in apart})
+        place = failure.type_name, failure.location
+        same = {rank: other for rank in others if ((other := error.failures[rank]).type_name, other.location) == place}
+        apart = {rank: error.failures[rank].format().rstrip() for rank in others if rank not in same}
+        sections = [(f"failure of {ranks_in_words(ranks)}", text) for text, ranks in keys_by_value(apart).items()]
+        _note_same(raised, failure, same)
     else:
         raised = error
         known = [place for place in error.locations if place != "?"]
@@ -78,10 +74,7 @@ def failure_of(
 
 def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Failure]) -> None:
     """Add notes that name the ranks that failed at the same line, one note for each message."""
-    by_text: dict[str, list[int]] = {}
-    for rank, other in others.items():
-        by_text.setdefault(other.text, []).append(rank)
-    for text, ranks in by_text.items():
+    for text, ranks in keys_by_value({rank: other.text for rank, other in others.items()}).items():
         if text == failure.text:
             raised.add_note(f"the same on {ranks_in_words(ranks)}")
         else:
@@ -98,12 +91,6 @@ def _first_line(function: CodeType) -> str:
     return f"{function.co_filename}:{line}"
 
 
-def _place(failure: Failure) -> Any:
-    return failure.type_name, failure.location
-
-
 def _listing(outcomes: Mapping[int, Outcome]) -> str:
-    by_text: dict[str, list[int]] = {}
-    for rank, outcome in outcomes.items():
-        by_text.setdefault(str(outcome), []).append(rank)
+    by_text = keys_by_value({rank: str(outcome) for rank, outcome in outcomes.items()})
     return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in by_text.items())

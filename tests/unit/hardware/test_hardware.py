@@ -461,7 +461,7 @@ def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, t
     assert capsys.readouterr().out == f"{Hardware.load(tmp_path / 'ours.toml')}\n"
     with pytest.raises(WrongWords, match="no hardware 'laptp'; did you mean 'laptop'"):
         main(["hardware", "laptp"])
-    with pytest.raises(WrongWords, match="takes one name of a preset or of a file, got 'b' too"):
+    with pytest.raises(WrongWords, match="nothing is expected here: 'b'"):
         main(["hardware", "a", "b"])
 
 
