@@ -1,12 +1,13 @@
-"""Every giver sends to every member that needs it, at once: ``direct`` and ``naive``.
+"""``direct`` and ``naive``: every giver sends its array to each member that needs it, all at the same time.
 
-`direct_of` makes the direct algorithm of any kind from its record, so that a kind that is registered can be run,
-explained and priced at once.  all_reduce has one of its own: a reduce_scatter and an all_gather.
+`direct_of` derives the direct algorithm of a kind from its record.  So a registered kind can be run, explained and
+priced immediately.  all_reduce has an algorithm of its own: a reduce_scatter and an all_gather.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, ali
 IN_GROUP_ORDER = "in group order"
 
 
+@lru_cache(maxsize=256)
 def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -> CollectiveAlgorithm:
-    """The direct algorithm of a kind: each member that gets a result receives what it is made of from its givers."""
+    """The direct algorithm of a kind: each member that gets a result receives its parts straight from their givers."""
     unit = kind.unit
     in_parts = kind.in_shards or kind.cuts      # a message carries S / g, otherwise S
 
@@ -101,21 +103,11 @@ def _formula(kind: CollectiveKind) -> str:
     return several if kind.gets == "all" else f"{several} at the root"
 
 
-def _both_turns(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
-    for _ in range(2):
-        yield from turns(g, 1, g)
-
-
-def _all_chunks(g: int, root: int, pairs: Pairs) -> list[Stage]:
-    every = tuple(range(g))
-    return [Pairwise(lambda s, t: every, True)]
-
-
 DIRECT = (
     CollectiveAlgorithm(
         "direct", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2, 2 * (g - 1), 2 * (g - 1), g),
         lambda g, root, pairs: [Pairwise(lambda s, t: (t,), True), Pairwise(lambda s, t: (s,))], lambda g: g,
-        _both_turns, IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
+        lambda g, root, pairs: (*turns(g, 1, g), *turns(g, 1, g)), IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
     *(direct_of(kind) for kind in KINDS.records.values() if kind.name != "all_reduce"),
     CollectiveAlgorithm(
         "naive", ("all_reduce",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
@@ -123,7 +115,7 @@ DIRECT = (
         order=IN_GROUP_ORDER, turns=True, preference=3),
     CollectiveAlgorithm(
         "naive", ("reduce_scatter",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
-        _all_chunks, lambda g: g,
+        lambda g, root, pairs: [Pairwise(lambda s, t: tuple(range(g)), True)], lambda g: g,
         lambda g, root, pairs: turns(g, 1, 1), IN_GROUP_ORDER, turns=True, preference=3),
     *(direct_of(KINDS.records[name], "naive", 3) for name in ("all_gather", "broadcast", "reduce")),
 )

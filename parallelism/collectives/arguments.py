@@ -46,7 +46,8 @@ def members_of(
             seen.add(member)
         if rank in members:
             mine = members
-    if mine is None and not (kind in KINDS.records and kind_of(kind).copies):     # a rank in no group gets zeros of a copy
+    copies = kind in KINDS.records and kind_of(kind).copies
+    if mine is None and not copies:     # of a copy, a rank in no group gets zeros
         raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
     return mine, None, () if mine is None else (len(mine),)
 

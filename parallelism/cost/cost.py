@@ -25,7 +25,7 @@ from math import inf, sqrt
 
 from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phases, bus_factor, kind_of, record_of
 from parallelism.algorithms.phases import names, phases
-from parallelism.cost.hierarchical import PARTS, Group, Groups, taken_apart
+from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
 from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
@@ -153,11 +153,9 @@ class Costs:
     ) -> tuple[CollectiveCost, ...]:
         """What it takes by each algorithm, the cheapest first."""
         ranks = _ranks(group)
-        told = (
-            self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
-            for name in self.algorithms(collective, ranks)
-        )
-        return tuple(sorted(told, key=lambda cost: cost.seconds))
+        costs = (self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
+                 for name in self.algorithms(collective, ranks))
+        return tuple(sorted(costs, key=lambda cost: cost.seconds))
 
     def channel_bytes(
         self, cost: CollectiveCost, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
@@ -178,7 +176,7 @@ class Costs:
 
         halves = self._halves(groups) if name == HIERARCHICAL and collective in PARTS else None
         if halves is not None:
-            PARTS[collective](part, nbytes, groups, *halves, root)
+            seconds_in_parts(collective, part, nbytes, groups, *halves, root)
             return
         key = collective, name, groups, root, pairs
         if key not in self._loads:
@@ -193,7 +191,7 @@ class Costs:
         applying = self._applying(collective, groups)
         seconds = [self._by(collective, name, nbytes, groups, root, pairs) for name in applying]
         least = min(seconds)
-        return least, next(name for name, told in zip(applying, seconds, strict=True) if told <= least * (1 + 1e-12))
+        return least, next(name for name, took in zip(applying, seconds, strict=True) if took <= least * (1 + 1e-12))
 
     def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
         """The algorithms that apply; of those that take as long, the first is taken.
@@ -220,7 +218,7 @@ class Costs:
                 raise ValueError(
                     f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
                     f"than one, in each of several units); these apply: {applying}")
-            return PARTS[collective](self._cheapest, nbytes, groups, *halves, root)
+            return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
         key = collective, name, groups, root, pairs
         found = self._terms.get(key)
         if found is None:

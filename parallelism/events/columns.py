@@ -7,7 +7,7 @@ What fits neither (a forged trace may have a text for a number) is a table, too:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import repeat
 from operator import attrgetter
@@ -61,9 +61,8 @@ class Columns:
     def of_rows(cls, rows: Iterable[Sequence[Any]], names: Sequence[str] = NAMES) -> Columns:
         """The columns of events given as the values of the fields ``names``, the others at their defaults."""
         lists = list(zip(*rows, strict=True)) or [()] * len(names)
-        made = {name: column_of(name, values) for name, values in zip(names, lists, strict=True)}
-        length = len(lists[0])
-        return cls(length, {name: column for name, column in made.items() if column is not None})
+        empty = cls(len(lists[0]), {})
+        return empty.with_columns(**dict(zip(names, map(column_of, names, lists), strict=True)))
 
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
@@ -143,13 +142,21 @@ class Columns:
         values = set(_occurring(column) if column.dtype == np.int64 else np.unique(column).tolist())
         return {None if value == ABSENT else value for value in values}
 
+    def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """For each event, ``function`` of the value of a field; called once for each different value."""
+        column = self[name]
+        if not isinstance(column, Table):
+            values, index = np.unique(column, return_inverse=True)
+            column = Table(tuple(as_values(values)), index.astype(np.int32))
+        return np.array([function(value) for value in column.values], dtype)[column.index]
+
     def isin(self, name: str, wanted: Collection[Any]) -> npt.NDArray[np.bool_]:
         """For each event, whether its field has one of these values."""
         column = self.columns.get(name)
         if column is None:
             return np.full(self.length, self.length > 0 and DEFAULTS[name] in wanted)
         if isinstance(column, Table):
-            return np.array([value in wanted for value in column.values], np.bool_)[column.index]
+            return self.mapped(name, wanted.__contains__, np.bool_)
         found = [ABSENT if value is None else value for value in self.distinct(name) if value in wanted]
         return np.isin(column, found)
 

@@ -12,6 +12,12 @@ import numpy as np
 Value = TypeVar("Value")
 
 
+def store(described: object, **values: Any) -> None:
+    """Replaces fields of a frozen description, from its ``__post_init__``."""
+    for field, value in values.items():
+        object.__setattr__(described, field, value)
+
+
 def number(
     field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
 ) -> float:

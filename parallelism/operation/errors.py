@@ -52,10 +52,9 @@ class CollectiveMismatchError(ClusterError):
 
         ``locations`` are the lines of the ranks that raised it.
         """
-        ranks_of: dict[str, list[int]] = {}
-        for rank, call in self.calls.items():
-            where = f" at {locations[rank]}" if rank in locations else ""
-            ranks_of.setdefault(f"called {call}{where}", []).append(rank)
+        ranks_of = ranks_by_text({
+            rank: f"called {call}" + (f" at {locations[rank]}" if rank in locations else "")
+            for rank, call in self.calls.items()})
         by_frequency = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
         lines = [f"  {ranks_in_words(ranks)} {text}" for text, ranks in by_frequency]
         return CollectiveMismatchError(
@@ -124,12 +123,17 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return " and ".join(words) or "no rank"
 
 
-def folded(text_by_rank: Mapping[int, str]) -> list[str]:
-    """A line for each different text, behind the ranks that have it."""
+def ranks_by_text(text_by_rank: Mapping[int, str]) -> dict[str, list[int]]:
+    """For each different text the ranks that have it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in text_by_rank.items():
         ranks_of.setdefault(text, []).append(rank)
-    return [f"  {ranks_in_words(ranks)} {text}" for text, ranks in ranks_of.items()]
+    return ranks_of
+
+
+def folded(text_by_rank: Mapping[int, str]) -> list[str]:
+    """A line for each different text, behind the ranks that have it."""
+    return [f"  {ranks_in_words(ranks)} {text}" for text, ranks in ranks_by_text(text_by_rank).items()]
 
 
 def _list_in_words(words: Sequence[str]) -> str:

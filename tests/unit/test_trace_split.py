@@ -68,7 +68,8 @@ def test_recompute_is_known_by_its_name_and_its_letter_and_children_and_memory_c
 def test_a_collective_that_is_never_waited_for_is_exposed_alike_in_the_demo_and_in_the_summary():
     """Rank 1 issues an all_reduce and does not wait; the demo once gave it 0 s of exposed communication."""
     def moved(rank):
-        return all_reduce(rank, 0, 0, work=None if rank == 0 else 5, bytes_received=3 * 10**11, bytes_sent=3 * 10**11)
+        return all_reduce(rank, 0, 0, work=None if rank == 0 else 5, bytes_received=3 * 10**11, bytes_sent=3 * 10**11,
+                          payload_bytes=3 * 10**11)
 
     trace = Trace([moved(0), moved(1)], 2, priced=("modelled",))
     hardware = Hardware.preset("dgx-h100")
