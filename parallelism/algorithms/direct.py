@@ -6,8 +6,8 @@ priced immediately.  all_reduce has an algorithm of its own: a reduce_scatter an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -28,8 +28,9 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
     def whole(g: int) -> int:
         return g if in_parts else 1
 
-    def sources(target: int, g: int, root: int, pairs: Pairs) -> Iterable[int]:
-        return kind.sources_of(target, g, root, pairs) if kind.moves else range(g)
+    def sources(target: int, g: int, root: int, pairs: Pairs) -> Collection[int]:
+        needed = kind.sources_of(target, g, root, pairs) if kind.moves else range(g)
+        return frozenset(needed) if callable(kind.sources) else needed
 
     def message(source: int, target: int, g: int) -> tuple[int, ...]:
         return {ARRAYS: (source,), PIECES: (0,), BLOCKS: (target,), BLOCKS_OF_ALL: (source * g + target,)}.get(unit, ())
@@ -37,14 +38,8 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
     def steps(g: int, root: int, pairs: Pairs) -> Iterable[Stage]:
         if kind.paired:
             return [Listed(tuple((s, t, (s,)) for s, t in sorted(pairs) if s != t))] if pairs else []
-        if callable(kind.sources):
-            needed = [set(sources(target, g, root, pairs)) for target in range(g)]
-            return [Pairwise(lambda s, t: message(s, t, g) if s in needed[t] else None, kind.reduces)]
-        if kind.sources == "root":
-            return [Pairwise(lambda s, t: message(s, t, g) if s == root else None, kind.reduces)]
-        if kind.gets == "root":
-            return [Pairwise(lambda s, t: message(s, t, g) if t == root else None, kind.reduces)]
-        return [Pairwise(lambda s, t: message(s, t, g), kind.reduces)]
+        needed = cache(lambda target: sources(target, g, root, pairs))
+        return [Pairwise(lambda s, t: message(s, t, g) if s in needed(t) else None, kind.reduces)]
 
     def closed_form(g: int, root: int, pairs: Pairs) -> Cost:
         sent, received = [0] * g, [0] * g

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import MISSING, dataclass, fields
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -272,8 +272,9 @@ def _equal(a: Column, b: Column) -> bool:
 
 
 def _joined(name: str, parts: Sequence[Column]) -> Column:
-    if _are_numbers(parts):
-        return np.concatenate(parts)
+    arrays = [part for part in parts if not isinstance(part, Table)]
+    if len(arrays) == len(parts):
+        return np.concatenate(arrays)
     tables = [part if isinstance(part, Table) else _odd(as_values(part)) for part in parts]
     place: dict[Any, int] = {}
     try:
@@ -283,10 +284,6 @@ def _joined(name: str, parts: Sequence[Column]) -> Column:
     if not moved or name in NUMBERS:   # among what should be numbers, True is no 1
         return _odd([value for table in tables for value in as_values(table)])
     return Table(tuple(place), np.concatenate([to[table.index] for to, table in zip(moved, tables, strict=True)]))
-
-
-def _are_numbers(parts: Sequence[Column]) -> TypeGuard[Sequence[Numbers]]:
-    return not any(isinstance(part, Table) for part in parts)
 
 
 def _occurring(numbers: npt.NDArray[Any]) -> list[int]:
