@@ -221,12 +221,13 @@ def _algorithm(collective: str, name: str, size: int, root: int, pairs: Pairs | 
     if size < 1:
         raise ValueError(f"{collective} needs at least 1 position, got {size}")
     record, kind = record_of(collective, name, size, run=True), kind_of(collective)
-    if not 0 <= root < size:
-        raise ValueError(f"root of {collective} must be a position from 0 to {size - 1}, got {root}")
-    if root and not kind.rooted:
-        raise ValueError(f"{collective} has no root, got root={root}")
-    if (pairs is not None) != kind.paired:
-        raise ValueError(f"pairs belong to permute: {collective} got pairs={pairs}")
+    for is_wrong, reason in (
+        (not 0 <= root < size, f"root of {collective} must be a position from 0 to {size - 1}, got {root}"),
+        (root and not kind.rooted, f"{collective} has no root, got root={root}"),
+        ((pairs is not None) != kind.paired, f"pairs belong to permute: {collective} got pairs={pairs}"),
+    ):
+        if is_wrong:
+            raise ValueError(reason)
     if pairs:
         _check_pairs(pairs, size)
     assert record.steps is not None

@@ -84,7 +84,7 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
 
 
 def _formula(kind: CollectiveKind) -> str:
-    """What is received, in words."""
+    """The bytes that are received, in words."""
     if not kind.moves:
         return "0 (g-1 empty messages)"
     if kind.paired:

@@ -21,7 +21,7 @@ def _halving(g: int) -> list[Phase]:
 
 
 def _blocks_at(g: int, distance: int) -> int:
-    """The blocks that Bruck's all_to_all moves over a distance: those whose number has its bit."""
+    """The number of blocks that Bruck's all_to_all moves over a distance: the blocks with its bit in their number."""
     return sum(block & distance > 0 for block in range(g))
 
 

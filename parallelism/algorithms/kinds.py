@@ -1,8 +1,7 @@
 """The kinds of collectives: what each one computes, as one frozen record that every other module asks.
 
-A kind says whose arrays a member's result is made of, which part of them, and how they are put together; whose array
-takes part, and which members get a result.  How data moves is an algorithm
-(`parallelism.algorithms.records`).
+A kind defines which members give an array, which members get a result, and how a result is made of the arrays or of
+their blocks.  An algorithm (`parallelism.algorithms.records`) defines how data moves.
 
                     from            part     result      at
     all_reduce      all members     whole    reduced     all members
@@ -36,12 +35,12 @@ SOURCES = ("all", "root", "pairs")
 MEMBERS = ("all", "root", "none")
 
 PIECES, ARRAYS, BLOCKS, BLOCKS_OF_ALL, NOTHING = "pieces", "arrays", "blocks", "blocks of all", "nothing"
-"""What the chunks of an algorithm are: see `parallelism.collectives.buffers`."""
+"""The meanings of the chunks of an algorithm: see `parallelism.collectives.buffers`."""
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveKind:
-    """What a collective computes over a group of g members, at positions 0 to g-1.  Checked when it is registered.
+    """A collective over a group of g members, at positions 0 to g-1.  It is checked when it is registered.
 
     ``name``
         The name that calls and events carry.
@@ -76,7 +75,7 @@ class CollectiveKind:
     bus_factor: Callable[[int], float] | None = None
 
     def sources_of(self, position: int, size: int, root: int = 0, pairs: Pairs | None = None) -> Sequence[int]:
-        """The positions whose arrays make the result at ``position``, in group order; none where there is no result."""
+        """The positions of the arrays in the result at ``position``, in group order; none if it gets no result."""
         if self.gets == "none" or (self.gets == "root" and position != root):
             return ()
         if callable(self.sources):
@@ -152,7 +151,7 @@ class CollectiveKind:
 
     @cached_property
     def unit(self) -> str:
-        """What the chunks of its algorithms are."""
+        """The meaning of the chunks of its algorithms."""
         if not self.moves:
             return NOTHING
         if self.cuts:
@@ -213,26 +212,26 @@ def check_kind(kind: CollectiveKind) -> None:
 KINDS: Registry[CollectiveKind] = Registry("kind", lambda kind: (kind.name,))
 
 KINDS.add_own(
-    CollectiveKind("all_reduce", "everybody gets the {op} of all", "reduced",
+    CollectiveKind("all_reduce", "each rank gets the {op} of all", "reduced",
                    bus_factor=lambda g: 2 * (g - 1) / g),
-    CollectiveKind("all_gather", "everybody gets all shards, joined along dim {joined}", "joined",
+    CollectiveKind("all_gather", "each rank gets all shards, joined along dim {joined}", "joined",
                    bus_factor=lambda g: (g - 1) / g),
     CollectiveKind("reduce_scatter", "rank j gets block j, along dim {cut}, of the {op} of all", "reduced", cuts=True,
                    bus_factor=lambda g: (g - 1) / g),
-    CollectiveKind("all_to_all", "rank j gets everybody's block j: cut along dim {cut}, joined along dim {joined}",
+    CollectiveKind("all_to_all", "rank j gets block j of each rank: cut along dim {cut}, joined along dim {joined}",
                    "joined", cuts=True, bus_factor=lambda g: (g - 1) / g),
-    CollectiveKind("broadcast", "everybody gets the array of rank {root}", "copied", "root", gives="root",
+    CollectiveKind("broadcast", "each rank gets the array of rank {root}", "copied", "root", gives="root",
                    bus_factor=lambda g: 1.0),
     CollectiveKind("reduce", "rank {root} gets the {op} of all", "reduced", gets="root", bus_factor=lambda g: 1.0),
     CollectiveKind("scatter", "rank j gets block j, along dim {cut}, of the array of rank {root}", "copied", "root",
                    gives="root", cuts=True, bus_factor=lambda g: (g - 1) / g),
     CollectiveKind("gather", "rank {root} gets all shards, joined along dim {joined}", "joined", gets="root",
                    bus_factor=lambda g: (g - 1) / g),
-    CollectiveKind("all_scatter", "everybody gets everybody's array, not joined", "listed", alike=False,
+    CollectiveKind("all_scatter", "each rank gets the arrays of all, not joined", "listed", alike=False,
                    bus_factor=lambda g: (g - 1) / g),
     CollectiveKind("permute", "{pairs}; zeros where nothing comes", "copied", "pairs", alike=False,
                    bus_factor=lambda g: 1.0),
-    CollectiveKind("barrier", "nobody goes on before everybody is there", "nothing", gives="none", gets="none"),
+    CollectiveKind("barrier", "no rank continues before all have arrived", "nothing", gives="none", gets="none"),
 )
 
 COLLECTIVES = tuple(KINDS.records)

@@ -71,8 +71,7 @@ def _both(first: Cost, second: Cost) -> Cost:
 
 
 def _phases(stages: Stages, g: int) -> Iterator[Phase]:
-    everyone = range(g)
-    return (listed([(s, t, len(chunks)) for s, t, chunks in stage.moves(everyone, everyone)], g) for stage in stages)
+    return (listed([(s, t, len(chunks)) for s, t, chunks in stage.moves(range(g), range(g))], g) for stage in stages)
 
 
 BLOCKS = "the shards of the position's half, quarter, ... of the group"

@@ -63,7 +63,7 @@ def call_fields(
     kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
     factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
 ) -> tuple[dict[str, Any], Array | None, Reduction | None]:
-    """What a member's call says of its value, as fields of the call; the value as an array; and how to reduce it.
+    """The fields of a member's call that depend on its value, the value as an array, and its reduction.
 
     The array is None if this member gives nothing.  ``to_array`` makes an array, and its form, of ``x``; the array is
     not yet converted to the dtype of the reduction.

@@ -149,8 +149,8 @@ def chunk_nbytes(
     """The bytes of every chunk, from the shape of every position's value; what `Algorithm.bytes_sent` asks for.
 
     ``shapes`` by position; only those that count are looked at: the root's for broadcast and scatter, the first
-    where all are alike.  ``sizes`` are everybody's; where each position of an all_to_all has sizes of its own,
-    put them together with `all_to_all_nbytes`.
+    where all are alike.  ``sizes`` are those of all positions; if each position of an all_to_all has its own
+    sizes, combine them with `all_to_all_nbytes`.
     """
     kind, size = kind_of(algorithm.collective), algorithm.size
     if not kind.moves:

@@ -82,7 +82,7 @@ class MemberCall:
     op: str | None = None
     """The name of the reduction; None for a kind that does not reduce."""
     form: bytes = ARRAY
-    """What the value was, and what a receiver makes of the array: an array, a scalar or a tree."""
+    """The form of the value, which the receiver restores: an array, a scalar or a tree."""
 
     @property
     def gives(self) -> bool:
@@ -110,7 +110,7 @@ class MemberCall:
 
 
 class Traffic(NamedTuple):
-    """What one member sends and receives in one call, by the steps of its algorithm."""
+    """The bytes and messages of one member in one call, by the steps of its algorithm."""
 
     bytes_sent: int
     bytes_received: int

@@ -47,7 +47,7 @@ Column = Numbers | Table
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """``length`` events; ``columns`` has no name whose field is at its default everywhere."""
+    """``length`` events; a field that is at its default everywhere has no entry in ``columns``."""
 
     length: int
     columns: Mapping[str, Column]

@@ -88,7 +88,7 @@ def each(field: str, values: Any, kind: type[Value]) -> tuple[Value, ...]:
 
 
 def shown(value: Any) -> str:
-    """What came, in a few words: it may be of any size."""
+    """A value in a short text; the value may be of any size."""
     try:
         words = ascii(value)
     except (ValueError, RecursionError):                # an integer with too many digits, a list too deep

@@ -111,7 +111,7 @@ def build_each(
 
 
 def with_each(table: Any, field: str, kind: type[Described], path: str | PathLike[str], where: str) -> Any:
-    """A table whose list of tables in a field, where it has one, is of descriptions."""
+    """The table with descriptions in place of the tables that it lists in a field, if it has the field."""
     if not isinstance(table, dict) or field not in table:
         return table
     return {**table, field: build_each(kind, table[field], path, where)}

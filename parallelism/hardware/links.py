@@ -182,7 +182,7 @@ class Uses(NamedTuple):
 
 @dataclass(frozen=True)
 class HostLink:
-    """What joins each device to its host."""
+    """The link between a device and its host."""
 
     latency_seconds: float
     bytes_per_second: float

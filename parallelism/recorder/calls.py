@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CountedCall(MemberCall):
-    """A collective as one member calls it, whose array is counted and not looked at."""
+    """A collective as one member calls it; its array is counted and never read."""
 
     value: Any = None
     """A tree of arrays or an object, which other members get in place of the array; None: the array itself."""

@@ -17,7 +17,7 @@ from parallelism.events import ABSENT, HOST, Columns
 from parallelism.events.columns import codes, combined
 
 POINT, COMPUTE, WAIT, COLLECTIVE, SEND, RECV, OUTSIDE = range(7)
-"""A point takes no time.  What is outside (children of an operation, memory) only gets a place in time."""
+"""A point takes no time.  An event outside (a child of an operation, memory) only gets a place in time."""
 
 Places = npt.NDArray[np.int64]
 

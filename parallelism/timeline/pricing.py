@@ -1,11 +1,11 @@
-"""What each event of a record costs: on described hardware, or here.
+"""The price of each event of a record: on described hardware, or on this machine.
 
     compute="measured"      the CPU seconds of the device's thread, never wall time
     compute="modelled"      what was declared: ``seconds=``, or flops and bytes by the roofline of the hardware; the
                             same to the last bit whatever the load of the machine; the undeclared costs nothing
 
-Either is longer on a straggler.  Messages and collectives cost what `parallelism.cost` says, by the algorithm that was
-named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is
+Both are longer on a straggler.  `parallelism.cost` gives the seconds of messages and collectives, by the named
+algorithm or else by the cheapest (`parallelism.timeline.collective_pricing`).  Messages that only agree on shapes are
 free.  On the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is
 declared.
 """
@@ -51,15 +51,15 @@ class Seen(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What the events of a record cost."""
+    """The prices of the events of a record."""
 
     seconds: Floats
     algorithms: Table | None = None
-    """By which those of collectives were found; None: there are none, or they are free."""
+    """The algorithms of the collectives; None: there are no collectives, or they are free."""
     ways: tuple[Way | None, ...] = (None,)
-    """What collectives use of the links, the different ones."""
+    """The different ways of collectives over the links."""
     way: npt.NDArray[np.int64] | None = None
-    """By event, which of these; None: the first."""
+    """For each event the index of its way; None: the first for all."""
 
 
 def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
@@ -81,8 +81,8 @@ def with_free_overhead(events: Columns) -> Columns:
 class Pricing:
     """How the events of a record are priced.  ``ValueError`` where a rate is asked for that there is not.
 
-    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; declared flops and bytes of
-    no told dtype are taken for float64's.  ``link_sharing``: messages and collectives that overlap share their links.
+    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; flops and bytes without
+    a dtype count as those of float64.  ``link_sharing``: messages and collectives that overlap share their links.
     """
 
     hardware: Hardware | None = None
@@ -167,7 +167,7 @@ class Pricing:
     # -- prices --------------------------------------------------------------------------------------------------------
 
     def prices(self, events: Columns, found: Roles) -> Prices:
-        """What each compute, send and collective costs by itself, and the links that it uses; all others nothing."""
+        """The price of each compute, send and collective by itself, and its links; other events are free."""
         seconds = np.zeros(len(events))
         at = np.flatnonzero(found.roles == COMPUTE)
         seconds[at] = self._compute(events.take(at))
@@ -255,7 +255,7 @@ class Pricing:
 
 
 def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
-    """The events but some, numbered anew."""
+    """The remaining events, with new numbers."""
     if not left_out.any():
         return events
     ranks = codes(events["rank"])

@@ -53,7 +53,7 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
 
     ``events_by_rank`` holds each rank's events in the order of its record (`Trace.by_rank`).  A send and a recv
     belong together by source, destination, tag and sequence, the events of a collective by group and
-    sequence.  What happens inside a collective (``parent``) is placed at the collective's start and takes no time.
+    sequence.  Events inside a collective (``parent``) are placed at its start and take no time.
 
     The result is the same to the last bit whenever it is computed, and the time taken grows with the number of
     events only.  The record of a failed run has events without partners, or even a circle of waits: such an

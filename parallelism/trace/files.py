@@ -5,7 +5,7 @@ written as they are, words and tuples once each with an index for every event, s
 
     "columns": {"rank": [0, 1], "name": {"values": ["all_reduce"], "index": [0, 0]}, ...}
 
-What a field may hold follows from its annotation in `parallelism.trace.Event`.  Everything is checked, when
+The allowed values of a field follow from its annotation in `parallelism.trace.Event`.  Everything is checked, when
 saved and when loaded, because a file may come from anywhere; nothing in it is ever executed.
 """
 
@@ -131,7 +131,7 @@ _Check = Callable[[Sequence[Any]], bool]
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the column of one field may hold."""
+    """The values that the column of one field may have."""
 
     path: str | PathLike[str]
     field: str
