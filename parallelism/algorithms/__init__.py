@@ -1,4 +1,4 @@
-"""What each kind of collective computes and how its algorithms move data: one record each."""
+"""The kinds of collectives and the algorithms that move their data: one record each."""
 
 import lazy_loader
 

@@ -1,10 +1,10 @@
-"""The algorithms of the collectives at one size, as data: who sends which piece to whom, step by step.
+"""The algorithms of the collectives at one size, as data: which position sends which chunks to which, step by step.
 
-`algorithm` makes one from a record.  An `Algorithm` cuts a collective's buffer into numbered *chunks* and lists, step
-by step, the messages that move them.  It moves nothing itself: `parallelism.collectives.buffers` says what the chunks
-are and what a position makes of a message, vcluster runs the steps over channels, `parallelism.collectives.explanation`
-shows them, and the bytes and the messages are counted from the steps.  `parallelism.algorithms.closed_forms` has the
-textbook's formulas beside them.
+`algorithm` makes an `Algorithm` from a record.  An `Algorithm` cuts the buffer of a collective into numbered *chunks*
+and lists, step by step, the messages that move them.  It moves nothing itself.  `parallelism.collectives.buffers`
+defines the chunks and the result of a message, vcluster runs the steps over channels, and
+`parallelism.collectives.explanation` shows them.  Bytes and messages are counted from the steps.
+`parallelism.algorithms.closed_forms` has the formulas of the textbooks.
 
     ring all_reduce over 4, step 1          each position adds what arrives; after 3 steps position j
     0 --[3]--> 1 --[0]--> 2 --[1]--> 3      has the whole sum of chunk j, and 3 more steps pass the
@@ -15,7 +15,7 @@ All messages of a step are simultaneous: a source sends what it held before the 
 **Order of reduction.**  The reducing messages that reach a position in one step are combined with the
 position's own value in order of position.  So `direct` and `naive` combine in group order;
 `recursive_doubling`, `halving_doubling` and `tree` as one balanced tree over the group order; only `ring`
-starts elsewhere (`Algorithm.order` tells).  Every position ends with the same bits, by any of them.
+starts elsewhere (see `Algorithm.order`).  With each algorithm every position ends with the same bits.
 
 Positions are places in a group, 0 to size-1.  Powers of two: `recursive_doubling`, `halving_doubling`.
 """
@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from parallelism.algorithms.direct import DIRECT, direct_of
 from parallelism.algorithms.doublings import DOUBLINGS
-from parallelism.algorithms.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, CollectiveKind, Pairs, kind_of
+from parallelism.algorithms.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, Pairs, kind_of
 from parallelism.algorithms.patterns import Stage
 from parallelism.algorithms.records import CollectiveAlgorithm
 from parallelism.algorithms.registry import ON_CHANGE, Registry
@@ -64,10 +64,10 @@ Step = tuple[Transfer, ...]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The steps of one algorithm of one collective over ``size`` positions.  Made by `algorithm`.
+    """The steps of one algorithm of one collective over ``size`` positions.  `algorithm` returns it.
 
-    ``chunks`` is how many pieces the buffer is cut into; ``order`` tells in words in what order it reduces
-    (empty where nothing is reduced).  Frozen, hashable, picklable.
+    ``chunks`` is the number of pieces of the buffer.  ``order`` describes the order of its reductions (empty if it
+    reduces nothing).  Frozen, hashable, picklable.
 
     >>> ring = algorithm("all_reduce", "ring", 4)
     >>> ring.chunks, len(ring.steps), ring.steps[0][0]
@@ -106,11 +106,11 @@ class Algorithm:
         return self._view(position, True)
 
     def sources(self, position: int, chunk_nbytes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """(source, bytes) for everybody who sends ``position`` a message, by the byte sizes of the chunks."""
+        """(source, bytes) for each position that sends ``position`` a message, by the byte sizes of the chunks."""
         return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in self._peers(position, True))
 
     def targets(self, position: int, chunk_nbytes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """(target, bytes) for everybody to whom ``position`` sends a message."""
+        """(target, bytes) for each position that gets a message from ``position``."""
         return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in self._peers(position, False))
 
     def bytes_sent(self, chunk_nbytes: Sequence[int]) -> tuple[int, ...]:
@@ -147,8 +147,8 @@ class Algorithm:
                     peer = transfer.source if arriving else transfer.target
                     peers[peer] = peers.get(peer, ()) + transfer.chunks
             self._memo[key] = tuple(sorted(peers.items()))
-        found: tuple[tuple[int, tuple[int, ...]], ...] = self._memo[key]
-        return found
+        by_peer: tuple[tuple[int, tuple[int, ...]], ...] = self._memo[key]
+        return by_peer
 
     def _totals(self, end: int, weigh: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
         everyone = range(self.size)
@@ -163,8 +163,9 @@ class Algorithm:
     def _memo(self) -> dict[tuple[Any, ...], Any]:
         return {}
 
-    def __reduce__(self) -> tuple[Any, ...]:                  # rules are functions: make it anew instead
-        return _remake, (self.collective, self.name, self.size, self.root, self.pairs)
+    def __reduce__(self) -> tuple[Any, ...]:                  # functions cannot be pickled
+        pairs = self.pairs if kind_of(self.collective).paired else None
+        return partial(algorithm, self.collective, self.name, self.size, root=self.root, pairs=pairs), ()
 
 
 def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
@@ -175,9 +176,9 @@ def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
 
 def records_of(kind: str, size: int) -> list[CollectiveAlgorithm]:
     """The algorithms of a kind that apply to a size, in the order in which they were added."""
-    found = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
+    added = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
     of_kind = kind_of(kind)
-    return found if (kind, "direct") in ALGORITHMS.records else [_derived(of_kind), *found]
+    return added if (kind, "direct") in ALGORITHMS.records else [direct_of(of_kind), *added]
 
 
 def record_of(kind: str, name: str, size: int, *, run: bool = False) -> CollectiveAlgorithm:
@@ -192,12 +193,6 @@ def record_of(kind: str, name: str, size: int, *, run: bool = False) -> Collecti
     why = "" if known is None else f" (it needs {known.needs})" if not known.fits(size) else " (it is only priced)"
     names = ", ".join(each.name for each in applying if each.steps is not None or not run)
     raise ValueError(f"no algorithm {name!r} for {kind} over {size}{why}; these apply: {names}")
-
-
-@lru_cache(maxsize=256)
-def _derived(kind: CollectiveKind) -> CollectiveAlgorithm:
-    """The direct algorithm of a kind that has no record of one."""
-    return direct_of(kind)
 
 
 def algorithms(collective: str, size: int) -> tuple[str, ...]:
@@ -226,12 +221,13 @@ def _algorithm(collective: str, name: str, size: int, root: int, pairs: Pairs | 
     if size < 1:
         raise ValueError(f"{collective} needs at least 1 position, got {size}")
     record, kind = record_of(collective, name, size, run=True), kind_of(collective)
-    if not 0 <= root < size:
-        raise ValueError(f"root of {collective} must be a position from 0 to {size - 1}, got {root}")
-    if root and not kind.rooted:
-        raise ValueError(f"{collective} has no root, got root={root}")
-    if (pairs is not None) != kind.paired:
-        raise ValueError(f"pairs belong to permute: {collective} got pairs={pairs}")
+    for is_wrong, reason in (
+        (not 0 <= root < size, f"root of {collective} must be a position from 0 to {size - 1}, got {root}"),
+        (root and not kind.rooted, f"{collective} has no root, got root={root}"),
+        ((pairs is not None) != kind.paired, f"pairs belong to permute: {collective} got pairs={pairs}"),
+    ):
+        if is_wrong:
+            raise ValueError(reason)
     if pairs:
         _check_pairs(pairs, size)
     assert record.steps is not None
@@ -250,7 +246,3 @@ def _check_pairs(pairs: Pairs, size: int) -> None:
         twice = sorted({pair[end] for pair in pairs if sum(other[end] == pair[end] for other in pairs) > 1})
         if twice:
             raise ValueError(f"permute has position {twice[0]} as {word} of more than one pair in {pairs}")
-
-
-def _remake(collective: str, name: str, size: int, root: int, pairs: Pairs) -> Algorithm:
-    return algorithm(collective, name, size, root=root, pairs=pairs if kind_of(collective).paired else None)

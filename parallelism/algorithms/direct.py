@@ -1,12 +1,13 @@
-"""Every giver sends to every member that needs it, at once: ``direct`` and ``naive``.
+"""``direct`` and ``naive``: every giver sends its array to each member that needs it, all at the same time.
 
-`direct_of` makes the direct algorithm of any kind from its record, so that a kind that is registered can be run,
-explained and priced at once.  all_reduce has one of its own: a reduce_scatter and an all_gather.
+`direct_of` derives the direct algorithm of a kind from its record.  So a registered kind can be run, explained and
+priced immediately.  all_reduce has an algorithm of its own: a reduce_scatter and an all_gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -18,16 +19,18 @@ from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, ali
 IN_GROUP_ORDER = "in group order"
 
 
+@lru_cache(maxsize=256)
 def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -> CollectiveAlgorithm:
-    """The direct algorithm of a kind: each member that gets a result receives what it is made of from its givers."""
+    """The direct algorithm of a kind: each member that gets a result receives its parts straight from their givers."""
     unit = kind.unit
     in_parts = kind.in_shards or kind.cuts      # a message carries S / g, otherwise S
 
     def whole(g: int) -> int:
         return g if in_parts else 1
 
-    def sources(target: int, g: int, root: int, pairs: Pairs) -> Iterable[int]:
-        return kind.sources_of(target, g, root, pairs) if kind.moves else range(g)
+    def sources(target: int, g: int, root: int, pairs: Pairs) -> Collection[int]:
+        needed = kind.sources_of(target, g, root, pairs) if kind.moves else range(g)
+        return frozenset(needed) if callable(kind.sources) else needed
 
     def message(source: int, target: int, g: int) -> tuple[int, ...]:
         return {ARRAYS: (source,), PIECES: (0,), BLOCKS: (target,), BLOCKS_OF_ALL: (source * g + target,)}.get(unit, ())
@@ -35,14 +38,8 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
     def steps(g: int, root: int, pairs: Pairs) -> Iterable[Stage]:
         if kind.paired:
             return [Listed(tuple((s, t, (s,)) for s, t in sorted(pairs) if s != t))] if pairs else []
-        if callable(kind.sources):
-            needed = [set(sources(target, g, root, pairs)) for target in range(g)]
-            return [Pairwise(lambda s, t: message(s, t, g) if s in needed[t] else None, kind.reduces)]
-        if kind.sources == "root":
-            return [Pairwise(lambda s, t: message(s, t, g) if s == root else None, kind.reduces)]
-        if kind.gets == "root":
-            return [Pairwise(lambda s, t: message(s, t, g) if t == root else None, kind.reduces)]
-        return [Pairwise(lambda s, t: message(s, t, g), kind.reduces)]
+        needed = cache(lambda target: sources(target, g, root, pairs))
+        return [Pairwise(lambda s, t: message(s, t, g) if s in needed(t) else None, kind.reduces)]
 
     def closed_form(g: int, root: int, pairs: Pairs) -> Cost:
         sent, received = [0] * g, [0] * g
@@ -87,7 +84,7 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
 
 
 def _formula(kind: CollectiveKind) -> str:
-    """What is received, in words."""
+    """The bytes that are received, in words."""
     if not kind.moves:
         return "0 (g-1 empty messages)"
     if kind.paired:
@@ -101,21 +98,11 @@ def _formula(kind: CollectiveKind) -> str:
     return several if kind.gets == "all" else f"{several} at the root"
 
 
-def _both_turns(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
-    for _ in range(2):
-        yield from turns(g, 1, g)
-
-
-def _all_chunks(g: int, root: int, pairs: Pairs) -> list[Stage]:
-    every = tuple(range(g))
-    return [Pairwise(lambda s, t: every, True)]
-
-
 DIRECT = (
     CollectiveAlgorithm(
         "direct", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2, 2 * (g - 1), 2 * (g - 1), g),
         lambda g, root, pairs: [Pairwise(lambda s, t: (t,), True), Pairwise(lambda s, t: (s,))], lambda g: g,
-        _both_turns, IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
+        lambda g, root, pairs: (*turns(g, 1, g), *turns(g, 1, g)), IN_GROUP_ORDER, turns=True, rounds=2, preference=2),
     *(direct_of(kind) for kind in KINDS.records.values() if kind.name != "all_reduce"),
     CollectiveAlgorithm(
         "naive", ("all_reduce",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
@@ -123,7 +110,7 @@ DIRECT = (
         order=IN_GROUP_ORDER, turns=True, preference=3),
     CollectiveAlgorithm(
         "naive", ("reduce_scatter",), "(g-1) S", lambda g, root, pairs: alike(g, 1, g - 1, g - 1),
-        _all_chunks, lambda g: g,
+        lambda g, root, pairs: [Pairwise(lambda s, t: tuple(range(g)), True)], lambda g: g,
         lambda g, root, pairs: turns(g, 1, 1), IN_GROUP_ORDER, turns=True, preference=3),
     *(direct_of(KINDS.records[name], "naive", 3) for name in ("all_gather", "broadcast", "reduce")),
 )

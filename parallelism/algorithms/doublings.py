@@ -7,68 +7,53 @@ lg g steps.  Hensgen, Finkel and Manber (1988): the dissemination barrier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from parallelism.algorithms import patterns
-from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Listed, distances
+from parallelism.algorithms.patterns import Listed, distances, lg
 from parallelism.algorithms.phase_patterns import around, swap
-from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike, power_of_two
+from parallelism.algorithms.records import CollectiveAlgorithm, Phase, alike, power_of_two
 
 ORDER = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
 POWER = "a power of two"
-
-
-def _lg(g: int) -> int:
-    return (g - 1).bit_length()
 
 
 def _halving(g: int) -> list[Phase]:
     return [swap(g, d, g // (2 * d), g) for d in distances(g)]
 
 
-def _halving_doubling(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
-    halving = _halving(g)
-    return iter(halving + halving[::-1])
-
-
 def _blocks_at(g: int, distance: int) -> int:
-    """The blocks that Bruck's all_to_all moves over a distance: those whose number has its bit."""
+    """The number of blocks that Bruck's all_to_all moves over a distance: the blocks with its bit in their number."""
     return sum(block & distance > 0 for block in range(g))
-
-
-def _bruck_cost(g: int, root: int, pairs: Pairs) -> Cost:
-    return alike(g, _lg(g), sum(_blocks_at(g, d) for d in distances(g)), _lg(g), g)
 
 
 DOUBLINGS = (
     CollectiveAlgorithm(
-        "recursive_doubling", ("all_reduce",), "lg g S", lambda g, root, pairs: alike(g, _lg(g), _lg(g), _lg(g)),
+        "recursive_doubling", ("all_reduce",), "lg g S", lambda g, root, pairs: alike(g, lg(g), lg(g), lg(g)),
         lambda g, root, pairs: patterns.recursive_doubling(g),
         phases=lambda g, root, pairs: (swap(g, d, 1, 1) for d in distances(g)),
         order=ORDER, applies=power_of_two, needs=POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("all_reduce",), "2(g-1)/g S",
-        lambda g, root, pairs: alike(g, 2 * _lg(g), 2 * (g - 1), 2 * _lg(g), g),
+        lambda g, root, pairs: alike(g, 2 * lg(g), 2 * (g - 1), 2 * lg(g), g),
         lambda g, root, pairs: patterns.recursive_halving(g) + patterns.halving_undone(g), lambda g: g,
-        _halving_doubling, ORDER, power_of_two, POWER),
+        lambda g, root, pairs: _halving(g) + _halving(g)[::-1], ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
-        "recursive_doubling", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, _lg(g), g - 1, _lg(g), g),
+        "recursive_doubling", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
         lambda g, root, pairs: patterns.block_doubling(g), lambda g: g,
         lambda g, root, pairs: (swap(g, d, d, g) for d in distances(g)), "", power_of_two, POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("reduce_scatter",), "(g-1)/g S",
-        lambda g, root, pairs: alike(g, _lg(g), g - 1, _lg(g), g),
+        lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
         lambda g, root, pairs: patterns.recursive_halving(g), lambda g: g,
-        lambda g, root, pairs: iter(_halving(g)), ORDER, power_of_two, POWER),
+        lambda g, root, pairs: _halving(g), ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
-        "bruck", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, _lg(g), g - 1, _lg(g), g),
+        "bruck", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
         phases=lambda g, root, pairs: (around(g, -d, min(d, g - d), g) for d in distances(g))),
     CollectiveAlgorithm(
-        "bruck", ("all_to_all",), "lg g S/2 (for powers of two)", _bruck_cost,
+        "bruck", ("all_to_all",), "lg g S/2 (for powers of two)",
+        lambda g, root, pairs: alike(g, lg(g), sum(_blocks_at(g, d) for d in distances(g)), lg(g), g),
         phases=lambda g, root, pairs: (around(g, d, _blocks_at(g, d), g) for d in distances(g))),
     CollectiveAlgorithm(
-        "dissemination", ("barrier",), "0 (lg g empty messages)", lambda g, root, pairs: alike(g, _lg(g), 0, _lg(g)),
+        "dissemination", ("barrier",), "0 (lg g empty messages)", lambda g, root, pairs: alike(g, lg(g), 0, lg(g)),
         lambda g, root, pairs: [Listed(tuple((p, (p + d) % g, ()) for p in range(g))) for d in distances(g)],
         lambda g: 0),
 )

@@ -1,8 +1,7 @@
 """The kinds of collectives: what each one computes, as one frozen record that every other module asks.
 
-A kind says whose arrays a member's result is made of, which part of them, and how they are put together; whose array
-takes part, and which members get a result.  How data moves is an algorithm
-(`parallelism.algorithms.records`).
+A kind defines which members give an array, which members get a result, and how a result is made of the arrays or of
+their blocks.  An algorithm (`parallelism.algorithms.records`) defines how data moves.
 
                     from            part     result      at
     all_reduce      all members     whole    reduced     all members
@@ -23,11 +22,11 @@ takes part, and which members get a result.  How data moves is an algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from parallelism.algorithms.registry import RegistrationError, Registry
+from parallelism.algorithms.registry import Registry, refuse
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -36,12 +35,12 @@ SOURCES = ("all", "root", "pairs")
 MEMBERS = ("all", "root", "none")
 
 PIECES, ARRAYS, BLOCKS, BLOCKS_OF_ALL, NOTHING = "pieces", "arrays", "blocks", "blocks of all", "nothing"
-"""What the chunks of an algorithm are: see `parallelism.collectives.buffers`."""
+"""The meanings of the chunks of an algorithm: see `parallelism.collectives.buffers`."""
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveKind:
-    """What a collective computes over a group of g members, at positions 0 to g-1.  Checked when it is registered.
+    """A collective over a group of g members, at positions 0 to g-1.  It is checked when it is registered.
 
     ``name``
         The name that calls and events carry.
@@ -76,7 +75,7 @@ class CollectiveKind:
     bus_factor: Callable[[int], float] | None = None
 
     def sources_of(self, position: int, size: int, root: int = 0, pairs: Pairs | None = None) -> Sequence[int]:
-        """The positions whose arrays make the result at ``position``, in group order; none where there is no result."""
+        """The positions of the arrays in the result at ``position``, in group order; none if it gets no result."""
         if self.gets == "none" or (self.gets == "root" and position != root):
             return ()
         if callable(self.sources):
@@ -152,7 +151,7 @@ class CollectiveKind:
 
     @cached_property
     def unit(self) -> str:
-        """What the chunks of its algorithms are."""
+        """The meaning of the chunks of its algorithms."""
         if not self.moves:
             return NOTHING
         if self.cuts:
@@ -170,74 +169,69 @@ class CollectiveKind:
         return self.unit == ARRAYS and not self.paired
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = (self.name, self.title, self.result, self.sources, self.gives, self.gets, self.cuts, self.alike)
-        return CollectiveKind, (*values, self.bus_factor)
+        return CollectiveKind, tuple(getattr(self, field.name) for field in fields(self))
 
 
 def check_kind(kind: CollectiveKind) -> None:
     """Raises `RegistrationError` for a record that is incomplete or contradicts itself."""
-    def refuse(why: str) -> None:
-        raise RegistrationError(f"kind {kind.name!r}: {why}")
-
-    if not (isinstance(kind.name, str) and kind.name.isidentifier()):
-        refuse("name must be an identifier")
-    if not (isinstance(kind.title, str) and kind.title):
-        refuse("title must be a sentence")
+    what = f"kind {kind.name!r}"
+    refuse(
+        what,
+        (not (isinstance(kind.name, str) and kind.name.isidentifier()), "name must be an identifier"),
+        (not (isinstance(kind.title, str) and kind.title), "title must be a sentence"))
     for field, allowed in (("result", RESULTS), ("sources", SOURCES), ("gives", MEMBERS), ("gets", MEMBERS)):
         value, function = getattr(kind, field), " or a function" if field in ("result", "sources") else ""
-        if value not in allowed and not (callable(value) and function):
-            refuse(f"{field} must be one of {', '.join(allowed)}{function}, got {value!r}")
-    if kind.moves != (kind.gives != "none") or kind.moves != (kind.gets != "none"):
-        refuse(f"result={kind.result!r} contradicts gives={kind.gives!r}, gets={kind.gets!r}")
-    if kind.gives == "root" and kind.sources != "root":
-        refuse(f"only the root gives an array, and sources={kind.sources!r} needs others")
-    if kind.cuts and (kind.function is not None or kind.lists or not kind.moves):
-        refuse(f"cuts=True needs a result that is reduced, joined or copied, got {kind.result!r}")
-    if kind.result == "copied" and kind.sources == "all":
-        refuse("result='copied' takes one source, and sources='all' names several")
+        refuse(what, (value not in allowed and not (callable(value) and function),
+                      f"{field} must be one of {', '.join(allowed)}{function}, got {value!r}"))
+    refuse(
+        what,
+        (kind.moves != (kind.gives != "none") or kind.moves != (kind.gets != "none"),
+         f"result={kind.result!r} contradicts gives={kind.gives!r}, gets={kind.gets!r}"),
+        (kind.gives == "root" and kind.sources != "root",
+         f"only the root gives an array, and sources={kind.sources!r} needs others"),
+        (kind.cuts and (kind.function is not None or kind.lists or not kind.moves),
+         f"cuts=True needs a result that is reduced, joined or copied, got {kind.result!r}"),
+        (kind.result == "copied" and kind.sources == "all",
+         "result='copied' takes one source, and sources='all' names several"))
     if callable(kind.sources):
         for size in (1, 2, 3, 5):
             for position in range(size):
                 named = list(kind.sources(position, size))
-                if named != sorted(set(named) & set(range(size))):
-                    refuse(f"sources({position}, {size}) must be positions from 0 to {size - 1} in order, got {named}")
-                if not named and kind.result != "copied":
-                    refuse(f"sources({position}, {size}) names no position")
-                if kind.reduces and position not in named:
-                    refuse(f"sources({position}, {size}) = {named}: a reduction includes the member's own array")
-    if kind.bus_factor is not None and not kind.bus_factor(4) > 0:
-        refuse(f"bus_factor(4) must be above 0, got {kind.bus_factor(4)!r}")
-
-
-def _others(g: int) -> float:
-    return (g - 1) / g
-
-
-def _one(g: int) -> float:
-    return 1.0
+                refuse(
+                    f"{what}: sources({position}, {size})",
+                    (named != sorted(set(named) & set(range(size))),
+                     f"expected positions from 0 to {size - 1} in order, got {named}"),
+                    (not named and kind.result != "copied", "expected at least one position, got none"),
+                    (kind.reduces and position not in named,
+                     f"a reduction includes the member's own array, got {named}"))
+    if kind.bus_factor is not None:
+        factor = kind.bus_factor(4)
+        refuse(what, (not factor > 0, f"bus_factor(4) must be above 0, got {factor!r}"))
 
 
 KINDS: Registry[CollectiveKind] = Registry("kind", lambda kind: (kind.name,))
 
 KINDS.add_own(
-    CollectiveKind("all_reduce", "everybody gets the {op} of all", "reduced",
+    CollectiveKind("all_reduce", "each rank gets the {op} of all", "reduced",
                    bus_factor=lambda g: 2 * (g - 1) / g),
-    CollectiveKind("all_gather", "everybody gets all shards, joined along dim {joined}", "joined", bus_factor=_others),
+    CollectiveKind("all_gather", "each rank gets all shards, joined along dim {joined}", "joined",
+                   bus_factor=lambda g: (g - 1) / g),
     CollectiveKind("reduce_scatter", "rank j gets block j, along dim {cut}, of the {op} of all", "reduced", cuts=True,
-                   bus_factor=_others),
-    CollectiveKind("all_to_all", "rank j gets everybody's block j: cut along dim {cut}, joined along dim {joined}",
-                   "joined", cuts=True, bus_factor=_others),
-    CollectiveKind("broadcast", "everybody gets the array of rank {root}", "copied", "root", gives="root",
-                   bus_factor=_one),
-    CollectiveKind("reduce", "rank {root} gets the {op} of all", "reduced", gets="root", bus_factor=_one),
+                   bus_factor=lambda g: (g - 1) / g),
+    CollectiveKind("all_to_all", "rank j gets block j of each rank: cut along dim {cut}, joined along dim {joined}",
+                   "joined", cuts=True, bus_factor=lambda g: (g - 1) / g),
+    CollectiveKind("broadcast", "each rank gets the array of rank {root}", "copied", "root", gives="root",
+                   bus_factor=lambda g: 1.0),
+    CollectiveKind("reduce", "rank {root} gets the {op} of all", "reduced", gets="root", bus_factor=lambda g: 1.0),
     CollectiveKind("scatter", "rank j gets block j, along dim {cut}, of the array of rank {root}", "copied", "root",
-                   gives="root", cuts=True, bus_factor=_others),
+                   gives="root", cuts=True, bus_factor=lambda g: (g - 1) / g),
     CollectiveKind("gather", "rank {root} gets all shards, joined along dim {joined}", "joined", gets="root",
-                   bus_factor=_others),
-    CollectiveKind("all_scatter", "everybody gets everybody's array, not joined", "listed", alike=False,
-                   bus_factor=_others),
-    CollectiveKind("permute", "{pairs}; zeros where nothing comes", "copied", "pairs", alike=False, bus_factor=_one),
-    CollectiveKind("barrier", "nobody goes on before everybody is there", "nothing", gives="none", gets="none"),
+                   bus_factor=lambda g: (g - 1) / g),
+    CollectiveKind("all_scatter", "each rank gets the arrays of all, not joined", "listed", alike=False,
+                   bus_factor=lambda g: (g - 1) / g),
+    CollectiveKind("permute", "{pairs}; zeros where nothing comes", "copied", "pairs", alike=False,
+                   bus_factor=lambda g: 1.0),
+    CollectiveKind("barrier", "no rank continues before all have arrived", "nothing", gives="none", gets="none"),
 )
 
 COLLECTIVES = tuple(KINDS.records)

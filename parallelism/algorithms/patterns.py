@@ -1,4 +1,4 @@
-"""The patterns of messages that the collectives share: rings, doublings, trees, and everyone to everyone.
+"""The patterns of messages that the collectives share: rings, doublings, trees, and all to all.
 
 A `Stage` is the messages of one step; all of a stage either reduce or replace.  Positions are 0 to g-1, d is
 a distance, k a step.  `parallelism.algorithms.algorithms` composes the stages into algorithms.
@@ -26,7 +26,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Pairwise:
-    """A step in which up to every pair talks, as a rule: 256 positions have 65,280 pairs; who asks has one end."""
+    """A step in which up to every pair talks, as a rule: 256 positions have 65,280 pairs, and callers ask for few."""
 
     chunks: Callable[[int, int], tuple[int, ...] | None]
     reduce: bool = False
@@ -44,17 +44,17 @@ Stages = list[Stage]
 
 
 def ring_reduce_scatter(g: int) -> Stages:
-    """Chunk j sets out at j+1 and gathers a term at every position on its way home to j."""
+    """Chunk j starts at j+1 and gathers a term at every position on its way to j."""
     return [Listed(tuple((p, (p + 1) % g, ((p - k) % g,)) for p in range(g)), True) for k in range(1, g)]
 
 
 def ring_all_gather(g: int) -> Stages:
-    """Everyone passes on what came last, its own chunk first."""
+    """Each position passes on the chunk that came last, its own one first."""
     return [Listed(tuple((p, (p + 1) % g, ((p - k) % g,)) for p in range(g))) for k in range(g - 1)]
 
 
 def ring_all_to_all(g: int) -> Stages:
-    """After k steps p holds what left p-k, and passes on what is for those farther than itself."""
+    """After k steps p holds the blocks from p-k, and passes on those for positions behind it."""
     return [
         Listed(tuple(
             (p, (p + 1) % g, tuple((p - k) % g * g + (p + further) % g for further in range(1, g - k)))
@@ -64,8 +64,14 @@ def ring_all_to_all(g: int) -> Stages:
     ]
 
 
+def lg(g: int) -> int:
+    """The base-2 logarithm of g, rounded up."""
+    return (g - 1).bit_length()
+
+
 def distances(g: int) -> list[int]:
-    return [1 << k for k in range((g - 1).bit_length())]
+    """1, 2, 4, ... below g."""
+    return [1 << k for k in range(lg(g))]
 
 
 def recursive_doubling(g: int) -> Stages:
@@ -89,7 +95,7 @@ def halving_undone(g: int) -> Stages:
 
 
 def block_doubling(g: int) -> Stages:
-    """Everyone gives all it has, blocks of 1, 2, 4, ... neighbours."""
+    """Each position gives all it has: blocks of 1, 2, 4, ... neighbours."""
     return [
         Listed(tuple((p, p ^ d, tuple(range(p - p % d, p - p % d + d))) for p in range(g))) for d in distances(g)
     ]
@@ -103,10 +109,10 @@ def binomial_broadcast(g: int, root: int) -> Stages:
 
 
 def joins(g: int, root: int) -> list[list[tuple[int, int, range]]]:
-    """Neighbouring blocks of positions join two by two; the root speaks for its block, the first for any other.
+    """Neighbouring blocks of positions join two by two; the root represents its block, the first position any other.
 
-    (source, target, the source's block) for each level.  The blocks are intervals, so the order of a
-    reduction is the group's, whoever the root is.
+    Each level is a list of (source, target, the source's block).  The blocks are intervals, so a reduction has the
+    order of the group for every root.
     """
     blocks = [(p, range(p, p + 1)) for p in range(g)]
     levels = []
@@ -130,7 +136,3 @@ def binomial_gather(g: int, root: int) -> Stages:
 
 def binomial_scatter(g: int, root: int) -> Stages:
     return [Listed(tuple((t, s, tuple(block)) for s, t, block in level)) for level in joins(g, root)[::-1]]
-
-
-def chain(g: int, root: int) -> list[tuple[int, int]]:
-    return [((root + k) % g, (root + k + 1) % g) for k in range(g - 1)]

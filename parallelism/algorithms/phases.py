@@ -1,6 +1,6 @@
-"""What each algorithm of a collective does, phase by phase: who sends at the same time, and how much of the buffer.
+"""The algorithms of the collectives as phases, for pricing: messages at the same time, and their parts of the buffer.
 
-A phase is a set of messages that are sent together, so many times over.  Its parts are whole numbers of the buffer
+A phase is a set of messages that are sent together, a number of times.  Its parts are whole numbers of the buffer
 ``S`` of `closed_forms` divided by ``whole``.  Over one level of links, with a latency ``a`` and ``b`` seconds per byte,
 the phases add up to the textbook's formulas (lg rounded up; k the number of pieces):
 
@@ -42,8 +42,6 @@ all_gather and all_to_all in lg g steps.  Hensgen, Finkel and Manber (1988): the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from parallelism.algorithms.algorithms import Pairs, algorithm, record_of, records_of
 from parallelism.algorithms.kinds import kind_of
 from parallelism.algorithms.phase_patterns import listed
@@ -70,12 +68,6 @@ def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = 
         return ()
     if record.phases is not None:
         return tuple(record.phases(size, root, pairs))
-    return tuple(_of_steps(collective, name, size, root, named))
-
-
-def _of_steps(collective: str, name: str, size: int, root: int, pairs: Pairs | None) -> Iterator[Phase]:
-    """The steps of an algorithm, each a phase."""
-    plan = algorithm(collective, name, size, root=root, pairs=pairs)
-    for step in plan.steps:
-        if step:
-            yield listed([(each.source, each.target, len(each.chunks)) for each in step], plan.chunks_of_buffer)
+    plan = algorithm(collective, name, size, root=root, pairs=named)    # without a shorter rule each step is a phase
+    return tuple(listed([(each.source, each.target, len(each.chunks)) for each in step], plan.chunks_of_buffer)
+                 for step in plan.steps if step)

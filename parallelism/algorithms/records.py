@@ -1,12 +1,12 @@
 """An algorithm of collectives as one frozen record: its steps, its closed form and its phases, for the kinds it serves.
 
-    steps         who sends which chunk to whom, step by step: what runs, and what is explained
+    steps         (source, target, chunks) of each message, step by step: they run, and they are explained
     closed_form   what the textbook says it costs, independent of the steps
     phases        the same messages as arrays, for pricing; from the steps where there is no shorter rule
 
-The records of this package are in ``direct_algorithms``, ``ring_algorithms``, ``doubling_algorithms`` and
-``tree_algorithms``; `register_algorithm` adds one from outside.  `parallelism.collectives.checks` refuses a
-record whose three parts disagree, or whose steps do not give what the kind says.
+The records of this package are in `parallelism.algorithms.direct`, ``rings``, ``doublings`` and ``trees``;
+`register_algorithm` adds one from outside.  `parallelism.collectives.checks` refuses a
+record if its three parts disagree, or if its steps do not give the result of the kind.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class CollectiveAlgorithm:
     ``applies``, ``needs``
         Whether it applies to a size, and in words what it needs: "a power of two".
     ``turns``
-        Everybody takes turns with everybody, in as many phases as ranks: large groups are not priced by it.
+        Each position takes turns with all others, in as many phases as ranks: large groups are not priced by it.
     ``rounds``
         In so many phases, where every two ranks have a link of their own; 0: that changes nothing.
     ``preference``

@@ -17,6 +17,13 @@ class RegistrationError(ValueError):
     """A record is incomplete, contradicts itself, or has the name of another."""
 
 
+def refuse(what: str, *checks: tuple[object, str]) -> None:
+    """Raises `RegistrationError` with the reason of the first of ``checks`` that is true: pairs (is wrong, reason)."""
+    for is_wrong, reason in checks:
+        if is_wrong:
+            raise RegistrationError(f"{what}: {reason}")
+
+
 class Registry(Generic[Record]):
     """Records by key; ``keys`` gives those of a record."""
 

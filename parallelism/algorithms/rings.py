@@ -1,47 +1,42 @@
-"""Algorithms on a ring: every position sends to the next, to all others in turn, or a chain goes round from the root.
+"""Algorithms on a ring: each position sends to the next one, or to all others in turn; or a chain along the ring.
 
 Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH* (2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from parallelism.algorithms import patterns
 from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Listed, Stage
+from parallelism.algorithms.patterns import Listed
 from parallelism.algorithms.phase_patterns import around, listed, turns
-from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 ORDER = "round the ring: piece j starts at the position after j and ends at j"
 CHAIN_ORDER = "along the chain, from the position before the root backwards round the ring to the root"
 
 
-def chain_cost(away: bool) -> Callable[[int, int, Pairs], Cost]:
-    """S goes down a chain from the root (``away``), or up to it."""
+def _chains(kind: str, formula: str, away: bool, order: str = "") -> tuple[CollectiveAlgorithm, CollectiveAlgorithm]:
+    """S goes along a chain away from the root, or towards it: whole (``ring``) or in pieces (``pipelined_ring``)."""
+    def links(g: int, root: int) -> list[tuple[int, int]]:
+        forth = [((root + k) % g, (root + k + 1) % g) for k in range(g - 1)]
+        return forth if away else [(target, source) for source, target in forth[::-1]]
+
     def cost(g: int, root: int, pairs: Pairs) -> Cost:
         up = tuple(int(p != root) for p in range(g))
         down = tuple(int((p - root) % g < g - 1) for p in range(g))
         return Cost(g - 1, down, up, down) if away else Cost(g - 1, up, down, up)
-    return cost
 
-
-def _chain(g: int, root: int, away: bool) -> list[tuple[int, int]]:
-    forth = patterns.chain(g, root)
-    return forth if away else [(target, source) for source, target in forth[::-1]]
-
-
-def _chain_steps(away: bool) -> Callable[[int, int, Pairs], list[Stage]]:
-    return lambda g, root, pairs: [Listed(((s, t, (0,)),), not away) for s, t in _chain(g, root, away)]
-
-
-def _chain_phases(away: bool) -> Callable[[int, int, Pairs], Iterator[Phase]]:
-    return lambda g, root, pairs: (listed([(s, t, 1)], 1) for s, t in _chain(g, root, away))
-
-
-def _piped(away: bool) -> Callable[[int, int, Pairs], Iterator[Phase]]:
-    return lambda g, root, pairs: iter(
-        [listed([(s, t, 1) for s, t in _chain(g, root, away)], 1, times=g - 1, piped=True)])
+    return (
+        CollectiveAlgorithm(
+            "ring", (kind,), formula, cost,
+            lambda g, root, pairs: [Listed(((s, t, (0,)),), not away) for s, t in links(g, root)],
+            phases=lambda g, root, pairs: (listed([(s, t, 1)], 1) for s, t in links(g, root)), order=order, turns=True),
+        CollectiveAlgorithm(
+            "pipelined_ring", (kind,), formula, cost,
+            phases=lambda g, root, pairs: [
+                listed([(s, t, 1) for s, t in links(g, root)], 1, times=g - 1, piped=True)],
+            order=order, preference=1),
+    )
 
 
 RINGS = (
@@ -62,18 +57,9 @@ RINGS = (
         lambda g, root, pairs: patterns.ring_all_to_all(g), lambda g: g * g,
         lambda g, root, pairs: (around(g, 1, left, g) for left in range(g - 1, 0, -1)), turns=True),
     CollectiveAlgorithm(
-        "ring", ("broadcast",), "S each but the root", chain_cost(True), _chain_steps(True),
-        phases=_chain_phases(True), turns=True),
-    CollectiveAlgorithm(
-        "ring", ("reduce",), "(g-1) S over the group", chain_cost(False), _chain_steps(False),
-        phases=_chain_phases(False), order=CHAIN_ORDER, turns=True),
-    CollectiveAlgorithm(
         "pairwise", ("reduce_scatter", "all_to_all"), "(g-1)/g S",
         lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g), phases=lambda g, root, pairs: turns(g, 1, g),
         turns=True),
-    CollectiveAlgorithm(
-        "pipelined_ring", ("broadcast",), "S each but the root", chain_cost(True), phases=_piped(True), preference=1),
-    CollectiveAlgorithm(
-        "pipelined_ring", ("reduce",), "(g-1) S over the group", chain_cost(False), phases=_piped(False),
-        order=CHAIN_ORDER, preference=1),
+    *_chains("broadcast", "S each but the root", away=True),
+    *_chains("reduce", "(g-1) S over the group", away=False, order=CHAIN_ORDER),
 )

@@ -1,4 +1,4 @@
-"""Algorithms on binomial trees, and those that are made of one and a ring.
+"""Algorithms on binomial trees, and algorithms that combine a tree and a ring.
 
 Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH* (2005):
 binomial trees, van de Geijn's broadcast and Rabenseifner's reduce.  Chan, Heimlich, Purkayastha and van de Geijn,
@@ -12,40 +12,36 @@ from collections.abc import Iterator
 from parallelism.algorithms import patterns
 from parallelism.algorithms.doublings import ORDER
 from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Stages
+from parallelism.algorithms.patterns import Stages, lg
 from parallelism.algorithms.phase_patterns import around, listed
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
 
 
-def _lg(g: int) -> int:
-    return (g - 1).bit_length()
-
-
 def _height(p: int, root: int) -> int:
-    """Position p speaks for a block of 2**height in the tree: it starts at p and has not the root in it."""
+    """Position p represents a block of 2**height in the tree: it starts at p and does not contain the root."""
     apart = (p ^ root).bit_length() - 1
     return apart if p == 0 else min((p & -p).bit_length() - 1, apart)
 
 
 def _broadcast(g: int, root: int, pairs: Pairs) -> Cost:
     places = ((p - root) % g for p in range(g))
-    serves = tuple(sum(1 << k > r and r + (1 << k) < g for k in range(_lg(g))) for r in places)
-    return Cost(_lg(g), serves, tuple(int(p != root) for p in range(g)), serves)
+    serves = tuple(sum(1 << k > r and r + (1 << k) < g for k in range(lg(g))) for r in places)
+    return Cost(lg(g), serves, tuple(int(p != root) for p in range(g)), serves)
 
 
 def _reduce(g: int, root: int, pairs: Pairs) -> Cost:
     served = [sum(p + (1 << k) < g for k in range(_height(p, root))) for p in range(g)]
-    served[root] = sum(((root >> k) ^ 1) << k < g for k in range(_lg(g)))
+    served[root] = sum(((root >> k) ^ 1) << k < g for k in range(lg(g)))
     leaves = tuple(int(p != root) for p in range(g))
-    return Cost(_lg(g), leaves, tuple(served), leaves)
+    return Cost(lg(g), leaves, tuple(served), leaves)
 
 
 def _gather(g: int, root: int, pairs: Pairs) -> Cost:
-    """Each sends the shards of its block at once: S/g each."""
+    """Each position sends the shards of its block, S/g each, in one message."""
     sent, received = [], []
     for p in range(g):
         if p == root:
-            firsts = [((root >> k) ^ 1) << k for k in range(_lg(g))]
+            firsts = [((root >> k) ^ 1) << k for k in range(lg(g))]
             block, children = 0, [min(1 << k, g - first) for k, first in enumerate(firsts) if first < g]
         else:
             height = _height(p, root)
@@ -53,7 +49,7 @@ def _gather(g: int, root: int, pairs: Pairs) -> Cost:
             children = [min(1 << k, g - p - (1 << k)) for k in range(height) if p + (1 << k) < g]
         sent.append(block)
         received.append(sum(children))
-    return Cost(_lg(g), tuple(sent), tuple(received), tuple(int(p != root) for p in range(g)), g)
+    return Cost(lg(g), tuple(sent), tuple(received), tuple(int(p != root) for p in range(g)), g)
 
 
 def _scatter(g: int, root: int, pairs: Pairs) -> Cost:
@@ -74,26 +70,11 @@ def _both(first: Cost, second: Cost) -> Cost:
                 messages, whole)
 
 
-def _ring(g: int) -> Cost:
-    return alike(g, g - 1, g - 1, g - 1, g)
-
-
 def _phases(stages: Stages, g: int) -> Iterator[Phase]:
-    everyone = range(g)
-    return (listed([(s, t, len(chunks)) for s, t, chunks in stage.moves(everyone, everyone)], g) for stage in stages)
+    return (listed([(s, t, len(chunks)) for s, t, chunks in stage.moves(range(g), range(g))], g) for stage in stages)
 
 
-def _van_de_geijn(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
-    yield from _phases(patterns.binomial_scatter(g, root), g)
-    yield around(g, 1, 1, g, g - 1)
-
-
-def _rabenseifner(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
-    yield around(g, 1, 1, g, g - 1)
-    yield from _phases(patterns.binomial_gather(g, root), g)
-
-
-BLOCKS = "the shards of one's half, quarter, ... of the group"
+BLOCKS = "the shards of the position's half, quarter, ... of the group"
 
 TREES = (
     CollectiveAlgorithm(
@@ -112,8 +93,12 @@ TREES = (
         "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: patterns.binomial_gather(g, root), lambda g: g),
     CollectiveAlgorithm(
         "van_de_geijn", ("broadcast",), "a scatter by a tree, and (g-1)/g S round the ring",
-        lambda g, root, pairs: _both(_scatter(g, root, pairs), _ring(g)), phases=_van_de_geijn),
+        lambda g, root, pairs: _both(_scatter(g, root, pairs), alike(g, g - 1, g - 1, g - 1, g)),
+        phases=lambda g, root, pairs: (
+            *_phases(patterns.binomial_scatter(g, root), g), around(g, 1, 1, g, g - 1))),
     CollectiveAlgorithm(
         "van_de_geijn", ("reduce",), "(g-1)/g S round the ring, and a gather by a tree",
-        lambda g, root, pairs: _both(_ring(g), _gather(g, root, pairs)), phases=_rabenseifner, order=ORDER),
+        lambda g, root, pairs: _both(alike(g, g - 1, g - 1, g - 1, g), _gather(g, root, pairs)),
+        phases=lambda g, root, pairs: (
+            around(g, 1, 1, g, g - 1), *_phases(patterns.binomial_gather(g, root), g)), order=ORDER),
 )

@@ -1,4 +1,4 @@
-"""Whether the members of a group call the same collective, and the error if they do not."""
+"""Checks that the members of a group call the same collective, and raises an error that shows the difference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from parallelism.algorithms import KINDS
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
 from parallelism.operation import CollectiveMismatchError, ranks_in_words
+from parallelism.operation.errors import keys_by_value
 
 
 def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]) -> None:
     """`CollectiveMismatchError` if the calls of a group's members differ in what must agree.
 
-    ``kind`` is the one that the member calls that asks.
+    ``kind`` is the kind of the calling member.
     """
     first = next((call for call in calls if call.dtype is not None), calls[0])
     for other in calls:
@@ -30,20 +31,16 @@ def text_of(call: MemberCall) -> str:
     kind = KINDS.records.get(call.kind)
     if kind is None:    # an agreement on shapes
         return f"{call.kind}({x})"
-    options = [x] if kind.moves else []
-    if kind.joins != kind.cuts:
-        options.append(f"dim={call.dim}")
-    elif kind.cuts:
-        options += [f"split_dim={call.dim}", f"concat_dim={call.concat_dim}"]
-    if kind.rooted:
-        options.append(f"root={call.root}")
-    if call.op is not None:
-        options.append(f"op={call.op!r}")
-    if call.pairs is not None:
-        options.append(f"pairs={list(call.pairs)}")
-    if call.algorithm is not None:
-        options.append(f"algorithm={call.algorithm!r}")
-    return f"{call.kind}({', '.join(options)})"
+    arguments = (
+        (kind.moves, x),
+        (kind.joins != kind.cuts, f"dim={call.dim}"),
+        (kind.blocks_of_all, f"split_dim={call.dim}, concat_dim={call.concat_dim}"),
+        (kind.rooted, f"root={call.root}"),
+        (call.op is not None, f"op={call.op!r}"),
+        (call.pairs is not None, f"pairs={list(call.pairs or ())}"),
+        (call.algorithm is not None, f"algorithm={call.algorithm!r}"),
+    )
+    return f"{call.kind}({', '.join(text for is_given, text in arguments if is_given)})"
 
 
 def check_declared(
@@ -67,10 +64,7 @@ def _mismatch(
     ranks: Sequence[int], kind: str, calls: Sequence[MemberCall], what: str
 ) -> CollectiveMismatchError:
     texts = {rank: text_of(call) for rank, call in zip(ranks, calls, strict=True)}
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks_of.setdefault(text, []).append(rank)
-    by_frequency = sorted(ranks_of.values(), key=len, reverse=True)
+    by_frequency = sorted(keys_by_value(texts).values(), key=len, reverse=True)
     is_tied = len(by_frequency) > 1 and len(by_frequency[0]) == len(by_frequency[1])
     odd = [rank for group in by_frequency[0 if is_tied else 1 :] for rank in group]
     return CollectiveMismatchError(
@@ -84,18 +78,15 @@ def _difference(a: MemberCall, b: MemberCall) -> str | None:
             return "what they call" if name == "kind" else name
     if a.dtype is None or b.dtype is None:
         return None
-    for name in ("dim", "concat_dim"):
+    for name in ("dim", "concat_dim", "dtype"):
         if getattr(a, name) != getattr(b, name):
             return name
-    if a.dtype != b.dtype:
-        return "dtype"
     kind = a.of_kind
     if kind.elementwise and a.form != b.form and not {a.form, b.form} <= {ARRAY, SCALAR}:
         return "the structure of what they reduce"
-    assert a.shape is not None
-    assert b.shape is not None
     if not kind.alike:
         return None
+    assert a.shape is not None and b.shape is not None
     if len(a.shape) != len(b.shape):
         return "the number of dims"
     free = None if not kind.joins else a.concat_dim if kind.cuts else a.dim

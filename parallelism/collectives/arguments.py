@@ -46,7 +46,8 @@ def members_of(
             seen.add(member)
         if rank in members:
             mine = members
-    if mine is None and not (kind in KINDS.records and kind_of(kind).copies):     # a rank in no group gets zeros of a copy
+    copies = kind in KINDS.records and kind_of(kind).copies
+    if mine is None and not copies:     # of a copy, a rank in no group gets zeros
         raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
     return mine, None, () if mine is None else (len(mine),)
 
@@ -62,7 +63,7 @@ def call_fields(
     kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
     factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
 ) -> tuple[dict[str, Any], Array | None, Reduction | None]:
-    """What a member's call says of its value, as fields of the call; the value as an array; and how to reduce it.
+    """The fields of a member's call that depend on its value, the value as an array, and its reduction.
 
     The array is None if this member gives nothing.  ``to_array`` makes an array, and its form, of ``x``; the array is
     not yet converted to the dtype of the reduction.

@@ -1,4 +1,4 @@
-"""What one position holds while an algorithm runs: chunks, by number, as NumPy arrays.
+"""The chunks that one position holds while an algorithm runs, by number, as NumPy arrays.
 
     held = start(algorithm, position, x)                       # before the first step
     held = arrive(held, messages, position, op)                # once for each step
@@ -49,12 +49,12 @@ class Message(NamedTuple):
 def start(
     algorithm: Algorithm, position: int, x: Array | None, *, dim: int = 0, sizes: Sequence[int] | None = None
 ) -> Held:
-    """What ``position`` holds before the first step, ``x`` being its value.
+    """The chunks that ``position`` holds before the first step; ``x`` is its value.
 
-    ``dim`` and ``sizes`` cut the blocks of reduce_scatter, scatter and all_to_all (``dim`` is its split_dim);
-    without ``sizes``, as `numpy.array_split` does.  ``x`` is not looked at, and may be None, where it does not
-    count: on the others of broadcast and scatter, in barrier.  Raises ``ValueError`` for a 0-d array or a dim
-    that cannot be cut, and for sizes that do not add up.
+    ``dim`` and ``sizes`` cut the blocks of reduce_scatter, scatter and all_to_all (``dim`` is its split_dim).  Without
+    ``sizes`` the cut is that of `numpy.array_split`.  ``x`` is ignored, and may be None, at positions that give no
+    array: all but the root of broadcast and scatter, all of a barrier.  Raises ``ValueError`` for a 0-d array, for a
+    dim that cannot be cut, and for sizes that do not add up.
     """
     collective, size = algorithm.collective, algorithm.size
     kind = kind_of(collective)
@@ -83,7 +83,7 @@ def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:
 def arrive(
     held: Held, messages: Sequence[Message], position: int, op: Callable[[Array, Array], Array] | None = None
 ) -> Held:
-    """What ``position`` holds after a step that brought it ``messages``.
+    """The chunks that ``position`` holds after a step in which ``messages`` arrived.
 
     Reducing messages are combined with the position's own value in order of position, two at a time:
     ``op(op(x0, x1), x2)``; they may come in any order.  Other messages replace what was held.
@@ -136,15 +136,10 @@ def finish(
         return np.zeros_like(x)
     arrays = [held[i * size + position if kind.unit == BLOCKS_OF_ALL else i] for i in sources]
     if kind.joins:
-        return join(arrays, dim)
+        return np.stack(arrays) if arrays[0].ndim == 0 else np.concatenate(arrays, axis=dim)
     if kind.function is not None:
         return np.asarray(kind.function(arrays))
     return arrays if kind.lists else arrays[0]
-
-
-def join(shards: Sequence[Array], dim: int) -> Array:
-    """Shards joined along ``dim``; 0-d ones stacked."""
-    return np.stack(shards) if shards[0].ndim == 0 else np.concatenate(shards, axis=dim)
 
 
 def chunk_nbytes(
@@ -154,8 +149,8 @@ def chunk_nbytes(
     """The bytes of every chunk, from the shape of every position's value; what `Algorithm.bytes_sent` asks for.
 
     ``shapes`` by position; only those that count are looked at: the root's for broadcast and scatter, the first
-    where all are alike.  ``sizes`` are everybody's; where each position of an all_to_all has sizes of its own,
-    put them together with `all_to_all_nbytes`.
+    where all are alike.  ``sizes`` are those of all positions; if each position of an all_to_all has its own
+    sizes, combine them with `all_to_all_nbytes`.
     """
     kind, size = kind_of(algorithm.collective), algorithm.size
     if not kind.moves:

@@ -1,7 +1,7 @@
-"""What a collective call says: by one member (`MemberCall`), and as the operation of a group (`CollectiveCall`).
+"""Descriptions of a collective call: by one member (`MemberCall`), and of a whole group (`CollectiveCall`).
 
-The runtime, the recorder and the simulator describe their calls by these values; an event carries the `CollectiveCall`,
-and prices and bus bandwidths are made of it.  ``S``, the bytes of the whole buffer, is that of
+The runtime, the recorder and the simulator describe their calls by these values.  An event carries the
+`CollectiveCall`, from which prices and bus bandwidths are computed.  ``S``, the bytes of the whole buffer, is that of
 `parallelism.algorithms.closed_forms`.
 """
 
@@ -31,7 +31,7 @@ SCALAR = b"scalar"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective of one group: what its price and its bus bandwidth are made of."""
+    """A collective of one group, with all that its price and its bus bandwidth depend on."""
 
     kind: str
     group: tuple[int, ...]
@@ -43,7 +43,7 @@ class CollectiveCall:
     leave their member, so it may be no whole number.
     """
     algorithm: str | None = None
-    """The one that ran; None or "direct" leaves the choice to whoever prices it."""
+    """The algorithm that ran; for None or "direct" the price is that of the cheapest."""
     root: int | None = None
     """A position in the group; None for a kind without a root."""
     pairs: Pairs = ()
@@ -82,7 +82,7 @@ class MemberCall:
     op: str | None = None
     """The name of the reduction; None for a kind that does not reduce."""
     form: bytes = ARRAY
-    """What the value was, and what a receiver makes of the array: an array, a scalar or a tree."""
+    """The form of the value, which the receiver restores: an array, a scalar or a tree."""
 
     @property
     def gives(self) -> bool:
@@ -110,7 +110,7 @@ class MemberCall:
 
 
 class Traffic(NamedTuple):
-    """What one member sends and receives in one call, by the steps of its algorithm."""
+    """The bytes and messages of one member in one call, by the steps of its algorithm."""
 
     bytes_sent: int
     bytes_received: int
@@ -120,8 +120,14 @@ class Traffic(NamedTuple):
     call: CollectiveCall | None = None
     """None for an operation that is made of several collectives."""
 
+    @classmethod
+    def of_event(cls, event: Event) -> Traffic:
+        """The traffic that an event counts."""
+        call = CollectiveCall.of_event(event)
+        return cls(event.bytes_sent, event.bytes_received, event.messages, event.sources, call)
+
     def plus(self, other: Traffic) -> Traffic:
-        """Of two calls that count as one."""
+        """The traffic of two calls that count as one."""
         sources = dict(self.sources)
         for rank, nbytes in other.sources:
             sources[rank] = sources.get(rank, 0) + nbytes
@@ -134,14 +140,14 @@ class Traffic(NamedTuple):
         )
 
     def on_event(self) -> dict[str, Any]:
-        """As the fields of an event."""
+        """The traffic as fields of an event."""
         counted = {"bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received, "messages": self.messages,
                    "sources": self.sources}
         return counted if self.call is None else {**counted, **self.call.on_event()}
 
 
 def traffic(calls: Sequence[MemberCall], ranks: tuple[int, ...], position: int) -> Traffic:
-    """The traffic of the member at ``position``, given everybody's call."""
+    """The traffic of the member at ``position``, from the calls of all members."""
     return _traffic(calls[position].over(len(calls)), ranks, position, chunks_of(calls))
 
 

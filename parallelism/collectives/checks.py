@@ -1,7 +1,7 @@
-"""Whether the record of an algorithm is complete, and its parts agree: checked before it is registered, and by tests.
+"""Checks that the record of an algorithm is complete and that its parts agree.  Registration and tests call it.
 
-For some sizes, roots and pairs: the messages lie inside the group and their chunks inside the buffer; the steps give
-what the kind says; the bytes of the closed form are those that the steps move and those that the phases price.
+For some sizes, roots and pairs: the messages stay inside the group and their chunks inside the buffer; the steps give
+the results of the kind; the closed form, the steps and the phases have the same bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from parallelism.algorithms import (
     Phase,
     RegistrationError,
 )
+from parallelism.algorithms.registry import refuse
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.call import MemberCall, payload_bytes
 from parallelism.collectives.results import reduction, result_of
@@ -34,33 +35,30 @@ SIZES = (2, 3, 4, 5, 8)
 
 
 def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
-    """Raises `RegistrationError` for the first thing that is wrong with a record."""
-    def refuse(why: str) -> None:
-        raise RegistrationError(f"algorithm {record.name!r}: {why}")
-
-    if not (isinstance(record.name, str) and record.name.isidentifier()):
-        refuse("name must be an identifier")
-    if record.name in (HIERARCHICAL, TORUS):
-        refuse("this name stands for prices that depend on the hardware")
-    if not record.kinds:
-        refuse("kinds must name at least one kind")
+    """Raises `RegistrationError` for the first error in a record."""
+    what = f"algorithm {record.name!r}"
+    refuse(
+        what,
+        (not (isinstance(record.name, str) and record.name.isidentifier()), "name must be an identifier"),
+        (record.name in (HIERARCHICAL, TORUS), "this name stands for prices that depend on the hardware"),
+        (not record.kinds, "kinds must name at least one kind"))
     for name in record.kinds:
-        if name not in KINDS.records:
-            refuse(f"there is no kind {name!r}; register it first")
-        if KINDS.records[name].reduces and record.steps is not None and not record.order:
-            refuse(f"{name} reduces: order must say in which order")
-    if not record.formula:
-        refuse("formula must say what a position receives")
-    closed_form: Any = record.closed_form
-    if not callable(closed_form):
-        refuse(f"closed_form must be a function of (size, root, pairs), got {closed_form!r}")
-    if record.steps is None and record.phases is None:
-        refuse("there are neither steps, to be run, nor phases, to be priced")
-    if record.applies is not None and not record.needs:
-        refuse("needs must say in words what applies() asks of a size")
+        kind = KINDS.records.get(name)
+        refuse(
+            what,
+            (kind is None, f"there is no kind {name!r}; register it first"),
+            (kind is not None and kind.reduces and record.steps is not None and not record.order,
+             f"{name} reduces: order must say in which order"))
+    refuse(
+        what,
+        (not record.formula, "formula must say what a position receives"),
+        (not callable(record.closed_form),
+         f"closed_form must be a function of (size, root, pairs), got {record.closed_form!r}"),
+        (record.steps is None and record.phases is None,
+         "there are neither steps, to be run, nor phases, to be priced"),
+        (record.applies is not None and not record.needs, "needs must say in words what applies() asks of a size"))
     applying = [size for size in sizes if record.fits(size)]
-    if not applying:
-        refuse(f"it applies to none of the sizes {tuple(sizes)}")
+    refuse(what, (not applying, f"it applies to none of the sizes {tuple(sizes)}"))
     for name in record.kinds:
         for size in applying:
             for root in (0, size - 1) if KINDS.records[name].rooted else (0,):
@@ -70,49 +68,46 @@ def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
                     raise
                 except Exception as error:
                     raise RegistrationError(
-                        f"algorithm {record.name!r}, {name} over {size} with root {root}: {type(error).__name__}: "
-                        f"{error}") from error
+                        f"{what}, {name} over {size} with root {root}: {type(error).__name__}: {error}") from error
 
 
 def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: int) -> None:
-    def refuse(why: str) -> None:
-        raise RegistrationError(f"algorithm {record.name!r}, {kind.name} over {g} with root {root}: {why}")
-
+    what = f"algorithm {record.name!r}, {kind.name} over {g} with root {root}"
     pairs: Pairs = tuple((p, (p + 1) % g) for p in range(g - 1)) if kind.paired else ()
     cost = Cost(*record.closed_form(g, root, pairs))
-    for field in ("sent", "received", "messages"):
-        if len(getattr(cost, field)) != g:
-            refuse(f"closed_form gives {len(getattr(cost, field))} numbers as {field}, for {g} positions")
-    if sum(cost.sent) != sum(cost.received):
-        refuse(f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received")
+    refuse(
+        what,
+        *((len(numbers) != g, f"closed_form gives {len(numbers)} numbers as {field}, for {g} positions")
+          for field, numbers in (("sent", cost.sent), ("received", cost.received), ("messages", cost.messages))),
+        (sum(cost.sent) != sum(cost.received),
+         f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received"))
     sent = [Fraction(part, cost.whole) for part in cost.sent]
     received = [Fraction(part, cost.whole) for part in cost.received]
     if record.steps is not None:
         stages: tuple[Any, ...] = tuple(record.steps(g, root, pairs))
-        for stage in stages:
-            if not isinstance(stage, Listed | Pairwise):
-                refuse(f"a step must be Listed(...) or Pairwise(...), got {type(stage).__name__}")
+        refuse(what, *((not isinstance(stage, Listed | Pairwise),
+                        f"a step must be Listed(...) or Pairwise(...), got {type(stage).__name__}")
+                       for stage in stages))
         plan = Algorithm(kind.name, record.name, g, root, record.chunks(g), record.order, pairs, record, stages)
         for step in plan.steps:
             for each in step:
-                ends = each.source, each.target
-                if not all(0 <= p < g for p in ends) or ends[0] == ends[1]:
-                    refuse(f"a message goes from position {ends[0]} to {ends[1]}")
-                if any(not 0 <= chunk < plan.chunks for chunk in each.chunks):
-                    refuse(f"a message carries chunks {each.chunks} of {plan.chunks}")
-                if each.reduce and not kind.reduces:
-                    refuse("a message reduces, and the kind does not")
-        part = Fraction(1, plan.chunks_of_buffer)
-        for what, by_form, by_steps in (
-            ("sent", sent, plan.bytes_sent([1] * plan.chunks)),
-            ("received", received, plan.bytes_received([1] * plan.chunks)),
-        ):
-            if by_form != [n * part for n in by_steps]:
-                refuse(f"closed_form says {_shown(by_form)} S {what}, the steps {_shown([n * part for n in by_steps])}")
-        if cost.messages != plan.messages_sent() or cost.steps != len(plan.steps):
-            refuse(f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
-                   f"{plan.messages_sent()}")
-        _check_results(plan, kind, refuse)
+                refuse(
+                    what,
+                    (each.source == each.target or not all(0 <= p < g for p in (each.source, each.target)),
+                     f"a message goes from position {each.source} to {each.target}"),
+                    (any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
+                     f"a message carries chunks {each.chunks} of {plan.chunks}"),
+                    (each.reduce and not kind.reduces, "a message reduces, and the kind does not"))
+        by_steps = [[Fraction(n, plan.chunks_of_buffer) for n in count([1] * plan.chunks)]
+                    for count in (plan.bytes_sent, plan.bytes_received)]
+        refuse(
+            what,
+            *((by_form != steps, f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(steps)}")
+              for verb, by_form, steps in zip(("sent", "received"), (sent, received), by_steps, strict=True)),
+            (cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
+             f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
+             f"{plan.messages_sent()}"))
+        _check_results(plan, kind, what)
     if record.phases is not None:
         priced_sent, priced_received = [Fraction(0)] * g, [Fraction(0)] * g
         for phase in map(Phase._make, record.phases(g, root, pairs)):
@@ -121,12 +116,12 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
             for source, target, parts in zip(*ends_and_parts, strict=True):
                 priced_sent[source] += Fraction(times * parts, phase.whole)
                 priced_received[target] += Fraction(times * parts, phase.whole)
-        if (priced_sent, priced_received) != (sent, received):
-            refuse(f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}")
+        refuse(what, ((priced_sent, priced_received) != (sent, received),
+                      f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}"))
 
 
-def _check_results(plan: Algorithm, kind: CollectiveKind, refuse: Any) -> None:
-    """Play the steps through with integers, and compare with what the kind says."""
+def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
+    """Runs the steps with integers, and compares the results with those of the kind."""
     g, root = plan.size, plan.root
     shape = (2 * g, g)
     inputs = [np.arange(2 * g * g).reshape(shape) * (p + 1) + p for p in range(g)]
@@ -148,22 +143,19 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, refuse: Any) -> None:
             for p in range(g)
         ]
     for p in range(g):
-        found = chunks.finish(plan, p, held[p], inputs[p], shape=shape)
+        result, expected = chunks.finish(plan, p, held[p], inputs[p], shape=shape), result_of(calls, p, inputs, rule)
         if kind.lists:
-            right = all(np.array_equal(a, b) for a, b in zip(found, inputs, strict=True))
+            is_right = all(np.array_equal(a, b) for a, b in zip(result, inputs, strict=True))
+        elif expected is None:
+            is_right = result is None
         else:
-            expected = result_of(calls, p, inputs, rule)
-            if expected is None:
-                right = found is None
-            else:
-                array = np.empty(expected.shape, expected.dtype)
-                expected.fill(array)
-                right = np.array_equal(found, array)
-        if not right:
-            refuse(f"position {p} does not get what {kind.name} says")
+            array = np.empty(expected.shape, expected.dtype)
+            expected.fill(array)
+            is_right = np.array_equal(result, array)
+        refuse(what, (not is_right, f"position {p} does not get what {kind.name} gives"))
     nbytes = [inputs[0].nbytes // plan.chunks_of_buffer] * plan.chunks
-    if plan.chunks and payload_bytes(plan, nbytes) != inputs[0].nbytes:
-        refuse(f"{plan.chunks} chunks do not make up one buffer")
+    refuse(what, (plan.chunks and payload_bytes(plan, nbytes) != inputs[0].nbytes,
+                  f"{plan.chunks} chunks do not make up one buffer"))
 
 
 def _shown(parts: Sequence[Fraction]) -> str:

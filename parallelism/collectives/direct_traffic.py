@@ -1,7 +1,7 @@
-"""What the members of a group move in a collective of their programs, in closed form, however many they are.
+"""The bytes and messages of the members of a group in one collective, in closed form for groups of any size.
 
-The same that `parallelism.algorithms.algorithms`'s steps of the direct algorithms come to, and the processes record,
-without a list of the messages: of those a group of thousands has millions.  Pieces may be uneven.
+They equal the sums over the steps of the direct algorithms, which processes record, without a list of the messages: a
+group of thousands has millions of them.  Pieces may be uneven.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ class Moved:
         return all((of == of[0]).all() for of in (self.sent, self.received, self.messages))
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
-        """(position, bytes) of everybody who gives it anything."""
+        """(position, bytes) of each other member that gives it any bytes."""
         given = self._given(position)
         return tuple((i, nbytes) for i, nbytes in enumerate(given.tolist()) if nbytes and i != position)
 
 
 @lru_cache(maxsize=4096)
 def moved(calls: tuple[MemberCall, ...]) -> Moved:
-    """What everybody moves, remembered."""
+    """The traffic of all members; cached."""
     return Moved(calls)
 
 
 @lru_cache(maxsize=4096)
 def moved_alike(call: MemberCall, size: int) -> Moved:
-    """What everybody moves where all ``size`` members call the same."""
+    """The traffic of all members if all ``size`` of them make the same call; cached."""
     return Moved((call,) * size)
 
 

@@ -1,4 +1,4 @@
-"""A collective played through in one process, to be looked at: who sends what to whom, and what each rank then holds.
+"""Runs a collective in one process and shows each step: its messages, and the chunks that each rank then holds.
 
     >>> import numpy as np
     >>> steps = explain("all_reduce", algorithm="ring", inputs=[np.arange(4) + rank for rank in range(4)])
@@ -7,8 +7,9 @@
     >>> steps.results[2]
     array([ 6, 10, 14, 18])
 
-The steps and the arithmetic are those that run on a cluster (`communication`, `chunks`, `reductions`), so what
-is seen here is what happens there.  Nothing is started.  `print` draws it, and so does a notebook.
+The steps and the arithmetic are those that run on a cluster (`parallelism.algorithms`,
+`parallelism.collectives.buffers`, `parallelism.collectives.results`), so a cluster does the same.  Nothing is started.
+`print` draws the steps, and a notebook shows them.
 """
 
 from __future__ import annotations
@@ -16,19 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from parallelism.algorithms import Algorithm, CollectiveKind, kind_of
+from parallelism.algorithms import Algorithm, ClosedForm, CollectiveKind, closed_form, kind_of
 from parallelism.algorithms.algorithms import algorithm as find_algorithm
 from parallelism.collectives import buffers as chunks
+from parallelism.collectives.explanation_text import html, text
 from parallelism.collectives.results import reduction
 from parallelism.operation import ReduceOp
-
-if TYPE_CHECKING:
-    from parallelism.algorithms import ClosedForm
 
 Array = NDArray[Any]
 
@@ -60,7 +59,7 @@ class ExplainedStep:
 
 @dataclass(frozen=True, eq=False)
 class Explanation(Sequence[ExplainedStep]):
-    """A collective as a sequence of its steps, made by `explain`; prints, and shows itself in a notebook.
+    """A collective as a sequence of its steps, the result of `explain`; it can be printed and shown in a notebook.
 
     ``inputs``, ``start`` (chunks held before the first step) and ``results`` are by rank; ``buffer_nbytes`` is
     the S of the closed form.  All arrays are read-only.
@@ -107,18 +106,14 @@ class Explanation(Sequence[ExplainedStep]):
         return True
 
     def __str__(self) -> str:
-        from parallelism.collectives import explanation_text as storyboard
-
-        return storyboard.text(self)
+        return text(self)
 
     def __repr__(self) -> str:
         a = self.algorithm
         return f"<Explanation of {a.collective}, {a.name}, {a.size} ranks, {len(self)} steps; print it>"
 
     def _repr_html_(self) -> str:
-        from parallelism.collectives import explanation_text as storyboard
-
-        return storyboard.html(self)
+        return html(self)
 
 
 def explain(
@@ -178,8 +173,6 @@ def explain(
             received[rank] += sum(m.nbytes for m in messages if m.target == rank)
         steps.append(ExplainedStep(number, messages, _views(held), tuple(received)))
 
-    from parallelism.algorithms import closed_form
-
     results = []
     for rank in range(size):
         result = chunks.finish(plan, rank, held[rank], arrays[rank], dim=joined)
@@ -188,8 +181,10 @@ def explain(
             rule.finish(result, size)
         results.append(_frozen(result) if isinstance(result, np.ndarray) else result)
     name = rule.name if rule is not None else ""
+    pairs_in_words = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
+    title = kind.title.format(op=name, root=plan.root, cut=cut, joined=joined, pairs=pairs_in_words)
     return Explanation(
-        plan, _title(plan, kind, name, cut, joined), name, tuple(arrays), start, tuple(steps), tuple(results),
+        plan, title, name, tuple(arrays), start, tuple(steps), tuple(results),
         _buffer_nbytes(kind, arrays), closed_form(collective, plan.name, size, root=plan.root, pairs=moved),
     )
 
@@ -247,11 +242,6 @@ def _buffer_nbytes(kind: CollectiveKind, arrays: Sequence[Array | None]) -> int:
     if kind.in_shards:
         return sum(sizes)
     return sum(sizes) // max(len(sizes), 1)
-
-
-def _title(plan: Algorithm, kind: CollectiveKind, op: str, cut: int, joined: int) -> str:
-    pairs = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
-    return kind.title.format(op=op, root=plan.root, cut=cut, joined=joined, pairs=pairs)
 
 
 def _views(held: Sequence[Mapping[int, Array]]) -> tuple[Mapping[int, Array], ...]:

@@ -1,7 +1,7 @@
-"""An `Explanation` drawn: for a terminal within 80 columns, and as HTML for a notebook.
+"""Draws an `Explanation`: for a terminal within 80 columns, and as HTML for a notebook.
 
-Each step shows its messages, then what every rank holds, one column for each chunk; ``*`` marks what the step
-has changed, ``.`` what a rank does not have.
+Each step shows its messages and then the chunks of every rank, one column for each chunk.  ``*`` marks a chunk that the
+step has changed, ``.`` a chunk that a rank does not have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rows = Sequence[Mapping[int, Array]]
 
 
 def text(explanation: Explanation) -> str:
-    """The whole story as lines of at most 80 columns."""
+    """All steps as lines of at most 80 columns."""
     lines = [*_wrapped(_heading(explanation).split(" "), " ", "")]
     start = _table(explanation, explanation.start, None, "start")
     lines += ["", *start] if start else []
@@ -38,9 +38,9 @@ def text(explanation: Explanation) -> str:
         if any(step.bytes_received):
             lines += _wrapped(["so far", *_by_rank(step.bytes_received, "bytes received")], " ", _INDENT)
         before = step.held
-    told = [] if not explanation.algorithm.chunks else list(enumerate(explanation.results))
-    lines += ["", "result"] if told else []
-    for rank, result in _some(told, "ranks"):
+    results = list(enumerate(explanation.results)) if explanation.algorithm.chunks else []
+    lines += ["", "result"] if results else []
+    for rank, result in _some(results, "ranks"):
         lines.append(f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12))
     lines += ["", *(line for words in _account(explanation) for line in _wrapped(words.split(" "), " ", ""))]
     return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..." for line in map(str.rstrip, lines))
@@ -117,15 +117,15 @@ def _label(explanation: Explanation, chunk: int) -> str:
 
 
 def _sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
-    """``0 -> 1  [piece 2: 3 5] +`` for every message; equal ones to several targets are told once."""
-    told: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
+    """``0 -> 1  [piece 2: 3 5] +`` for every message; equal messages to several targets are one sentence."""
+    targets_of: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
     arrays = {}
     for message in step.messages:
         key = message.source, message.chunks, message.reduce
-        told.setdefault(key, []).append(message.target)
+        targets_of.setdefault(key, []).append(message.target)
         arrays[key] = message.arrays
     sentences = []
-    for (source, chunks, reduce), targets in told.items():
+    for (source, chunks, reduce), targets in targets_of.items():
         held = zip(chunks, arrays[source, chunks, reduce], strict=True)
         pieces = [f"[{_label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held]
         how = f"  {explanation.op}" if reduce else ""

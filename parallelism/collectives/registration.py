@@ -5,7 +5,7 @@
     prefix = device.collective("scan", x)
 
 A kind that is registered can be called, recorded, explained, priced and traced at once: by a ``direct`` algorithm that
-follows from its record.  What is registered travels with each run to the devices, whether the cluster was started
+follows from its record.  Registered records travel with each run to the devices, whether the cluster was started
 before or after.
 """
 

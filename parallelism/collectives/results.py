@@ -1,8 +1,9 @@
-"""The result of a collective for one member, from everybody's arrays: by the record of its kind, whatever the kind."""
+"""The result of a collective for one member, from the arrays of all members and the record of the kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from parallelism.operation import ReduceOp
 
 
 class Result(NamedTuple):
-    """What a member gets: its shape and dtype, and what writes it into an array of these."""
+    """The result of a member: its shape and dtype, and a function that writes it into such an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -53,7 +54,7 @@ def result_of(
 
 
 def copy_of(array: NDArray[Any]) -> Result:
-    """What one member gave, as it is."""
+    """The array of one member, unchanged."""
     return Result(array.shape, array.dtype, lambda out: np.copyto(out, array))
 
 
@@ -95,30 +96,26 @@ _OTHER_NAMES = {"avg": "mean", "product": "prod"}
 OPS = (*_UFUNCS, *_OTHER_NAMES)
 
 
+@dataclass(frozen=True, slots=True)
 class Reduction:
-    """One operation on one dtype."""
+    """One operation on one dtype: a ufunc of NumPy, or a function of the user's."""
 
-    def __init__(
-        self, name: str, dtype: np.dtype[Any], ufunc: np.ufunc | None, function: Callable[[Any, Any], Any] | None
-    ) -> None:
-        self.name = name
-        self.dtype = dtype
-        """The terms are converted to it before they are combined; the result has it."""
-        self._ufunc = ufunc
-        self._function = function
-        self._is_mean = name == "mean"
+    name: str
+    dtype: np.dtype[Any]
+    """The terms are converted to it before they are combined; the result has it."""
+    ufunc: np.ufunc | None = None
+    function: Callable[[Any, Any], Any] | None = None
 
     def combine(self, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """``a op b``, elementwise."""
-        if self._ufunc is not None:
-            result: NDArray[Any] = self._ufunc(a, b, out=out)
-            return np.asarray(result)
-        assert self._function is not None
-        value = np.asarray(self._function(_read_only(a), _read_only(b)))
+        if self.ufunc is not None:
+            return np.asarray(self.ufunc(a, b, out=out))
+        assert self.function is not None
+        value = np.asarray(self.function(_read_only(a), _read_only(b)))
         if value.shape != a.shape or value.dtype.newbyteorder("=") != a.dtype.newbyteorder("="):
             raise ValueError(
                 f"op {self.name} must be elementwise and keep the dtype: of two arrays {a.dtype}{list(a.shape)} "
-                f"it made {value.dtype}{list(value.shape)}"
+                f"it returned {value.dtype}{list(value.shape)}"
             )
         if out is None:
             return value
@@ -126,25 +123,24 @@ class Reduction:
         return out
 
     def finish(self, total: NDArray[Any], terms: int) -> None:
-        """What is left to do when all terms are in: the division of a mean.  In place."""
-        if self._is_mean:
+        """Divides the sum of a mean by the number of terms, in place.  Other reductions need nothing at the end."""
+        if self.name == "mean" and self.ufunc is not None:      # a user's function may be called mean
             np.divide(total, terms, out=total)
 
     def reduce(self, terms: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         """All terms into ``out``, which may be one of them only if there are at most two or it is the first."""
-        combine: Any = self._ufunc or self.combine
+        combine: Any = self.ufunc or self.combine
         if len(terms) == 1:
             np.copyto(out, terms[0])
         else:
             combine(terms[0], terms[1], out=out)
             for term in terms[2:]:
                 combine(out, term, out=out)
-        if self._is_mean:
-            self.finish(out, len(terms))
+        self.finish(out, len(terms))
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A term as a user's function sees it: it may be somebody's input."""
+    """A view of a term for a user's function, which must not write: the term may be the input of a member."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -154,7 +150,7 @@ def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
     """The reduction that ``op`` means for arrays of ``dtype``; ``ValueError`` or ``TypeError`` if there is none."""
     if callable(op):
         name = getattr(op, "__qualname__", None) or getattr(op, "__name__", None) or type(op).__qualname__
-        return Reduction(name, dtype, None, op)
+        return Reduction(name, dtype, function=op)
     return _named(op, dtype)
 
 
@@ -172,4 +168,4 @@ def _named(op: str, dtype: np.dtype[Any]) -> Reduction:
         dtype = np.dtype(np.int64)
     if name == "mean" and kind in "bui":
         dtype = np.dtype(np.float64)
-    return Reduction(name, dtype, _UFUNCS[name], None)
+    return Reduction(name, dtype, _UFUNCS[name])

@@ -12,7 +12,7 @@ MPP*, 1994); in a memory those of messages of its size.
 
 **A collective** takes what the phases of its algorithm take: `parallelism.algorithms.phases` has the formulas and
 their sources, `parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is
-`parallelism.cost.hierarchical`.  Where the hardware tells how fast it adds up and lays out, that comes on top by any
+`parallelism.cost.hierarchical`.  If the hardware has a rate for reducing and rearranging, that time is added for any
 algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in
 MPICH*, 2005.
 """
@@ -25,7 +25,7 @@ from math import inf, sqrt
 
 from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phases, bus_factor, kind_of, record_of
 from parallelism.algorithms.phases import names, phases
-from parallelism.cost.hierarchical import PARTS, Group, Groups, taken_apart
+from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
 from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
@@ -37,7 +37,7 @@ MOST_IN_TURN = 1024
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """What a collective of ``nbytes`` over ``size`` ranks takes by an algorithm; nbytes is the S of `closed_forms`."""
+    """The seconds of a collective over ``size`` ranks by an algorithm; ``nbytes`` is the S of `closed_forms`."""
 
     collective: str
     algorithm: str
@@ -52,7 +52,7 @@ class CollectiveCost:
 
     @property
     def bus_bytes_per_second(self) -> float:
-        """What that means for the links, whatever the number of ranks; nccl-tests call it busbw.  0 for a barrier."""
+        """The bandwidth of the links, for any number of ranks; nccl-tests call it busbw.  0 for a barrier."""
         return self.algorithm_bytes_per_second * (bus_factor(self.collective, self.size) or 0.0)
 
 
@@ -77,7 +77,7 @@ class Costs:
     def compute_seconds(
         self, flops: float = 0.0, nbytes: float = 0.0, *, dtype: object = None, rank: int | None = None
     ) -> float:
-        """What a piece of compute takes: so many flops in a dtype, so many bytes to and from memory.  Nothing: 0.
+        """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
 
         ``rank`` counts where it is a straggler.  ``ValueError`` for flops in a dtype that the hardware has no rate for.
         """
@@ -103,7 +103,7 @@ class Costs:
         return found
 
     def message_seconds(self, nbytes: float, source: int, target: int) -> float:
-        """What a message takes that shares its path with none; one to oneself nothing."""
+        """The seconds of a message that has its path to itself; 0 from a rank to itself."""
         path = self.path(source, target)
         latency, bandwidth = path.latency_seconds, path.bytes_per_second
         if path.level is not None and (link := self.hardware.links[path.level]).pieces:
@@ -112,7 +112,7 @@ class Costs:
         return latency + nbytes / bandwidth
 
     def host_seconds(self, nbytes: float) -> float:
-        """What a message between a device and its host takes."""
+        """The seconds of a message between a device and its host."""
         host = self.hardware.host
         return host.latency_seconds + nbytes / host.bytes_per_second
 
@@ -126,9 +126,9 @@ class Costs:
         self, collective: str, nbytes: float, group: Iterable[int], *, algorithm: str | None = None, root: int = 0,
         pairs: Pairs = (),
     ) -> CollectiveCost:
-        """What a collective over a group of ranks takes; by the cheapest algorithm, as a tuned library would choose.
+        """The cost of a collective over a group of ranks; without ``algorithm``, by the cheapest one.
 
-        ``nbytes`` is the whole buffer: what everyone holds for all_reduce, reduce, broadcast, reduce_scatter and
+        ``nbytes`` is the whole buffer: the array of each member for all_reduce, reduce, broadcast, reduce_scatter and
         all_to_all, what the root holds for scatter, all shards together for all_gather, gather and all_scatter, one
         array for permute.  ``root`` and ``pairs`` are positions in the group.  Over one rank it takes nothing.
         ``ValueError`` for an algorithm that does not apply, naming those that do.
@@ -151,13 +151,11 @@ class Costs:
     def prices(
         self, collective: str, nbytes: float, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
     ) -> tuple[CollectiveCost, ...]:
-        """What it takes by each algorithm, the cheapest first."""
+        """The cost by each algorithm, the cheapest first."""
         ranks = _ranks(group)
-        told = (
-            self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
-            for name in self.algorithms(collective, ranks)
-        )
-        return tuple(sorted(told, key=lambda cost: cost.seconds))
+        costs = (self.collective(collective, nbytes, ranks, algorithm=name, root=root, pairs=pairs)
+                 for name in self.algorithms(collective, ranks))
+        return tuple(sorted(costs, key=lambda cost: cost.seconds))
 
     def channel_bytes(
         self, cost: CollectiveCost, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
@@ -178,7 +176,7 @@ class Costs:
 
         halves = self._halves(groups) if name == HIERARCHICAL and collective in PARTS else None
         if halves is not None:
-            PARTS[collective](part, nbytes, groups, *halves, root)
+            seconds_in_parts(collective, part, nbytes, groups, *halves, root)
             return
         key = collective, name, groups, root, pairs
         if key not in self._loads:
@@ -193,7 +191,7 @@ class Costs:
         applying = self._applying(collective, groups)
         seconds = [self._by(collective, name, nbytes, groups, root, pairs) for name in applying]
         least = min(seconds)
-        return least, next(name for name, told in zip(applying, seconds, strict=True) if told <= least * (1 + 1e-12))
+        return least, next(name for name, took in zip(applying, seconds, strict=True) if took <= least * (1 + 1e-12))
 
     def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
         """The algorithms that apply; of those that take as long, the first is taken.
@@ -220,7 +218,7 @@ class Costs:
                 raise ValueError(
                     f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
                     f"than one, in each of several units); these apply: {applying}")
-            return PARTS[collective](self._cheapest, nbytes, groups, *halves, root)
+            return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
         key = collective, name, groups, root, pairs
         found = self._terms.get(key)
         if found is None:

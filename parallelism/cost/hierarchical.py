@@ -17,24 +17,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from parallelism.algorithms import kind_of
 from parallelism.hardware import Hardware
 
 Group = tuple[int, ...]
 Groups = tuple[Group, ...]
 """Groups of one size that do the same at the same time."""
 
-
 Price = Callable[..., tuple[float, str]]
 """(collective, nbytes, groups, root) -> the seconds of the cheapest algorithm, and its name."""
 
-Parts = Callable[[Price, float, Groups, Groups, Groups, int], float]
-"""(price, nbytes, groups, inside, across, root) -> seconds; where the root's place differs, as in the first group."""
+INSIDE, ACROSS = "inside", "across"
+
+PARTS: dict[str, tuple[tuple[str, str, bool], ...]] = {
+    "all_reduce": (("reduce_scatter", INSIDE, False), ("all_reduce", ACROSS, True), ("all_gather", INSIDE, False)),
+    "all_gather": (("all_gather", ACROSS, True), ("all_gather", INSIDE, False)),
+    "reduce_scatter": (("reduce_scatter", INSIDE, False), ("reduce_scatter", ACROSS, True)),
+    "all_to_all": (("all_to_all", INSIDE, False), ("all_to_all", ACROSS, False)),
+    "broadcast": (("broadcast", ACROSS, False), ("broadcast", INSIDE, False)),
+    "reduce": (("reduce", ACROSS, False), ("reduce", INSIDE, False)),
+}
+"""For each collective its parts: (collective, where it runs, whether it runs on S/m instead of S)."""
+
+
+def seconds_in_parts(
+    collective: str, price: Price, nbytes: float, groups: Groups, inside: Groups, across: Groups, root: int
+) -> float:
+    """The seconds of all parts of a collective.  If the place of the root differs between groups, the first counts."""
+    roots = {INSIDE: 0, ACROSS: 0}
+    if kind_of(collective).rooted:
+        across = tuple(group for group in across if {ranks[root] for ranks in groups} & set(group))
+        first = groups[0][root]
+        for where, parts in ((INSIDE, inside), (ACROSS, across)):
+            roots[where] = next(group for group in parts if first in group).index(first)
+    return sum(
+        price(part, nbytes / len(inside[0]) if is_shard else nbytes, inside if where == INSIDE else across,
+              roots[where])[0]
+        for part, where, is_shard in PARTS[collective])
 
 
 def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | None:
-    """The groups inside the units of the outermost level that they span, and those across; None where there are none.
+    """The groups inside the units of the outermost level that they span, and the groups across; None without such.
 
-    The ranks across are those that have the same place in the order of their unit.
+    A group across has the ranks with the same place in the order of their unit.
     """
     outermost = max((hardware.level(ranks[0], rank) for ranks in groups for rank in ranks[1:]), default=0)
     inside = hardware.inside(outermost)
@@ -51,39 +76,3 @@ def taken_apart(hardware: Hardware, groups: Groups) -> tuple[Groups, Groups] | N
     if len(insides[0]) == 1 or len({len(group) for group in insides}) > 1:
         return None
     return tuple(insides), tuple(across)
-
-
-def _all_reduce(price: Price, nbytes: float, groups: Groups, inside: Groups, across: Groups, root: int) -> float:
-    m = len(inside[0])
-    return (price("reduce_scatter", nbytes, inside)[0] + price("all_reduce", nbytes / m, across)[0]
-            + price("all_gather", nbytes, inside)[0])
-
-
-def _all_gather(price: Price, nbytes: float, groups: Groups, inside: Groups, across: Groups, root: int) -> float:
-    return price("all_gather", nbytes / len(inside[0]), across)[0] + price("all_gather", nbytes, inside)[0]
-
-
-def _reduce_scatter(price: Price, nbytes: float, groups: Groups, inside: Groups, across: Groups, root: int) -> float:
-    return price("reduce_scatter", nbytes, inside)[0] + price("reduce_scatter", nbytes / len(inside[0]), across)[0]
-
-
-def _all_to_all(price: Price, nbytes: float, groups: Groups, inside: Groups, across: Groups, root: int) -> float:
-    return price("all_to_all", nbytes, inside)[0] + price("all_to_all", nbytes, across)[0]
-
-
-def _rooted(collective: str) -> Parts:
-    def made(price: Price, nbytes: float, groups: Groups, inside: Groups, across: Groups, root: int) -> float:
-        roots = {group[root] for group in groups}
-        leaders = tuple(group for group in across if roots & set(group))
-        one = groups[0][root]
-        first = next(group for group in leaders if one in group).index(one)
-        second = next(group for group in inside if one in group).index(one)
-        return price(collective, nbytes, leaders, first)[0] + price(collective, nbytes, inside, second)[0]
-    return made
-
-
-PARTS: dict[str, Parts] = {
-    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all, "broadcast": _rooted("broadcast"), "reduce": _rooted("reduce"),
-}
-"""What takes a collective apart."""

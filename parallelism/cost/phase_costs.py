@@ -1,4 +1,4 @@
-"""What the phases of a collective take on a `Hardware`.
+"""The seconds of the phases of a collective on a `Hardware`.
 
 A phase ends with its last message: on each level of links that it uses it takes the longest latency there, and the
 bytes on the busiest port or link over its bandwidth.  Over one level with a port for everybody that gives the
@@ -31,7 +31,7 @@ class Line(NamedTuple):
     """That, of S."""
 
     def seconds(self, nbytes: float) -> float:
-        """What it takes for a buffer of ``nbytes``."""
+        """The seconds for a buffer of ``nbytes``."""
         latency, per_second = self.latency_seconds, self.per_second
         if self.link is not None:
             other = self.link.line(nbytes * self.share, collective=True)
@@ -47,7 +47,7 @@ class Term(NamedTuple):
     piped: bool = False
 
     def seconds(self, times: int, nbytes: float) -> float:
-        """What so many of them take for a buffer of ``nbytes``; piped, a chain of so many links."""
+        """The seconds of ``times`` such phases for a buffer of ``nbytes``; piped, of a chain of ``times`` links."""
         if self.piped:
             latency = max(line.latency_seconds for line in self.lines)
             whole = max(nbytes * line.load / line.per_second for line in self.lines)
@@ -60,8 +60,8 @@ def terms(
 ) -> dict[Term, int]:
     """The phases, and how many are alike, of an algorithm that every group runs at the same time.
 
-    ``share`` is what each member has of S.  Where every two ranks have a link of their own, an algorithm in which
-    everybody takes turns with everybody takes that in ``rounds`` phases; 0 for all others.
+    ``share`` is the part of S that each member has.  If every two ranks have a link of their own, an algorithm in which
+    each rank takes turns with all others needs only ``rounds`` phases; 0 for other algorithms.
     """
     ranks = np.array(groups, np.int64)
     places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
@@ -96,7 +96,7 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
 
 
 class _Used(NamedTuple):
-    """What the messages of a phase use of one level."""
+    """The use of one level by the messages of a phase."""
 
     level: int
     distance: Ints

@@ -7,11 +7,11 @@ What fits neither (a forged trace may have a text for a number) is a table, too:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ Column = Numbers | Table
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """``length`` events; ``columns`` has no name whose field is at its default everywhere."""
+    """``length`` events; a field that is at its default everywhere has no entry in ``columns``."""
 
     length: int
     columns: Mapping[str, Column]
@@ -61,9 +61,8 @@ class Columns:
     def of_rows(cls, rows: Iterable[Sequence[Any]], names: Sequence[str] = NAMES) -> Columns:
         """The columns of events given as the values of the fields ``names``, the others at their defaults."""
         lists = list(zip(*rows, strict=True)) or [()] * len(names)
-        made = {name: column_of(name, values) for name, values in zip(names, lists, strict=True)}
-        length = len(lists[0])
-        return cls(length, {name: column for name, column in made.items() if column is not None})
+        empty = cls(len(lists[0]), {})
+        return empty.with_columns(**dict(zip(names, map(column_of, names, lists), strict=True)))
 
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
@@ -143,13 +142,21 @@ class Columns:
         values = set(_occurring(column) if column.dtype == np.int64 else np.unique(column).tolist())
         return {None if value == ABSENT else value for value in values}
 
+    def mapped(self, name: str, function: Callable[[Any], Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """For each event, ``function`` of the value of a field; called once for each different value."""
+        column = self[name]
+        if not isinstance(column, Table):
+            values, index = np.unique(column, return_inverse=True)
+            column = Table(tuple(as_values(values)), index.astype(np.int32))
+        return np.array([function(value) for value in column.values], dtype)[column.index]
+
     def isin(self, name: str, wanted: Collection[Any]) -> npt.NDArray[np.bool_]:
         """For each event, whether its field has one of these values."""
         column = self.columns.get(name)
         if column is None:
             return np.full(self.length, self.length > 0 and DEFAULTS[name] in wanted)
         if isinstance(column, Table):
-            return np.array([value in wanted for value in column.values], np.bool_)[column.index]
+            return self.mapped(name, wanted.__contains__, np.bool_)
         found = [ABSENT if value is None else value for value in self.distinct(name) if value in wanted]
         return np.isin(column, found)
 
@@ -265,8 +272,9 @@ def _equal(a: Column, b: Column) -> bool:
 
 
 def _joined(name: str, parts: Sequence[Column]) -> Column:
-    if _are_numbers(parts):
-        return np.concatenate(parts)
+    arrays = [part for part in parts if not isinstance(part, Table)]
+    if len(arrays) == len(parts):
+        return np.concatenate(arrays)
     tables = [part if isinstance(part, Table) else _odd(as_values(part)) for part in parts]
     place: dict[Any, int] = {}
     try:
@@ -276,10 +284,6 @@ def _joined(name: str, parts: Sequence[Column]) -> Column:
     if not moved or name in NUMBERS:   # among what should be numbers, True is no 1
         return _odd([value for table in tables for value in as_values(table)])
     return Table(tuple(place), np.concatenate([to[table.index] for to, table in zip(moved, tables, strict=True)]))
-
-
-def _are_numbers(parts: Sequence[Column]) -> TypeGuard[Sequence[Numbers]]:
-    return not any(isinstance(part, Table) for part in parts)
 
 
 def _occurring(numbers: npt.NDArray[Any]) -> list[int]:

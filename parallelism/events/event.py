@@ -17,7 +17,7 @@ class Event:
     """One thing that one rank did.
 
     ``start_seconds`` and ``duration_seconds`` are virtual time, filled in by `parallelism.timeline`;
-    ``wall_*`` is what the clock on the wall said, counted from the start of the run.  The two are never mixed.
+    ``wall_*`` is measured by the machine's clock, from the start of the run.  The two are never mixed.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What is slower than the hardware is described: a straggler, a link with a fault."""
+"""Degradations of a hardware: a straggler, a link with a fault."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Straggler:
     factor: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", checked.whole_number("rank", self.rank, least=0))
-        object.__setattr__(self, "factor", checked.number("factor", self.factor, least=1))
+        checked.store(self, rank=checked.whole_number("rank", self.rank, least=0),
+                      factor=checked.number("factor", self.factor, least=1))
 
 
 @dataclass(frozen=True)
 class LinkFault:
-    """What happens to the messages from rank ``source`` to rank ``target`` (None: from, or to, anyone).
+    """A fault of the link from rank ``source`` to rank ``target`` (None: from any rank, or to any).
 
-    Each comes ``delay_seconds`` later, and all of them together have ``bandwidth_factor`` of the bandwidth that one
-    link of theirs has without the fault.  At least one end is given.
+    Each message arrives ``delay_seconds`` later.  All messages together have ``bandwidth_factor`` of the bandwidth that
+    one of their links has without the fault.  At least one end is given.
     """
 
     source: int | None = None
@@ -37,11 +37,9 @@ class LinkFault:
             raise ValueError("source or target must be a rank; got None for both")
         for end in ("source", "target"):
             if (rank := getattr(self, end)) is not None:
-                object.__setattr__(self, end, checked.whole_number(end, rank, least=0))
-        delay = checked.number("delay_seconds", self.delay_seconds, "of seconds")
-        factor = checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1)
-        object.__setattr__(self, "delay_seconds", delay)
-        object.__setattr__(self, "bandwidth_factor", factor)
+                checked.store(self, **{end: checked.whole_number(end, rank, least=0)})
+        checked.store(self, delay_seconds=checked.number("delay_seconds", self.delay_seconds, "of seconds"),
+                      bandwidth_factor=checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1))
 
     def concerns(self, source: int, target: int) -> bool:
         """Whether a message from one rank to another meets it."""

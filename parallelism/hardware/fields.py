@@ -12,6 +12,12 @@ import numpy as np
 Value = TypeVar("Value")
 
 
+def store(described: object, **values: Any) -> None:
+    """Replaces fields of a frozen description, from its ``__post_init__``."""
+    for field, value in values.items():
+        object.__setattr__(described, field, value)
+
+
 def number(
     field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
 ) -> float:
@@ -82,7 +88,7 @@ def each(field: str, values: Any, kind: type[Value]) -> tuple[Value, ...]:
 
 
 def shown(value: Any) -> str:
-    """What came, in a few words: it may be of any size."""
+    """A value in a short text; the value may be of any size."""
     try:
         words = ascii(value)
     except (ValueError, RecursionError):                # an integer with too many digits, a list too deep

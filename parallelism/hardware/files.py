@@ -41,15 +41,15 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     """The fields of a file, unchecked but for its syntax."""
     file = Path(path)
     if file.suffix.lower() not in (".toml", ".json"):
-        raise HardwareFileError(f"{_told(file)}: a hardware file ends in .toml or .json")
+        raise HardwareFileError(f"{_printable(file)}: a hardware file ends in .toml or .json")
     try:
         with file.open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:                    # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or str(error)
-        raise HardwareFileError(f"{_told(file)}: cannot be read: {reason}") from None
+        raise HardwareFileError(f"{_printable(file)}: cannot be read: {reason}") from None
     if len(content) > MOST_BYTES:
-        raise HardwareFileError(f"{_told(file)}: must be at most {MOST_BYTES} bytes; got more")
+        raise HardwareFileError(f"{_printable(file)}: must be at most {MOST_BYTES} bytes; got more")
     language = file.suffix[1:].upper()
     try:
         text = content.decode("utf-8")
@@ -59,9 +59,9 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         )
     except (ValueError, RecursionError) as error:
         reason = "it is too deep" if isinstance(error, RecursionError) else str(error)[:200]
-        raise HardwareFileError(f"{_told(file)}: must be {language}; got {reason}") from None
+        raise HardwareFileError(f"{_printable(file)}: must be {language}; got {reason}") from None
     if not isinstance(document, dict):
-        raise HardwareFileError(f"{_told(file)}: must be an object with fields; got {checked.shown(document)}")
+        raise HardwareFileError(f"{_printable(file)}: must be an object with fields; got {checked.shown(document)}")
     return document
 
 
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
     """Fields, as JSON has them; those with nothing in them are left out."""
     if is_dataclass(value):
         named = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-        return {name: told for name, told in named.items() if told not in (None, [], {}, "")}
+        return {name: entry for name, entry in named.items() if entry not in (None, [], {}, "")}
     if isinstance(value, Mapping):
         return dict(value)
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
@@ -84,14 +84,14 @@ def build(kind: type[Described], table: Any, path: str | PathLike[str], where: s
     """A description of ``kind`` from a table of its fields; ``where`` it stands in the file, with a dot behind."""
     known = {field.name: field.default is MISSING and field.default_factory is MISSING
              for field in fields(kind)}  # type: ignore[arg-type]
-    origin = f"{_told(path)}: {where}"
+    origin = f"{_printable(path)}: {where}"
     if not isinstance(table, dict):
         wanted = f"must be a table with {', '.join(known)}"
         raise HardwareFileError(f"{origin.removesuffix('.')} {wanted}; got {checked.shown(table)}")
     for name in table:
         if name not in known:
             close = checked.did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
-            raise HardwareFileError(f"{origin}{_told(name)} is no field{close}")
+            raise HardwareFileError(f"{origin}{_printable(name)} is no field{close}")
     for name, required in known.items():
         if required and name not in table:
             raise HardwareFileError(f"{origin}{name} is missing; the fields are {', '.join(known)}")
@@ -106,18 +106,18 @@ def build_each(
 ) -> tuple[Described, ...]:
     """A description from each of a list of tables."""
     if not isinstance(tables, list):
-        raise HardwareFileError(f"{_told(path)}: {where} must be a list of tables; got {checked.shown(tables)}")
+        raise HardwareFileError(f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(tables)}")
     return tuple(build(kind, table, path, f"{where}[{i}].") for i, table in enumerate(tables))
 
 
 def with_each(table: Any, field: str, kind: type[Described], path: str | PathLike[str], where: str) -> Any:
-    """A table whose list of tables in a field, where it has one, is of descriptions."""
+    """The table with descriptions in place of the tables that it lists in a field, if it has the field."""
     if not isinstance(table, dict) or field not in table:
         return table
     return {**table, field: build_each(kind, table[field], path, where)}
 
 
-def _told(path: object) -> str:
+def _printable(path: object) -> str:
     """A name from outside, on one line and not too long."""
     text = str(path)
     return text if text.isprintable() and len(text) <= 200 else checked.shown(text)

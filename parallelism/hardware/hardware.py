@@ -107,8 +107,8 @@ class Hardware:
             "memory_bytes_per_second": checked.number(
                 "memory_bytes_per_second", self.memory_bytes_per_second, "of bytes a second", above=0),
             "collective_bytes_per_second": checked.numbers(
-                "collective_bytes_per_second", self.collective_bytes_per_second, tuple(KINDS.records), "of bytes a second",
-                what="numbers by collective"),
+                "collective_bytes_per_second", self.collective_bytes_per_second, tuple(KINDS.records),
+                "of bytes a second", what="numbers by collective"),
             "links": checked.each("links", self.links, Link),
             "stragglers": checked.each("stragglers", self.stragglers, Straggler),
             "faults": checked.each("faults", self.faults, LinkFault),
@@ -119,15 +119,14 @@ class Hardware:
             raise ValueError("links must be at least one Link; got none")
         if not isinstance(self.host, HostLink):
             raise TypeError(f"host must be a HostLink; got {checked.shown(self.host)}")
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        checked.store(self, **values)
         if self.devices > MOST_DEVICES:
             raise ValueError(f"links must join at most {MOST_DEVICES} devices; got {self.devices}")
         for i, (link, inside) in enumerate(zip(self.links, self._insides, strict=True)):
             if (link.ports or 1) > inside:
                 raise ValueError(
                     f"links[{i}].ports must be at most the {inside} devices in a unit; got {link.ports}")
-        object.__setattr__(self, "placement", _places(self.placement, self.devices))
+        checked.store(self, placement=_places(self.placement, self.devices))
         named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
         for i, fault in enumerate(self.faults):
             named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]
@@ -347,7 +346,7 @@ class Hardware:
         return *self._insides[1:], self.devices
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, ({field.name: getattr(self, field.name) for field in fields(self)},)
+        return Hardware, tuple(getattr(self, field.name) for field in fields(self))
 
     def __repr__(self) -> str:
         return f"<Hardware {self.name}: {self.devices} devices; print it>"
@@ -357,10 +356,6 @@ class Hardware:
 
     def _repr_html_(self) -> str:
         return hardware_table.html(self)
-
-
-def _remake(values: dict[str, Any]) -> Hardware:
-    return Hardware(**values)
 
 
 def _places(placement: Any, devices: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Where the description of this machine lies, if it has been calibrated: what ``hardware="host"`` stands for.
+"""The file that describes this machine after a calibration; ``hardware="host"`` reads it.
 
-`python -m vcluster calibrate` writes it.  It is the file that the environment variable ``VCLUSTER_HOST_HARDWARE``
-names (empty: none at all), else ``vcluster/host.json`` among the user's settings: below ``$XDG_CONFIG_HOME``, or
-``~/.config`` (XDG Base Directory Specification 0.8).
+`python -m vcluster calibrate` writes it.  The environment variable ``VCLUSTER_HOST_HARDWARE`` names the file (empty:
+there is none).  Without the variable it is ``vcluster/host.json`` among the user's settings: in ``$XDG_CONFIG_HOME``,
+or in ``~/.config`` (XDG Base Directory Specification 0.8).
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from pathlib import Path
 
 VARIABLE = "VCLUSTER_HOST_HARDWARE"
 CALIBRATED = "this-machine"
-"""The name of what a calibration describes."""
+"""The name of the hardware that a calibration describes."""
 
 
 def host_file() -> Path | None:
-    """Where it is, or would be; None if there is to be none."""
-    told = os.environ.get(VARIABLE)
-    if told is not None:
-        return Path(told) if told else None
+    """The path of the file, which may not exist; None if the variable is empty, or the user has no home."""
+    given = os.environ.get(VARIABLE)
+    if given is not None:
+        return Path(given) if given else None
     settings = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not settings.is_absolute():      # the specification: such a one is to be ignored
+    if not settings.is_absolute():      # the specification: ignore relative paths
         try:
             settings = Path("~/.config").expanduser()
-        except RuntimeError:            # nobody's home
+        except RuntimeError:            # no home directory
             return None
     return settings / "vcluster" / "host.json"
 
 
 def is_calibrated() -> bool:
-    """Whether there is such a file."""
+    """Whether the file exists."""
     path = host_file()
     return path is not None and os.access(path, os.F_OK)
 
 
-def told() -> str:
-    """What ``hardware="host"`` stands for, in a line."""
+def host_summary() -> str:
+    """One line that describes the hardware behind ``hardware="host"``."""
     if is_calibrated():
         return f"this machine, as {host_file()} has it"
     why = f"{VARIABLE} is empty" if host_file() is None else "python -m vcluster calibrate"

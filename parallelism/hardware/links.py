@@ -45,9 +45,10 @@ class Piece:
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        for name, of, above in (("from_bytes", "of bytes", 0), ("latency_seconds", "of seconds", None),
-                                ("bytes_per_second", "of bytes a second", 0)):
-            object.__setattr__(self, name, checked.number(name, getattr(self, name), of, above=above))
+        checked.store(
+            self, from_bytes=checked.number("from_bytes", self.from_bytes, "of bytes", above=0),
+            latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
+            bytes_per_second=checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0))
 
 
 @dataclass(frozen=True, init=False)
@@ -87,18 +88,14 @@ class Link:
             wanted = "a list of at least one whole number" if shape == "torus" else "one whole number"
             raise ValueError(f"extents of a {shape} must be {wanted}; got {checked.shown(extents)}")
         most = MOST_ROUND if shape in ("ring", "torus") else MOST_UNITS
-        values: dict[str, object] = {
-            "name": checked.text("name", name),
-            "extents": tuple(checked.whole_number("extents", side, most=most) for side in sides),
-            "latency_seconds": checked.number("latency_seconds", latency_seconds, "of seconds"),
-            "bytes_per_second": checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
-            "shape": shape,
-            "ports": None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
-            "pieces": _pieces("pieces", pieces, shape),
-            "collective_pieces": _pieces("collective_pieces", collective_pieces, shape),
-        }
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        checked.store(
+            self, name=checked.text("name", name),
+            extents=tuple(checked.whole_number("extents", side, most=most) for side in sides),
+            latency_seconds=checked.number("latency_seconds", latency_seconds, "of seconds"),
+            bytes_per_second=checked.number("bytes_per_second", bytes_per_second, "of bytes a second", above=0),
+            shape=shape, ports=None if ports is None else checked.whole_number("ports", ports, most=MOST_UNITS),
+            pieces=_pieces("pieces", pieces, shape),
+            collective_pieces=_pieces("collective_pieces", collective_pieces, shape))
 
     @property
     def units(self) -> int:
@@ -185,13 +182,12 @@ class Uses(NamedTuple):
 
 @dataclass(frozen=True)
 class HostLink:
-    """What joins each device to its host."""
+    """The link between a device and its host."""
 
     latency_seconds: float
     bytes_per_second: float
 
     def __post_init__(self) -> None:
-        latency = checked.number("latency_seconds", self.latency_seconds, "of seconds")
-        bandwidth = checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0)
-        object.__setattr__(self, "latency_seconds", latency)
-        object.__setattr__(self, "bytes_per_second", bandwidth)
+        checked.store(
+            self, latency_seconds=checked.number("latency_seconds", self.latency_seconds, "of seconds"),
+            bytes_per_second=checked.number("bytes_per_second", self.bytes_per_second, "of bytes a second", above=0))

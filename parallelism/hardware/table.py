@@ -17,9 +17,9 @@ Row = tuple[str, str]
 
 
 def rows(hardware: Hardware) -> list[Row]:
-    """What is said of each part, in words."""
+    """Each part of a hardware: its name and its description in words."""
     rates = ", ".join(f"{name} {given(rate)}" for name, rate in hardware.flops_per_second.items())
-    told = [
+    parts = [
         ("devices", f"{hardware.devices}"),
         ("flop/s", rates),
         ("reached", _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds)),
@@ -29,27 +29,27 @@ def rows(hardware: Hardware) -> list[Row]:
     ]
     unit = "devices"
     for link in hardware.links:
-        told.append((link.name, _joined(link, unit)))
+        parts.append((link.name, _joined(link, unit)))
         for what, pieces in (("", link.pieces), ("collectives ", link.collective_pieces)):
-            told += [("", f"{what}from {given(piece.from_bytes)}B on: {given_seconds(piece.latency_seconds)}, "
+            parts += [("", f"{what}from {given(piece.from_bytes)}B on: {given_seconds(piece.latency_seconds)}, "
                           f"{given(piece.bytes_per_second)}B/s") for piece in pieces]
         unit = "groups of those"
     host = hardware.host
-    told.append(("host", f"{given_seconds(host.latency_seconds)}, {given(host.bytes_per_second)}B/s"))
+    parts.append(("host", f"{given_seconds(host.latency_seconds)}, {given(host.bytes_per_second)}B/s"))
     if hardware.memory_overlap < 1:
-        told.insert(5, ("", f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"))
+        parts.insert(5, ("", f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"))
     if hardware.collective_bytes_per_second:
         rates = ", ".join(f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items())
-        told.append(("beside", rates))
+        parts.append(("beside", rates))
     if hardware.placement:
         places = ", ".join(map(str, hardware.placement[:16])) + ", ..." * (len(hardware.placement) > 16)
-        told.append(("ranks at", places))
-    told += [("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers]
+        parts.append(("ranks at", places))
+    parts += [("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers]
     for fault in hardware.faults:
         source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))
-        told.append(("fault", f"{source} to {target}: {given_seconds(fault.delay_seconds)} later, "
+        parts.append(("fault", f"{source} to {target}: {given_seconds(fault.delay_seconds)} later, "
                               f"{fault.bandwidth_factor:g} of the bandwidth"))
-    return told
+    return parts
 
 
 def _reached(efficiency: float, ramp_seconds: float) -> str:
@@ -59,11 +59,11 @@ def _reached(efficiency: float, ramp_seconds: float) -> str:
 
 def text(hardware: Hardware) -> str:
     """The table for a terminal."""
-    told = rows(hardware)
-    width = max(len(name) for name, _ in told)
+    lines_by_name = rows(hardware)
+    width = max(len(name) for name, _ in lines_by_name)
     head = hardware.name + (f": {hardware.title}" if hardware.title else "")
     lines = [head]
-    for name, words in told:
+    for name, words in lines_by_name:
         first, *rest = wrap(words, WIDTH - width - 4, break_long_words=False) or [""]
         lines += [f"  {name:{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in rest)]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ groups of ranks that differ only along some axes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 from types import MappingProxyType
@@ -183,7 +183,7 @@ class Mesh:
         return hash(tuple(self._extents.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _mesh, (dict(self._extents),)
+        return partial(Mesh, **self._extents), ()
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={extent}' for axis, extent in self._extents.items())})"
@@ -204,10 +204,6 @@ class Mesh:
 
     def _repr_html_(self) -> str:
         return self.draw().html
-
-
-def _mesh(extents: dict[str, int]) -> Mesh:
-    return Mesh(**extents)
 
 
 def _names(axes: Mapping[str, int]) -> str:

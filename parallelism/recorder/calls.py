@@ -1,4 +1,4 @@
-"""One collective as it is counted: what each member says of it, what it would receive, and zeros of the right shape."""
+"""One collective under the recorder: the calls of its members, and results that are zeros of the right shape."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.collectives import MemberCall, result_of
+from parallelism.operation.trees import leaves, rebuild
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CountedCall(MemberCall):
-    """A collective as one member calls it, whose array is counted and not looked at."""
+    """A collective as one member calls it; its array is counted and never read."""
 
     value: Any = None
-    """What takes the place of the array at the other members: a tree of arrays, an object; None: the array itself."""
+    """A tree of arrays or an object, which other members get in place of the array; None: the array itself."""
 
 
-
-def result(everybody: Sequence[CountedCall], position: int, x: Any) -> Any:
-    """What the member at ``position`` gets: zeros."""
-    mine, size = everybody[position], len(everybody)
+def result(calls: Sequence[CountedCall], position: int, x: Any) -> Any:
+    """The result of the member at ``position``: zeros."""
+    mine, size = calls[position], len(calls)
     kind = mine.of_kind
     if kind.lists:
-        return [np.zeros(call.shape or (), call.dtype) for call in everybody]
+        return [np.zeros(call.shape or (), call.dtype) for call in calls]
     if kind.copies:
         sources = kind.sources_of(position, size, mine.root, mine.pairs)
-        given = everybody[sources[0]] if sources else None
+        given = calls[sources[0]] if sources else None
         return zeros(x if given is None else given.value if given.value is not None else blank(given))
-    made = result_of(everybody, position, [blank(call) for call in everybody])
-    if made is None:
+    expected = result_of(calls, position, [blank(call) for call in calls])
+    if expected is None:
         return None
-    found = np.zeros(made.shape, made.dtype)
-    return found if isinstance(x, np.ndarray) or found.ndim else found[()]
+    array = np.zeros(expected.shape, expected.dtype)
+    return array if isinstance(x, np.ndarray) or array.ndim else array[()]
 
 
 def blank(call: MemberCall) -> Array | None:
@@ -46,11 +46,6 @@ def blank(call: MemberCall) -> Array | None:
 
 
 def zeros(value: Any) -> Any:
-    """Zeros in the shape of a value, a tree of arrays or one."""
-    if isinstance(value, dict):
-        return {key: zeros(child) for key, child in value.items()}
-    if isinstance(value, tuple | list):
-        children = [zeros(child) for child in value]
-        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
-    array = np.zeros(np.shape(value), np.asarray(value).dtype)
-    return array if isinstance(value, np.ndarray) else array[()]
+    """Zeros in the shape of a value: an array, a scalar or a tree of these."""
+    arrays = [(leaf, np.zeros(np.shape(leaf), np.asarray(leaf).dtype)) for leaf in leaves(value)]
+    return rebuild(value, [array if isinstance(leaf, np.ndarray) else array[()] for leaf, array in arrays])

@@ -1,12 +1,12 @@
-"""A `Device` that moves nothing and counts everything: `parallelism.recorder` makes one for each rank."""
+"""A `Device` that moves nothing and counts everything: `parallelism.recorder` creates one for each rank."""
 
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from parallelism.collectives import (
     text_of,
 )
 from parallelism.collectives.arguments import integer
-from parallelism.collectives.call import traffic
+from parallelism.collectives.call import Traffic, traffic
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
 from parallelism.operation.matmul_cost import matmul_cost
@@ -65,7 +65,10 @@ class _Pending:
 
 
 class RecordingDevice:
-    """A device that moves nothing; `record` makes them.  Its methods are those of `parallelism.operation.Device`."""
+    """A device that moves nothing; `record` creates one for each rank.
+
+    Its methods are those of `parallelism.operation.Device`.
+    """
 
     def __init__(self, mesh: Mesh, rank: int, lockstep: Lockstep) -> None:
         self.mesh = mesh
@@ -190,7 +193,8 @@ class RecordingDevice:
         before, self._parent = self._parent, place if self._parent is None else self._parent
         result = run_plan(self, plan, array)
         self._parent = before
-        self._events[place] = _summed(self._events[place], self._events[place + 1:])
+        moved = _moved(self._events[place + 1:])._replace(call=None)
+        self._events[place] = replace(self._events[place], **moved.on_event())
         return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
@@ -265,7 +269,7 @@ class RecordingDevice:
     # -- the record ----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The end of the program: what nobody waited for is waited for."""
+        """Ends the program: waits for each operation that is still pending."""
         for pending in self._pending:
             pending.wait()
 
@@ -374,8 +378,7 @@ class RecordingDevice:
                 kind, np.zeros(buffers.size(numbers), dtype), axes, op=op, form=buffers.form,
                 text=f"{kind}({type(tree).__name__} of arrays)", **{**options, "async_op": False}))
         parts = self._events[place:]
-        payload = sum(part.payload_bytes or 0 for part in parts)
-        self._events[place:] = [replace(_summed(part, parts), payload_bytes=payload) for part in parts[:1]]
+        self._events[place:] = [replace(first, **_moved(parts).on_event()) for first in parts[:1]]
         result = buffers.tree()
         return _Pending(lambda: result) if options.get("async_op") else result
 
@@ -391,12 +394,6 @@ def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:
     return checked_array(kind, x)
 
 
-def _summed(whole: Event, parts: Sequence[Event]) -> Event:
-    """One event that counts what its parts move."""
-    sources: Counter[int] = Counter()
-    for part in parts:
-        sources.update(dict(part.sources))
-    return replace(
-        whole, bytes_sent=sum(part.bytes_sent for part in parts), messages=sum(part.messages for part in parts),
-        bytes_received=sum(part.bytes_received for part in parts), sources=tuple(sorted(sources.items())),
-    )
+def _moved(events: Sequence[Event]) -> Traffic:
+    """The traffic of events that count as one."""
+    return reduce(Traffic.plus, map(Traffic.of_event, events), Traffic(0, 0, 0, ()))

@@ -28,7 +28,7 @@ from parallelism.trace import Trace
 
 
 class Recording(NamedTuple):
-    """What a program would do: the outputs by rank, right in shape and dtype only, and the trace."""
+    """The result of `record`: the outputs by rank, right in shape and dtype only, and the trace."""
 
     outputs: list[Any]
     trace: Trace

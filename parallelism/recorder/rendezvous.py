@@ -1,4 +1,4 @@
-"""Ranks that run in threads and meet: the recorder's place of the runtime's shared memory and channels.
+"""Ranks that run in threads and meet: for the recorder, what shared memory and channels are for the runtime.
 
 A rank states its call and waits until the other members of its group have stated theirs.  If every rank waits or has
 returned, and none has what it waits for, none ever will: that is a deadlock, found without a timeout.  Errors of
@@ -114,7 +114,8 @@ class Lockstep:
                 places = {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}
                 raise located(first, places) from None
             raise first
-        undelivered = self.undelivered()
+        undelivered = [Undelivered(*channel, len(messages), messages[0].location)
+                       for channel, messages in self._messages.items() if messages and channel.target != HOST]
         if undelivered:
             raise undelivered_error(undelivered)
         return results
@@ -161,11 +162,6 @@ class Lockstep:
             ("recv", source, tag), lambda: [source], issued_at))
         with self._changed:
             return self._messages[channel].popleft()
-
-    def undelivered(self) -> list[Undelivered]:
-        """The messages between ranks that were not received."""
-        return [Undelivered(*channel, len(messages), messages[0].location)
-                for channel, messages in self._messages.items() if messages and channel.target != HOST]
 
     def _wait(self, rank: int, wait: _Wait) -> None:
         with self._changed:

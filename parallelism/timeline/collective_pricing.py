@@ -1,7 +1,7 @@
-"""What each collective of a record costs on a `Hardware`: seconds, by which algorithm, and over which links.
+"""The price of each collective of a record on a `Hardware`: its seconds, its algorithm and its links.
 
-An algorithm that was named is taken; of what was run ``direct`` the cheapest, as a tuned library would choose.  A
-resharding costs what its slowest member needs for the collectives inside, one after the other.
+A collective that names an algorithm is priced by it.  One that ran ``direct`` is priced by the cheapest, which a tuned
+library would choose.  A resharding takes as long as the collectives inside, one after the other, at its slowest member.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ class CollectivePrice(NamedTuple):
 
 
 class CollectivePrices(NamedTuple):
-    """Of each event of collectives."""
+    """The prices of the events of collectives."""
 
     seconds: Floats
     algorithms: Table
     ways: tuple[Way | None, ...]
-    """Those that there are; None: no links are used, as by the first."""
+    """The different ones; None, as the first is, uses no links."""
     way: npt.NDArray[np.int64]
-    """By event, which of them."""
+    """For each event the index of its way."""
 
 
 FREE = CollectivePrice()
 
 
 def collective_prices(costs: Costs, events: Columns, scale: Floats, *, sharing: bool = True) -> CollectivePrices:
-    """The prices of events of collectives, those inside of others included; a byte is priced as ``scale`` bytes.
+    """The prices of events of collectives, also of those inside others; a byte is priced as ``scale`` bytes.
 
-    Without ``sharing`` nobody asks for ways, and there are none.
+    Without ``sharing`` no ways are computed.
     """
-    order = np.argsort(events.key("group", "sequence"), kind="stable")
-    key = events.key("group", "sequence")[order]
-    begins = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    members = np.diff(np.append(begins, len(order)))
-    prices, price = _by_themselves(costs, events, scale, order, begins, members, sharing)
-    of_event = np.zeros(len(events), np.int64)
-    of_event[order] = np.repeat(price, members)
+    _, first, operation, members = np.unique(
+        events.key("group", "sequence"), return_index=True, return_inverse=True, return_counts=True)
+    least = np.full(len(first), np.inf)
+    np.minimum.at(least, operation, scale)
+    operations = events.only("rank", "kind", *_CALL).take(first)
+    prices, price_of = _by_themselves(costs, operations, least, members, sharing)
+    of_event = price_of[operation]
     if events.present("parent").any():
-        prices, of_event = _with_reshardings(events, prices, of_event, order, begins, members)
+        prices, of_event = _with_reshardings(events, prices, price_of, operation)
     names = {name: place for place, name in enumerate(dict.fromkeys(found.algorithm for found in prices))}
     name_of = np.array([names[found.algorithm] for found in prices], np.int32)
     return CollectivePrices(
@@ -73,12 +73,12 @@ def collective_prices(costs: Costs, events: Columns, scale: Floats, *, sharing: 
 
 
 def _by_themselves(
-    costs: Costs, events: Columns, scale: Floats, order: npt.NDArray[Any], begins: npt.NDArray[Any],
-    members: npt.NDArray[Any], sharing: bool,
+    costs: Costs, operations: Columns, least: Floats, members: npt.NDArray[Any], sharing: bool
 ) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
-    """The different prices, and by operation which of them it has."""
-    least = np.minimum.reduceat(scale[order], begins)
-    operations = events.only("rank", "kind", *_CALL).take(order[begins])
+    """The different prices, and the index of the price of each operation.
+
+    ``operations`` has one event of each operation, ``least`` its scale, and ``members`` its number of events.
+    """
     whole = members == group_sizes(operations)
     key = combined(operations.key(*_CALL), np.unique(least, return_inverse=True)[1].astype(np.int64), whole.astype(int))
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
@@ -102,7 +102,7 @@ def _by_themselves(
 def collective_price(
     costs: Costs, call: CollectiveCall, scale: float = 1.0, sharing: bool = True
 ) -> CollectivePrice:
-    """What a call costs, its bytes priced as ``scale`` times as many."""
+    """The price of a call with ``scale`` times its bytes."""
     if len(call.group) < 2:
         return FREE
     named = None if call.algorithm in (None, "direct") else call.algorithm
@@ -114,27 +114,28 @@ def collective_price(
 
 
 def _with_reshardings(
-    events: Columns, prices: list[CollectivePrice], of_event: npt.NDArray[np.int64], order: npt.NDArray[Any],
-    begins: npt.NDArray[Any], members: npt.NDArray[Any],
+    events: Columns, prices: list[CollectivePrice], price_of: npt.NDArray[np.int64], operation: npt.NDArray[np.int64]
 ) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
-    """The same with what is made of others: by operation, the slowest member's, over the links of all of them."""
-    operation = np.zeros(len(events), np.int64)
-    operation[order] = np.repeat(np.arange(len(begins)), members)
-    seconds = np.array([found.seconds for found in prices])[of_event].tolist()
+    """The prices with those of operations that consist of collectives, and the index of the price of each event.
+
+    Such an operation takes as long as at its slowest member, over the links of all members.  ``price_of`` has an entry
+    for each operation, ``operation`` one for each event.
+    """
+    of_event = price_of[operation]
+    seconds = np.array([price.seconds for price in prices])[of_event].tolist()
     inside: Counter[tuple[int, int]] = Counter()
     parts: dict[tuple[int, int], list[int]] = {}
-    told = zip(events.values("rank"), events.values("parent"), seconds, operation.tolist(), strict=True)
-    for rank, parent, price, part in told:
+    children = zip(events.values("rank"), events.values("parent"), seconds, operation.tolist(), strict=True)
+    for rank, parent, price, part in children:
         if parent is not None:
             inside[rank, parent] += price
             parts.setdefault((rank, parent), []).append(part)
     own = events.isin("name", {*KINDS.records, *NAMED_OTHERWISE})
     keys = list(zip(events.values("rank"), events.values("serial"), strict=True))
-    prices, of_event = list(prices), of_event.copy()
-    price_of = of_event[order[begins]]      # by operation
+    prices = list(prices)
     place_of: dict[Any, int] = {}
-    for first, count in zip(begins.tolist(), members.tolist(), strict=True):
-        alike = order[first:first + count]
+    members_of = np.split(np.argsort(operation, kind="stable"), np.cumsum(np.bincount(operation))[:-1])
+    for alike in members_of:
         if own[alike[0]]:
             continue
         slowest = max(inside[keys[event]] for event in alike.tolist())
@@ -148,7 +149,7 @@ def _with_reshardings(
 
 
 def _added(crossing: Iterable[Mapping[Channel, float]]) -> Mapping[Channel, float]:
-    """The sums, whatever the order."""
+    """The sums by channel; they do not depend on the order."""
     parts: dict[Channel, list[float]] = {}
     for each in crossing:
         for channel, nbytes in each.items():
@@ -157,7 +158,7 @@ def _added(crossing: Iterable[Mapping[Channel, float]]) -> Mapping[Channel, floa
 
 
 def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
-    """What a collective asks of the links: what crosses each, spread over its time; no more than the link has."""
+    """The links of a collective, each with the bytes that cross it spread over the seconds; at most its bandwidth."""
     used = {}
     for channel, nbytes in price.crossing.items():
         if nbytes and price.seconds:

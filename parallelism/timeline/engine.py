@@ -15,7 +15,7 @@ Its role (`parallelism.timeline.matching`) says what it does to the clock of its
 An asynchronous recv or collective (one with a ``work``) lasts as long, but does not hold the clock of its lane.
 
 The engine adds and compares costs, and does nothing else with them.  So costs that are integers give times that are
-integers, floats floats, and every time is the one that a person gets who follows the rules by hand.
+integers, costs that are floats give floats, and every time is the one that follows from the rules by hand.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LaneEvents(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """What is needed to let transfers share links (`parallelism.timeline.fair_sharing`)."""
+    """The data for transfers that share links (`parallelism.timeline.fair_sharing`)."""
 
     capacity: Callable[[Channel], float]
     """The part of a link's bandwidth that a channel has."""

@@ -19,6 +19,7 @@ messages of random sizes the mean arrival is within 3 % of the exact one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
@@ -63,32 +64,30 @@ _Uses = tuple[tuple[int, ...], tuple[float, ...] | None]
 """Channels by number, and the parts that go over each; None: all over all of them."""
 
 
+@dataclass(slots=True, eq=False)
 class _Flow:
-    __slots__ = (
-        "channels", "crowd", "end", "fixed", "held_up", "left", "number", "parts", "rate", "share", "since",
-        "version", "wanted")
-
-    def __init__(self, number: int, uses: _Uses, wanted: float, left: float, end: float, now: float) -> None:
-        self.number, self.wanted = number, wanted
-        self.channels, self.parts = uses
-        self.left = left            # seconds at the whole bandwidth, still to go at ``since``
-        self.since = now
-        self.rate = 0.0             # part of the bandwidth
-        self.fixed = 0.0            # the rate that is being found
-        self.end = end              # when it leaves its links, if all stays as it is
-        self.share = 1.0            # of the time until rates are found anew in which it is there
-        self.held_up = False
-        self.version = 0            # of the foretelling, or gone
-        self.crowd: _Crowd | None = None
+    number: int
+    channels: tuple[int, ...]
+    parts: tuple[float, ...] | None
+    wanted: float               # the rate that it asks for; rates are parts of a link's bandwidth
+    left: float                 # seconds at the whole bandwidth that remain at ``since``
+    end: float                  # when it leaves its links, if no rate changes
+    since: float
+    rate: float = 0.0
+    fixed: float = 0.0          # the rate that is being computed
+    share: float = 1.0          # part of the time until rates are computed again in which it is there
+    held_up: bool = False
+    version: int = 0            # of its foretold end, or `_GONE`
+    crowd: _Crowd | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Crowd:
-    __slots__ = ("flows", "patience", "until", "version", "waits")
-
-    def __init__(self, flows: list[_Flow], version: int) -> None:
-        self.flows, self.version, self.until = flows, version, 0.0
-        self.patience = _patience(flows)   # begins and ends until rates are found anew
-        self.waits = False
+    flows: list[_Flow]
+    version: int
+    patience: int               # begins and ends until rates are computed again
+    until: float = 0.0
+    waits: bool = False
 
 
 def _patience(flows: list[_Flow]) -> int:
@@ -106,18 +105,18 @@ class SharedLinks:
     def __init__(self, capacity: Callable[[Channel], float], foretell: Callable[[float, int, int], object]) -> None:
         self._capacity, self._foretell = capacity, foretell
         self._numbers: dict[Channel, int] = {}
-        # By channel: who uses it, what it has; while rates are found, what is left of it and how many want of that.
+        # By channel: its users and its bandwidth; while rates are computed, what is left and how many want of that.
         self._users: list[dict[int, _Flow]] = []
         self._whole: list[float] = []
         self._room: list[float] = []
         self._weight: list[float] = []
         self._seen: list[int] = []
-        self._ways: dict[int, tuple[_Uses, Way]] = {}      # by id, which is quicker than to hash one; and so it lives
+        self._ways: dict[int, tuple[_Uses, Way]] = {}      # by id, which is faster than a hash; kept alive here
         self._flows: dict[int, _Flow] = {}
         self._arrivals: dict[int, tuple[float, float]] = {}
         self._crowds: dict[int, _Crowd] = {}
         self._serial = 0
-        self._changed: dict[int, _Flow] = {}        # one at least of any that hang together and whose rates may change
+        self._changed: dict[int, _Flow] = {}        # at least one of each connected set whose rates may change
         self._impatient: list[_Crowd] = []
         self.unsettled = False
         """Whether any rates may have changed."""
@@ -129,7 +128,7 @@ class SharedLinks:
             channels, parts = zip(*((self._numbered(channel), part) for channel, part in way.channels), strict=True)
             known = self._ways[id(way)] = (channels, None if min(parts) == 1.0 else parts), way
         uses = known[0]
-        flow = _Flow(number, uses, way.rate, (seconds - lag) * way.rate, now + (seconds - lag), now)
+        flow = _Flow(number, *uses, way.rate, (seconds - lag) * way.rate, now + (seconds - lag), now)
         self._flows[number] = flow
         self._arrivals[number] = now + seconds, lag
         crowd = None
@@ -146,8 +145,8 @@ class SharedLinks:
             self._counts(crowd, now)
 
     def alone(self, number: int, end: float) -> None:
-        """What uses no links ends then."""
-        self._flows[number] = _Flow(number, ((), None), 1.0, 0.0, end, end)
+        """An operation that uses no links ends at ``end``."""
+        self._flows[number] = _Flow(number, (), None, 1.0, 0.0, end, end)
         self._arrivals[number] = end, 0.0
         self._foretell(end, number, 0)
 
@@ -197,7 +196,7 @@ class SharedLinks:
         crowd = None
         if len(flows) > FEW:
             self._shares(flows, now)
-            crowd = _Crowd(flows, self._serial)
+            crowd = _Crowd(flows, self._serial, _patience(flows))
         self._filled(flows, channels)
         for flow in flows:
             flow.crowd, flow.share = crowd, 1.0
@@ -233,7 +232,7 @@ class SharedLinks:
             if flow.fixed and flow.end < until:
                 flow.share = max((flow.end - now) / (until - now), 0.01)
 
-    # -- what is to come -----------------------------------------------------------------------------------------------
+    # -- foretold ends -----------------------------------------------------------------------------------------------
 
     def _foretold(self, flows: list[_Flow], crowd: _Crowd | None, now: float) -> None:
         """Foretells the next end of a connected set, and what ends with it; in a crowd as many ends as its patience."""

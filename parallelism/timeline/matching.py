@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.events import ABSENT, HOST, Columns, Table
+from parallelism.events import ABSENT, HOST, Columns
 from parallelism.events.columns import codes, combined
 
 POINT, COMPUTE, WAIT, COLLECTIVE, SEND, RECV, OUTSIDE = range(7)
-"""A point takes no time.  What is outside (children of an operation, memory) only gets a place in time."""
+"""A point takes no time.  An event outside (a child of an operation, memory) only gets a place in time."""
 
 Places = npt.NDArray[np.int64]
 
@@ -119,9 +119,7 @@ def roles_of(events: Columns) -> Roles:
 
 def group_sizes(collectives: Columns) -> Places:
     """The number of ranks in each event's group; -1 where there is none."""
-    group = collectives["group"]
-    assert isinstance(group, Table)
-    return np.array([-1 if ranks is None else len(ranks) for ranks in group.values], np.int64)[group.index]
+    return collectives.mapped("group", lambda ranks: -1 if ranks is None else len(ranks), np.int64)
 
 
 def with_children_placed(events: Columns, ends: Sequence[int], starts: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,34 +1,34 @@
-"""How the virtual time of a trace was found, and a warning where that leaves out too much."""
+"""How the virtual time of a trace was computed, and a warning if too much compute has no price."""
 
 from __future__ import annotations
 
 import warnings
 from typing import NamedTuple
 
-TOLD_ABOVE = 0.01
-"""Of all compute, what may be undeclared without a warning."""
-NOT_WORTH_TELLING_SECONDS = 2e-3
-"""Of each device: what Python itself takes between calls when it first makes them."""
+WARN_ABOVE = 0.01
+"""The part of all compute that may be undeclared without a warning."""
+TOLERATED_SECONDS = 2e-3
+"""Undeclared seconds of each device without a warning: Python itself takes them between its first calls."""
 
 
 class Priced(NamedTuple):
-    """How the virtual time of a trace was found; see `parallelism.timeline.pricing`."""
+    """How the virtual time of a trace was computed; see `parallelism.timeline.pricing`."""
 
     compute: str = "measured"
     priced_dtype: str | None = None
     link_sharing: bool = True
     undeclared_seconds: float = 0.0
     left_out_seconds: float = 0.0
-    """Of these, what belongs to events that the trace does not have."""
+    """The undeclared seconds of events that are not in the trace."""
 
 
 class UndeclaredComputeWarning(UserWarning):
-    """A modelled trace leaves out more than a little of what was computed."""
+    """A modelled trace has no price for a part of the compute that is too large to ignore."""
 
 
 def warn_of_undeclared(undeclared_seconds: float, compute_seconds: float, devices: int) -> None:
-    """Where more than a little has no price; the warning stands at the line that asked `Trace` for it."""
-    if undeclared_seconds > max(TOLD_ABOVE * compute_seconds, NOT_WORTH_TELLING_SECONDS * devices):
+    """Warns if too much compute has no price; the warning points at the line that called a method of `Trace`."""
+    if undeclared_seconds > max(WARN_ABOVE * compute_seconds, TOLERATED_SECONDS * devices):
         warnings.warn(
             f"{undeclared_seconds:.3g} of {compute_seconds:.3g} s of compute have no price in this modelled trace; "
             "device.compute(flops=, nbytes=) or seconds= gives one, device.matmul counts by itself",

@@ -1,11 +1,11 @@
-"""What each event of a record costs: on described hardware, or here.
+"""The price of each event of a record: on described hardware, or on this machine.
 
     compute="measured"      the CPU seconds of the device's thread, never wall time
     compute="modelled"      what was declared: ``seconds=``, or flops and bytes by the roofline of the hardware; the
                             same to the last bit whatever the load of the machine; the undeclared costs nothing
 
-Either is longer on a straggler.  Messages and collectives cost what `parallelism.cost` says, by the algorithm that was
-named; by the cheapest where none was (`parallelism.timeline.collective_pricing`).  What is said to agree on shapes is
+Both are longer on a straggler.  `parallelism.cost` gives the seconds of messages and collectives, by the named
+algorithm or else by the cheapest (`parallelism.timeline.collective_pricing`).  Messages that only agree on shapes are
 free.  On the host, hardware None, there are no rates: messages and collectives are free, and only ``seconds=`` is
 declared.
 """
@@ -51,15 +51,15 @@ class Seen(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What the events of a record cost."""
+    """The prices of the events of a record."""
 
     seconds: Floats
     algorithms: Table | None = None
-    """By which those of collectives were found; None: there are none, or they are free."""
+    """The algorithms of the collectives; None: there are no collectives, or they are free."""
     ways: tuple[Way | None, ...] = (None,)
-    """What collectives use of the links, the different ones."""
+    """The different ways of collectives over the links."""
     way: npt.NDArray[np.int64] | None = None
-    """By event, which of these; None: the first."""
+    """For each event the index of its way; None: the first for all."""
 
 
 def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
@@ -81,8 +81,8 @@ def with_free_overhead(events: Columns) -> Columns:
 class Pricing:
     """How the events of a record are priced.  ``ValueError`` where a rate is asked for that there is not.
 
-    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; declared flops and bytes of
-    no told dtype are taken for float64's.  ``link_sharing``: messages and collectives that overlap share their links.
+    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; flops and bytes without
+    a dtype count as those of float64.  ``link_sharing``: messages and collectives that overlap share their links.
     """
 
     hardware: Hardware | None = None
@@ -106,11 +106,11 @@ class Pricing:
         priced_dtype: str | None = None, link_sharing: bool = True,
     ) -> Pricing:
         """``hardware`` is ``"host"``, or what `Hardware.of` takes."""
-        found = None if isinstance(hardware, str) and hardware == HOST_NAME else Hardware.of(hardware)
-        return cls(found, compute, priced_dtype, link_sharing)
+        described = None if isinstance(hardware, str) and hardware == HOST_NAME else Hardware.of(hardware)
+        return cls(described, compute, priced_dtype, link_sharing)
 
     def for_devices(self, size: int) -> Pricing:
-        """The same; ``ValueError`` if the hardware has no place for so many."""
+        """Returns itself; ``ValueError`` if the hardware has fewer places than ``size``."""
         if self.hardware is not None and size > self.hardware.ranks:
             raise ValueError(
                 f"{self.hardware.name} has places for {self.hardware.ranks} devices, not for {size}; a preset's name "
@@ -143,10 +143,10 @@ class Pricing:
 
     def declared(self, events: Columns) -> npt.NDArray[np.bool_]:
         """Which computes have a price that was declared."""
-        told = events.present("seconds")
+        declared = events.present("seconds")
         if self.hardware is not None:
-            told |= (events.numbers("flops") != 0) | (events.numbers("nbytes") != 0)
-        return events.isin("kind", {"compute"}) & told
+            declared |= (events.numbers("flops") != 0) | (events.numbers("nbytes") != 0)
+        return events.isin("kind", {"compute"}) & declared
 
     def seen(self, events: Columns) -> Seen:
         """The events that are in the timeline.
@@ -167,7 +167,7 @@ class Pricing:
     # -- prices --------------------------------------------------------------------------------------------------------
 
     def prices(self, events: Columns, found: Roles) -> Prices:
-        """What each compute, send and collective costs by itself, and the links that it uses; all others nothing."""
+        """The price of each compute, send and collective by itself, and its links; other events are free."""
         seconds = np.zeros(len(events))
         at = np.flatnonzero(found.roles == COMPUTE)
         seconds[at] = self._compute(events.take(at))
@@ -176,9 +176,9 @@ class Pricing:
             seconds[at] = self._messages(events.take(at))
             at = np.flatnonzero(events.isin("kind", {"collective"}))
             if len(at):
-                told = events.take(at)
+                collectives = events.take(at)
                 prices = collective_prices(
-                    self.costs, told, self._scale_of_collectives(told), sharing=self.link_sharing)
+                    self.costs, collectives, self._scale_of_collectives(collectives), sharing=self.link_sharing)
                 seconds[at] = np.where(found.roles[at] == COLLECTIVE, prices.seconds, 0.0)
                 name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
                 name[at], way[at] = prices.algorithms.index, prices.way
@@ -196,18 +196,17 @@ class Pricing:
 
     def message_bytes(self, events: Columns) -> Floats:
         """The bytes of each send, as they are priced."""
-        return events.numbers("bytes_sent") * self._scale(events, None)
+        return events.numbers("bytes_sent") * self._scale(events)
 
-    def _scale(self, events: Columns, untold: str | None) -> Floats:
-        """The bytes that a byte is priced as, by the dtype of its event; ``untold``: where none is told."""
+    def _scale(self, events: Columns, default: str | None = None) -> Floats:
+        """The number of bytes as which a byte is priced, by the dtype of its event; ``default`` if it has none."""
         if self.priced_dtype is None:
             return np.ones(len(events))
-        by_dtype = {dtype: self._factor(dtype or untold) for dtype in events.distinct("dtype")}
-        return np.array([by_dtype[dtype] for dtype in events.values("dtype")], np.float64)
+        return events.mapped("dtype", lambda dtype: self._factor(dtype or default), np.float64)
 
     def _scale_of_collectives(self, events: Columns) -> Floats:
-        """Infinite where no dtype is told: who only receives has none."""
-        scale = self._scale(events, None)
+        """Infinite if an event has no dtype, as that of a member that only receives."""
+        scale = self._scale(events)
         return scale if self.priced_dtype is None else np.where(events.present("dtype"), scale, np.inf)
 
     def _factor(self, dtype: str | None) -> float:
@@ -217,30 +216,25 @@ class Pricing:
 
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
-            seconds = events.numbers("cpu_seconds").astype(np.float64)
-            return seconds if self.hardware is None else seconds * self._slowdowns(events)
+            return self._slowed(events, events.numbers("cpu_seconds").astype(np.float64))
         key = events.key("seconds", "flops", "nbytes", "dtype", "part")
         _, first, place = np.unique(key, return_index=True, return_inverse=True)
         different = events.take(first)
         scale = self._scale(different, "float64")
         prices = []
-        for told, flops, nbytes, dtype, part, times in zip(
+        for seconds, flops, nbytes, dtype, part, times in zip(
             *map(different.values, ("seconds", "flops", "nbytes", "dtype", "part")), scale.tolist(), strict=True
         ):
-            if part or told is not None or self.hardware is None:
-                prices.append(told or 0.0)
+            if part or seconds is not None or self.hardware is None:
+                prices.append(seconds or 0.0)
                 continue
-            rated = dtype
-            if self.priced_dtype is not None and dtype in (None, *_FLOATS):
-                rated = self.priced_dtype
+            rated = self.priced_dtype if self.priced_dtype and dtype in (None, *_FLOATS) else dtype
             prices.append(self.costs.compute_seconds(flops, nbytes * times, dtype=rated))
-        seconds = np.array(prices, np.float64)[place]
-        return seconds if self.hardware is None else seconds * self._slowdowns(events)
+        return self._slowed(events, np.array(prices, np.float64)[place])
 
-    def _slowdowns(self, events: Columns) -> Floats:
-        assert self.hardware is not None
-        factor = {rank: self.hardware.slowdown(rank) for rank in events.distinct("rank")}
-        return np.array([factor[rank] for rank in events.values("rank")], np.float64)
+    def _slowed(self, events: Columns, seconds: Floats) -> Floats:
+        """The seconds of compute, longer on stragglers."""
+        return seconds if self.hardware is None else seconds * events.mapped("rank", self.hardware.slowdown, np.float64)
 
     def _messages(self, events: Columns) -> Floats:
         nbytes = self.message_bytes(events)
@@ -261,7 +255,7 @@ class Pricing:
 
 
 def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
-    """The events but some, numbered anew."""
+    """The remaining events, with new numbers."""
     if not left_out.any():
         return events
     ranks = codes(events["rank"])

@@ -1,24 +1,24 @@
 """The replay of a record: start and duration of each event in virtual time.
 
 Eight processes on two cores cannot show the timeline of a cluster in wall time.  So each device records what it does,
-and this module computes afterwards when each event would have happened, by the rules of `parallelism.timeline.engine`: a
-clock for each rank, which compute, messages and collectives advance.  Emulated runs, simulations and schedules under
-given costs are all timed by that one engine.
+and this module computes afterwards when each event would have happened.  The rules are those of
+`parallelism.timeline.engine`: each rank has a clock, which compute, messages and collectives advance.  This one engine
+times emulated runs, simulations and schedules under given costs.
 
     compute      advances the clock by its price
     send         takes no time: a copy is on its way, and arrives after what its path takes
     recv         lasts until the message has arrived
-    collective   begins when the last member of the group has come to it and the communication streams of all members
-                 are free, and ends for all at once, after its price or, where links are shared, later
+    collective   begins when the last member of the group has called it and the communication streams of all members
+                 are free; it ends for all members at once, after its price or, where links are shared, later
     wait         lasts until the asynchronous operation of the same ``work`` is over
     the rest     takes no time: host traffic, memory
 
-An asynchronous recv or collective lasts just as long but does not hold the clock of its rank: a rank has a stream for
+An asynchronous recv or collective lasts as long but does not hold the clock of its rank: a rank has one stream for
 compute and one for communication.  The collectives of a rank follow each other on the latter, in the order in which
-their last members come.  Messages and collectives under way at the same time share their links
-(`parallelism.timeline.fair_sharing`), or, where that is switched off, have each the whole of them.  What things cost is
-said by `parallelism.timeline.pricing`; without it compute takes the CPU seconds of the device's thread and all else is
-free: what remains is who waits for whom.
+their last members call them.  Messages and collectives that are pending at the same time share their links
+(`parallelism.timeline.fair_sharing`); without link sharing each has its links to itself.
+`parallelism.timeline.pricing` gives the prices.  Without it compute takes the CPU seconds of the device's thread, and
+everything else is free.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
 
     ``events_by_rank`` holds each rank's events in the order of its record (`Trace.by_rank`).  A send and a recv
     belong together by source, destination, tag and sequence, the events of a collective by group and
-    sequence.  What happens inside a collective (``parent``) is placed at the collective's start and takes no time.
+    sequence.  Events inside a collective (``parent``) are placed at its start and take no time.
 
     The result is the same to the last bit whenever it is computed, and the time taken grows with the number of
     events only.  The record of a failed run has events without partners, or even a circle of waits: such an

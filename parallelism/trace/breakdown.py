@@ -1,12 +1,13 @@
-"""Where the time of each device goes: parts that add up to the makespan.
+"""Splits the time of each device into parts that add up to the makespan.
 
     forward, backward, recompute   compute that says so (``phase``; a name that begins with "recompute")
     other          all other compute
-    communication  exposed communication: communication of the device is under way, and it computes nothing
-    bubble         it waits: nothing is under way and nothing is computed, between its first event and its last
+    communication  exposed communication: the device has pending communication and computes nothing
+    bubble         the device waits: it has no pending communication and computes nothing, between its first event and
+                   its last
     idle           before its first event, and after its last
 
-Communication is under way from the moment at which its data begins to move (the last member has called the collective,
+Communication is pending from the moment at which its data begins to move (the last member has called the collective,
 the message was sent) to the end of the operation; between device and host, for the whole operation.  It counts whether
 the device is blocked by it, waits for it later, or never waits for it.  The time before is waiting for other devices.
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.events import Columns, Table
+from parallelism.events import Columns
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, moving, rounded
 
 if TYPE_CHECKING:
@@ -50,11 +51,8 @@ _OTHER, _COMMUNICATION, _BUBBLE, _IDLE = map(PARTS.index, ("other", "communicati
 
 def part_of(columns: Columns) -> npt.NDArray[np.int8]:
     """The index in `PARTS` of each event: by phase and name for compute, communication for everything else."""
-    recompute = _by_value(columns, "name", lambda name: str(name).lower().startswith("recompute"))
-    phases = columns["phase"]
-    assert isinstance(phases, Table)
-    part = np.array([PHASES.get(phase, _OTHER) for phase in phases.values], np.int8)[phases.index]
-    part[recompute] = PHASES["R"]
+    part = columns.mapped("phase", lambda phase: PHASES.get(phase, _OTHER), np.int8)
+    part[columns.mapped("name", lambda name: str(name).lower().startswith("recompute"), np.bool_)] = PHASES["R"]
     part[~columns.isin("kind", {"compute"})] = _COMMUNICATION
     return part
 
@@ -105,9 +103,3 @@ def _first_that_fits(
         seconds[:, part] = np.bincount(rank[here], lengths[here], count)
         free &= ~here
     return seconds
-
-
-def _by_value(columns: Columns, field: str, test: object) -> npt.NDArray[np.bool_]:
-    column = columns[field]
-    assert isinstance(column, Table) and callable(test)
-    return np.array([test(value) for value in column.values], np.bool_)[column.index]

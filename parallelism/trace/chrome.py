@@ -145,7 +145,7 @@ def _track(event: Event) -> int:
 
 
 def _counters(trace: Trace) -> Iterator[Record]:
-    """What each rank holds of each category, after each event that changes it."""
+    """The bytes that each rank holds of each category, after each event that changes them."""
     held: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for event in trace.filter(kind="memory"):
         now = held[event.rank]

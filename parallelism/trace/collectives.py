@@ -1,8 +1,8 @@
-"""The collectives of a trace as a table: how many, how many bytes, how long, and at what bus bandwidth.
+"""The collectives of a trace as a table: their number, bytes, time and bus bandwidth.
 
-Bus bandwidth is S / t times the factor of its kind (`parallelism.algorithms.kinds.bus_factor`), by which, whatever the
-number of ranks, it can be held against the speed of a link.  S, the whole buffer, is in the events; t is from when the
-last member has come until the last is through.
+Bus bandwidth is S / t times the factor of the kind (`parallelism.algorithms.kinds.bus_factor`).  With this factor it
+can be compared with the speed of a link, for any number of ranks.  S, the bytes of the whole buffer, is in the events.
+t is the time from the call of the last member to the end at the last member.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from parallelism.algorithms import kind_of_event
-from parallelism.events import Columns, Table
+from parallelism.events import Columns
 from parallelism.events.columns import operations
+from parallelism.timeline.matching import group_sizes
 from parallelism.trace.transfers import Moving, moving, rounded
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class CollectiveRow(NamedTuple):
 
     name: str
     algorithm: str
-    """By which they were priced, where they were; else by which they were run."""
+    """The algorithm by which they were priced; if they were not, the one by which they ran."""
     axes: tuple[str, ...] | None
     operations: int
     """Counted once for each group that took part."""
@@ -33,9 +34,9 @@ class CollectiveRow(NamedTuple):
     """By all ranks together."""
     bytes_sent: int
     seconds: float
-    """The transfers of all of them, one after the other; waiting for the last to come is not in it."""
+    """The sum of the times of all transfers, without the waiting for the last member."""
     bus_bytes_per_second: float | None
-    """None where it is not defined, where they took no time, and where members are missing in the trace."""
+    """None if it is not defined, if they took no time, or if members are missing in the trace."""
 
 
 def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRow, ...]:
@@ -70,10 +71,8 @@ def _times(events: Columns, since: np.ndarray, name: str) -> tuple[float, float 
     np.maximum.at(ends, place, events.numbers("start_seconds") + events.numbers("duration_seconds"))
     seconds = float(np.maximum(ends - rounded(begins, ends), 0).sum())
 
-    groups = events["group"]
-    assert isinstance(groups, Table)
     sizes = np.zeros(len(came), np.int64)
-    sizes[place] = np.array([0 if ranks is None else len(ranks) for ranks in groups.values], np.int64)[groups.index]
+    sizes[place] = group_sizes(events)
     kind = kind_of_event(name)
     payloads: list[float | None] = [None] * len(came)
     for operation, payload in zip(place.tolist(), events.values("payload_bytes"), strict=True):

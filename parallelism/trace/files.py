@@ -5,7 +5,7 @@ written as they are, words and tuples once each with an index for every event, s
 
     "columns": {"rank": [0, 1], "name": {"values": ["all_reduce"], "index": [0, 0]}, ...}
 
-What a field may hold follows from its annotation in `parallelism.trace.Event`.  Everything is checked, when
+The allowed values of a field follow from its annotation in `parallelism.trace.Event`.  Everything is checked, when
 saved and when loaded, because a file may come from anywhere; nothing in it is ever executed.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, fields
 from math import inf, isfinite
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,7 +131,7 @@ _Check = Callable[[Sequence[Any]], bool]
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the column of one field may hold."""
+    """The values that the column of one field may have."""
 
     path: str | PathLike[str]
     field: str
@@ -248,7 +248,8 @@ def _text(name: str, column: Column) -> str:
     if isinstance(column, Table) and name not in NUMBERS:
         index = _text("index", column.index)
         return f'{{"values":{json.dumps(_plain(column.values), separators=(",", ":"))},"index":{index}}}'
-    if _are_digits(column):
+    if (not isinstance(column, Table) and column.dtype.kind == "i" and len(column)
+            and column.min() >= 0 and column.max() <= 9):
         text = np.full(2 * len(column) + 1, ord(","), np.uint8)
         text[1::2] = column + ord("0")
         text[0], text[-1] = b"[]"
@@ -259,11 +260,6 @@ def _text(name: str, column: Column) -> str:
             return str(nanoseconds.tolist()).replace(", ", "e-9,").replace("]", "e-9]")
     values = as_values(column)
     return str(_plain(values) if isinstance(column, Table) else values).replace(" ", "").replace("None", "null")
-
-
-def _are_digits(column: Column) -> TypeGuard[npt.NDArray[np.int64]]:
-    return (not isinstance(column, Table) and column.dtype.kind == "i" and len(column) > 0
-            and bool(column.min() >= 0 and column.max() <= 9))
 
 
 def _integers(lowest: float, highest: int) -> _Check:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelism.display.quantities import fit, nbytes, plural
-from parallelism.hardware.host import told as host_summary
+from parallelism.hardware.host import host_summary
 from vcluster.cli.machine import DEVICES, Container, Facts, Started, gather
 
 WANTED_DEVICES = 16

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware
-from parallelism.hardware.host import told as host_summary
+from parallelism.hardware.host import host_summary
 from parallelism.operation.errors import keys_by_value
 
 

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from parallelism.display.quantities import seconds
-from parallelism.hardware.host import told as host_summary
+from parallelism.hardware.host import host_summary
 from parallelism.mesh import Mesh
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords

@@ -11,7 +11,6 @@ from paths import DATA
 
 from parallelism.algorithms import COLLECTIVES, Algorithm, Transfer, closed_form
 from parallelism.algorithms.algorithms import algorithm, algorithms
-from parallelism.algorithms.closed_forms import bytes_received_per_rank
 from parallelism.algorithms.kinds import ROOTED
 
 LITERATURE = json.loads((DATA / "collective_bytes.json").read_text())
@@ -114,7 +113,7 @@ def test_all_reduce_over_4(name, factor):
     plan = algorithm("all_reduce", name, 4)
     sizes = [512 // plan.chunks] * plan.chunks
     assert plan.bytes_received(sizes) == plan.bytes_sent(sizes) == (factor * 512,) * 4
-    assert bytes_received_per_rank("all_reduce", name, 4, 512) == (factor * 512,) * 4
+    assert closed_form("all_reduce", name, 4).bytes_received(512) == (factor * 512,) * 4
 
 
 def test_ring_step_by_step():

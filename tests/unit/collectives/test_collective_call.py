@@ -9,6 +9,7 @@ from parallelism import Costs, Event, Hardware, Mesh, Trace
 from parallelism.algorithms import COLLECTIVES, kind_of
 from parallelism.collectives import CollectiveCall, MemberCall
 from parallelism.collectives.call import chunks_of, payload_bytes, traffic
+from parallelism.collectives.results import reduction
 from parallelism.recorder import record
 
 MESH = Mesh(devices=4)
@@ -96,3 +97,13 @@ def test_two_calls_that_count_as_one_add_up():
     both = first.plus(second)
     assert both.call is not None and both.call.nbytes == 12 + 18
     assert both.bytes_received == first.bytes_received + second.bytes_received
+
+
+def test_the_result_of_a_users_function_called_mean_is_not_divided():
+    def mean(a, b):
+        return (a + b) / 2
+
+    mean.__qualname__ = "mean"
+    out = np.empty(2)
+    reduction(mean, out.dtype).reduce([np.array([2.0, 4.0]), np.array([4.0, 8.0])], out)
+    assert out.tolist() == [3.0, 6.0]

@@ -77,7 +77,7 @@ def test_ring_over_4_step_by_step():
 
 
 RING_OVER_2 = """\
-all_reduce, ring, over 2 ranks: everybody gets the sum of all. 2 steps. Combined
+all_reduce, ring, over 2 ranks: each rank gets the sum of all. 2 steps. Combined
 round the ring: piece j starts at the position after j and ends at j.
 
 start    piece 0   piece 1

@@ -6,7 +6,7 @@ import pytest
 
 from parallelism import Event, Hardware, HostLink, Link, Trace
 from parallelism.hardware import VARIABLE, HardwareFileError, host_file, is_calibrated
-from parallelism.hardware.host import told
+from parallelism.hardware.host import host_summary
 from vcluster import VirtualCluster
 from vcluster.__main__ import PROGRAM, main
 from vcluster.demo.command_line import serve
@@ -32,7 +32,7 @@ def test_it_is_among_the_users_settings_or_where_the_variable_says(tmp_path, mon
     assert str(host_file()) == "elsewhere.json"
     monkeypatch.setenv(VARIABLE, "")
     assert host_file() is None and Hardware.of_host() is None
-    assert told() == f"not calibrated, messages free: {VARIABLE} is empty"
+    assert host_summary() == f"not calibrated, messages free: {VARIABLE} is empty"
 
 
 def test_the_tests_read_no_calibration_of_the_users():
@@ -40,7 +40,8 @@ def test_the_tests_read_no_calibration_of_the_users():
 
 
 def test_without_a_calibration_it_is_as_before_and_says_so(file, capsys):
-    assert Hardware.of_host(4) is None and told() == "not calibrated, messages free: python -m vcluster calibrate"
+    assert Hardware.of_host(4) is None
+    assert host_summary() == "not calibrated, messages free: python -m vcluster calibrate"
     assert main(["hardware", "host"]) == 0 and main(["hardware"]) == 0
     assert capsys.readouterr().out.count("not calibrated, messages free") == 2
     trace = Trace([Event(0, "send", "send", peer=1, sequence=0, bytes_sent=8, messages=1),
