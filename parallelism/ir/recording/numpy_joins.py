@@ -26,19 +26,9 @@ def _concatenate(arrays: Sequence[Any], axis: Any = 0) -> Any:
     return apply("concatenate", *parts, axis=axis_of(axis, parts[0].ndim))
 
 
-@stands_for(np.stack)
-def _stack(arrays: Sequence[Any], axis: int = 0) -> Any:
-    return _concatenate([expanded(lift(x), axis) for x in arrays], axis)
-
-
 def _of_ndim(x: Any, ndim: int) -> Any:
     x = lift(x)
     return reshaped(x, (*[1] * (ndim - x.ndim), *x.shape))
-
-
-@stands_for(np.vstack)
-def _vstack(tup: Sequence[Any]) -> Any:
-    return _concatenate([_of_ndim(x, 2) for x in tup])
 
 
 @stands_for(np.hstack)
@@ -47,14 +37,12 @@ def _hstack(tup: Sequence[Any]) -> Any:
     return _concatenate(parts, 0 if parts[0].ndim == 1 else 1)
 
 
-@stands_for(np.column_stack)
-def _column_stack(tup: Sequence[Any]) -> Any:
-    return _concatenate([expanded(x, 1) if x.ndim == 1 else x for x in map(lift, tup)], 1)
-
-
-@stands_for(np.append)
-def _append(arr: Any, values: Any, axis: Any = None) -> Any:
-    return _concatenate([arr, values], axis)
+CALLS.update({
+    np.stack: lambda arrays, axis=0: _concatenate([expanded(lift(x), axis) for x in arrays], axis),
+    np.vstack: lambda tup: _concatenate([_of_ndim(x, 2) for x in tup]),
+    np.column_stack: lambda tup: _concatenate([expanded(x, 1) if x.ndim == 1 else x for x in map(lift, tup)], 1),
+    np.append: lambda arr, values, axis=None: _concatenate([arr, values], axis),
+})
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------
