@@ -1,13 +1,13 @@
-"""What the collectives of those that stand for their equals use of the links, which they share.
+"""The use of shared links by the collectives of representatives.
 
-A collective has the links of its real group; of the others who use these only some are there.  It is enough to look at
-links where that makes no difference:
+A collective uses the links of its real group.  Of the other users of these links only some are simulated.  So folding
+is allowed only for links where this makes no difference:
 
-    every device has ports of its own     what goes over those of the first of a lane is its own, and the links of its
-                                          equals are as full, with what they do
-    other links                           those of collectives that nobody else crosses: told by looking at all groups
+    ports of one device each     the ports of a representative carry only its own traffic, and the ports of the equal
+                                 devices are as full, with theirs
+    other links                  no other collective crosses them; all groups are examined to find out
 
-Where neither is so folding is refused.
+If neither holds, folding is refused.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ from parallelism.simulation.folding import Lanes
 from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
 
 MOST_GROUPS = 4096
-"""So many collectives of others are looked at."""
+"""The largest number of collectives that are examined for shared links."""
 
 Ints = npt.NDArray[np.int64]
 
 
 class Used(NamedTuple):
-    """The events of collectives that are simulated."""
+    """The collective events that are simulated."""
 
     prices: Sequence[CollectivePrice]
     groups: Sequence[tuple[int, ...]]
-    """The ranks that each of these is the price of, and of any that lie like these."""
+    """The group for which each price was computed; equal groups have the same price."""
     price: Ints
-    """By event, which of the prices."""
+    """The number of each event's price."""
     ranks: Ints
+    """The rank of each event."""
     keys: Ints
-    """By event, which collective it is part of."""
+    """The number of the collective that each event is part of."""
     looks: Ints
+    """The place of each event in `Templates.looks`."""
 
 
 def folded_ways(
     templates: Templates, pricing: Pricing, lanes: Lanes, used: Used, *, messages: bool
 ) -> tuple[tuple[Way | None, ...], Ints]:
-    """The ways of collectives, and by event which of them it has; ``messages``: whether there are any besides.
+    """The paths of collectives over links, and the number of each event's path.
 
-    ``ValueError`` where others share links with a collective, so that one cannot stand for them.
+    ``messages`` says whether the program also has messages.  ``ValueError`` if other devices share links with a
+    collective, so that it cannot be simulated in place of theirs.
     """
     hardware = pricing.hardware
     assert hardware is not None
-    own, everybody = own_ports(hardware), len(lanes.first) == templates.mesh.size
-    if not everybody and not own:
-        _check_nobody_else(templates, pricing, used, messages)
+    own, whole = own_ports(hardware), len(lanes.first) == templates.mesh.size
+    if not whole and not own:
+        _check_alone(templates, pricing, used, messages)
     members: dict[int, list[int]] = {}
     for event, key in enumerate(used.keys.tolist()):
         members.setdefault(key, []).append(event)
@@ -62,37 +65,37 @@ def folded_ways(
     known: dict[tuple[tuple[int, int], ...], int] = {}
     of_key = {}
     for key, events in members.items():
-        told = tuple((int(used.ranks[event]), int(used.price[event])) for event in events)
-        if told not in known:
-            known[told] = len(ways)
+        priced = tuple((int(used.ranks[event]), int(used.price[event])) for event in events)
+        if priced not in known:
+            known[priced] = len(ways)
             crossing: dict[Channel, float] = {}
-            for event, (rank, price) in zip(events, told, strict=True):
+            for event, (rank, price) in zip(events, priced, strict=True):
                 if own:
                     member = used.groups[price][_position(templates, int(used.looks[event]), rank)]
                     crossing.update(_over_ports(hardware, used.prices[price], member, rank))
                 else:
                     crossing.update(used.prices[price].crossing)
-            ways.append(way_of(hardware, used.prices[told[0][1]]._replace(crossing=crossing)))
-        of_key[key] = known[told]
+            ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(crossing=crossing)))
+        of_key[key] = known[priced]
     return tuple(ways), np.array([of_key[key] for key in used.keys.tolist()], np.int64)
 
 
 def own_ports(hardware: Hardware) -> bool:
-    """Whether each channel is the port of one device, numbered by its place: out 2 p, into 2 p + 1."""
+    """Whether each channel is the port of one device.  Ports are numbered by the place p: 2 p out, 2 p + 1 in."""
     return not hardware.faults and all(
         link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
         for level, link in enumerate(hardware.links))
 
 
 def _position(templates: Templates, look: int, rank: int) -> int:
-    """Of a device in its group."""
+    """The position of a rank in its group."""
     slot = int(templates.axes_of[look])
     group = templates.groups[slot][templates.group_of[slot, rank]]
     return int(np.flatnonzero(group == rank)[0])
 
 
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
-    """What goes over the ports of a device: as much as over those of its like in the group that was priced."""
+    """The bytes over the ports of a rank: those over the ports of the ``member`` of the priced group."""
     there, here = hardware.place(member), hardware.place(rank)
     return {
         (level, fault, 2 * here + number % 2): nbytes
@@ -100,8 +103,8 @@ def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: i
     }
 
 
-def _check_nobody_else(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
-    """That the links of the collectives that are simulated are crossed by no message, and by no other collective."""
+def _check_alone(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
+    """``ValueError`` unless no message and no other collective crosses the links of the simulated collectives."""
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
     everywhere = [

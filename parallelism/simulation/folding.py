@@ -1,14 +1,15 @@
-"""Devices that do the same at the same times, found before anything is timed: one of each is enough.
+"""Equal devices, found before anything is timed, so that one representative of each class can be simulated.
 
-Devices begin with equal programs, equal places in their groups as far as these have a price (`same_prices`), equal
-stragglers and messages.  Then those are told apart whose partners differ, again and again, until nothing changes (the
-coarsest equitable partition; Paige and Tarjan, *Three partition refinement algorithms*, 1987).  What is equal then
-comes to every collective with equals, at the same time, and is let go at the same time: by induction over the events.
+At first, devices are equal if they have equal programs, equal stragglers, equal messages, and groups in which
+collectives have equal prices (`same_prices`).  Then devices whose partners differ are separated, again and again, until
+nothing changes (the coarsest equitable partition; Paige and Tarjan, *Three partition refinement algorithms*, 1987).
+The remaining equal devices come to every collective with equal partners at the same time, and leave it at the same
+time: by induction over the events.
 
-Where an array does not divide by those who reduce it, some of them move one element more; these are equal all the same.
+If an array does not divide by the size of a group, some members move one element more; they still count as equal.
 
-Messages share links.  So what lies on the links of those that stand for the others must be their own messages, and all
-of a kind must find the same there; where that is not so, folding is refused.
+Messages share links.  So a link that a representative's message uses must carry only messages of representatives, and
+equal messages must meet equal traffic.  If that is not so, folding is refused.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ Ints = npt.NDArray[np.int64]
 
 
 class Lanes(NamedTuple):
-    """The devices of a mesh, dealt to lanes of equals."""
+    """The devices of a mesh, in lanes of equal devices."""
 
     lane_of: Ints
-    """By rank."""
+    """The lane of each rank."""
     first: Ints
-    """By lane: the lowest rank in it, which stands for all."""
+    """The representative of each lane: its lowest rank."""
 
     @property
     def sizes(self) -> Ints:
-        """By lane, how many devices it has."""
+        """The number of devices in each lane."""
         return np.bincount(self.lane_of)
 
 
 def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> Lanes:
-    """The lanes of equal devices, by their lowest ranks; on a hardware with broken links everybody has his own.
+    """The lanes of equal devices, ordered by their lowest ranks.  With broken links each device has its own lane.
 
-    ``ValueError`` where messages of equal devices share links.
+    ``ValueError`` if messages of equal devices share links.
     """
     ranks = np.arange(templates.mesh.size)
     if hardware is not None and hardware.faults:
@@ -74,21 +75,20 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
 
 
 def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
-    """A number for each group along the axes of a slot, the same for those in which everything costs the same."""
-    found = templates.priced_alike.get(slot)
-    if found is None:
+    """A number for each group along the axes of a slot; groups in which everything costs the same have the same."""
+    if slot not in templates.priced_alike:
         groups = templates.groups[slot]
         apart = hardware.faults or groups.shape[1] < 2
-        found = templates.priced_alike[slot] = np.arange(len(groups)) if apart else same_prices(hardware, groups)
-    return found
+        templates.priced_alike[slot] = np.arange(len(groups)) if apart else same_prices(hardware, groups)
+    return templates.priced_alike[slot]
 
 
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
-    """A number for each group, ``[group, position]``, the same only where a collective takes the same.
+    """A number for each of the ``groups``, ``[group, position]``; equal numbers only for equal prices of collectives.
 
-    Groups are alike where every two members of the one are joined as the same two of the other: over switches, and
-    where all have links of their own, it is enough that they meet at the same levels; along a ring or torus they must
-    lie at the same places of it.
+    Two groups are equal if every pair of members is connected in the same way as the pair at the same positions of the
+    other group.  Over switches, and where each device has its own links, the pairs must meet at the same levels.  On a
+    ring or torus they must also have the same places.
     """
     places = _placed(hardware, groups)
     keys = []
@@ -107,19 +107,19 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
 
 
 def _first_alike(values: Ints) -> Ints:
-    """In each row, for each value the first place that has the same."""
+    """For each value, the first place in its row with the same value."""
     order = np.argsort(values, axis=1, kind="stable")
     in_order = np.take_along_axis(values, order, axis=1)
     begins = np.ones(values.shape, np.bool_)
     begins[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
     run = np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)
-    found = np.empty(values.shape, np.int64)
-    np.put_along_axis(found, order, np.take_along_axis(order, run, axis=1), axis=1)
-    return np.asarray(found, np.int64)
+    first = np.empty(values.shape, np.int64)
+    np.put_along_axis(first, order, np.take_along_axis(order, run, axis=1), axis=1)
+    return first
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
-    """For each group a number for its colours, however they are ordered."""
+    """A number for the colours of each group, independent of their order."""
     if not colour.any():
         return np.zeros(len(groups), np.int64)
     rows = np.sort(colour[groups], axis=1)
@@ -127,46 +127,49 @@ def _of_groups(colour: Ints, groups: Ints) -> Ints:
 
 
 def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int = 0) -> Ints:
-    """A number from 0 for each value; of those that stand ``where`` in an array of a size, 0 for all others."""
-    found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    """A number from 0 for each value.
+
+    With ``where``, the values stand at these places of an array of this ``size``, and 0 stands at all other places.
+    """
+    codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     if where is None:
-        return found
+        return codes
     out = np.zeros(size, np.int64)
-    out[where] = found + 1
+    out[where] = codes + 1
     return out
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 Ends = tuple[Ints, Ints]
-"""Messages that are alike: from whom, to whom."""
+"""The sources and the targets of equal messages."""
 
 
 def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
-    """All that are sent, once for each class, axis and peer, however often that is."""
+    """The messages, once for each class, axis and peer, even if they are sent several times."""
     looks = templates.looks
     at = np.flatnonzero(looks.isin("kind", {"send"}) & looks.present("peer"))
     of_class = np.searchsorted(templates.starts, at, "right") - 1
     key = np.stack([of_class, templates.peer_axis[at], looks.numbers("peer")[at]])
-    found = []
+    messages = []
     for i in np.unique(key, axis=1, return_index=True)[1].tolist():
         source = ranks[templates.class_of == of_class[i]]
-        found.append((source, templates.peers(np.full(len(source), at[i]), source)))
-    return found
+        messages.append((source, templates.peers(np.full(len(source), at[i]), source)))
+    return messages
 
 
 def _at_both_ends(colour: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """For each rank the colour at the other end of its message, and of the one it gets."""
+    """For each rank, the colour of the target of its message, and of the source of the message that it receives."""
     return _codes(colour[target], source, len(colour)), _codes(colour[source], target, len(colour))
 
 
 class _Ways:
-    """The ways of messages: their lengths, and which of them goes over which channel."""
+    """The paths of messages: their lengths, and the channels that they use."""
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
         here, there = _placed(hardware, source), _placed(hardware, target)
         self.lengths = np.zeros(len(here), np.int64)
-        """Level and hops as one number; 0 for a message to oneself."""
+        """The level and the hops of each path as one number; 0 for a message from a rank to itself."""
         messages, channels = [], []
         met = here == there
         for level, link in enumerate(hardware.links):
@@ -181,16 +184,15 @@ class _Ways:
 
 
 def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequence[Ends]) -> None:
-    """That whoever shares a link with a message of the first of a lane is first in a lane, too; and that on the links
-    of all others it is the same, with others of their lanes."""
-    stands = np.zeros(len(colour), np.bool_)
-    stands[first] = True
+    """``ValueError`` unless representatives share links only with each other, and equal messages meet equal traffic."""
+    is_first = np.zeros(len(colour), np.bool_)
+    is_first[first] = True
     source = np.concatenate([ends[0] for ends in messages])
     kind = np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages])
     like = combined(kind, colour[source])
     ways = _Ways(hardware, source, np.concatenate([ends[1] for ends in messages]))
     channel = _codes(ways.channel)
-    own, count = stands[source][ways.message], np.bincount(channel)
+    own, count = is_first[source][ways.message], np.bincount(channel)
     among = np.bincount(channel, weights=own)
     mixed = (among > 0) & (among < count)
     if mixed.any() or not _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel]):
@@ -198,7 +200,7 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
 
 
 def _of_users(like: Ints, channel: Ints) -> Ints:
-    """For each channel a number for what goes over it, however it is ordered."""
+    """A number for the messages that use each channel, independent of their order."""
     order = np.lexsort((like, channel))
     users = np.split(like[order], np.cumsum(np.bincount(channel))[:-1])
     seen: dict[bytes, int] = {}
@@ -206,13 +208,13 @@ def _of_users(like: Ints, channel: Ints) -> Ints:
 
 
 def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
-    """Whether messages that are alike find the same on their ways."""
+    """Whether equal messages meet equal traffic on their paths."""
     order = np.lexsort((users, message))
     counts = np.bincount(message, minlength=len(like))
     ways = np.split(users[order], np.cumsum(counts)[:-1])
     seen: dict[int, bytes] = {}
-    told = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
-    return all(seen.setdefault(kind, way) == way for kind, way in told)
+    pairs = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
+    return all(seen.setdefault(kind, way) == way for kind, way in pairs)
 
 
 def _placed(hardware: Hardware, ranks: Ints) -> Ints:

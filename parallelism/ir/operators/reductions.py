@@ -84,8 +84,8 @@ def _argument_rule(x: TensorType, axis: int) -> Rule:
 
 for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):
     register(Operator(
-        _name, _argument_rule, lambda x, axis: np.dtype(np.int64), lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1,
-        {"axis": "an integer"},
+        _name, _argument_rule, lambda x, axis: np.dtype(np.int64),
+        lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1, {"axis": "an integer"},
     ))
 
 register(Operator(
