@@ -67,7 +67,7 @@ class Profile:
             self.seconds = _read(self.path)
 
     def __call__(self, op: Op) -> float:
-        """The seconds of an op.  A new op is measured and written to the file.  ``ValueError`` for an op with symbols."""
+        """The seconds of an op; a new op is measured and written to the file.  ``ValueError`` for one with symbols."""
         key = key_of(op)
         if key not in self.seconds:
             self.seconds[key] = float(self._measure(op))

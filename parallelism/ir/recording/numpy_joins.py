@@ -71,10 +71,8 @@ def _split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 @stands_for(np.array_split, view=True)
 def _array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
     axis, count = axis_of(axis, x.ndim), indices_or_sections
-    if not isinstance(count, int):
-        return _at(x, axis, count)
     extent = x.shape[axis]
-    if not isinstance(extent, int):
+    if not isinstance(count, int) or not isinstance(extent, int):
         return _split(x, count, axis)
     return _pieces(x, axis, [extent // count + (i < extent % count) for i in range(count)])
 
