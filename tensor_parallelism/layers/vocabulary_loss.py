@@ -48,7 +48,7 @@ class VocabularyLossSharding:
         return TensorSharding()
 
     def split(self, ndim: int) -> tuple[list[Axes], Axes, Axes]:
-        """The axes of each dim of the tokens, of the vocabulary and of the model in the product; x has ``ndim`` dims."""
+        """The axes of each dim of the tokens, the vocabulary and the model in the product; x has ``ndim`` dims."""
         vocabulary, model = (dim.axes for dim in self.table.over(2).dims)
         lead = [tuple(axis for axis in dim.axes if axis not in (*vocabulary, *model))
                 for dim in self.x.over(ndim).dims[:-1]]
