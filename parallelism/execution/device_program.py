@@ -211,26 +211,6 @@ class KernelArrays:
 # -- the ops that call a method of the device --------------------------------------------------------------------------
 
 
-def _all_reduce(device: Device, op: Op, x: Array) -> Any:
-    return device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype))
-
-
-def _all_gather(device: Device, op: Op, x: Array) -> Any:
-    return device.all_gather(x, op["axes"], dim=op["dim"])
-
-
-def _reduce_scatter(device: Device, op: Op, x: Array) -> Any:
-    return device.reduce_scatter(x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype))
-
-
-def _all_to_all(device: Device, op: Op, x: Array) -> Any:
-    return device.all_to_all(x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"])
-
-
-def _permute(device: Device, op: Op, x: Array) -> Any:
-    return device.permute(x, op["pairs"], op["axes"])
-
-
 def _all_slice(device: Device, op: Op, x: Array) -> Any:
     extents = device.mesh.shape
     places = starts(split_sizes(x.shape[op["dim"]], tuple(extents[axis] for axis in op["axes"])))
@@ -238,12 +218,15 @@ def _all_slice(device: Device, op: Op, x: Array) -> Any:
     return x[(slice(None),) * op["dim"] + (slice(places[mine], places[mine + 1]),)]
 
 
-def _relayout(device: Device, op: Op, x: Array) -> Array:
-    return run_step(device, step_of(op, device.mesh), x)
-
-
 METHODS: dict[str, Callable[[Device, Op, Array], Any]] = {
-    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all, "permute": _permute, "all_slice": _all_slice, "relayout": _relayout,
+    "all_reduce": lambda device, op, x: device.all_reduce(x, op["axes"], op=device_op(op["op"], x.dtype)),
+    "all_gather": lambda device, op, x: device.all_gather(x, op["axes"], dim=op["dim"]),
+    "reduce_scatter": lambda device, op, x: device.reduce_scatter(
+        x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype)),
+    "all_to_all": lambda device, op, x: device.all_to_all(
+        x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"]),
+    "permute": lambda device, op, x: device.permute(x, op["pairs"], op["axes"]),
+    "all_slice": _all_slice,
+    "relayout": lambda device, op, x: run_step(device, step_of(op, device.mesh), x),
 }
 """The ops that are run by methods of the device, by their kinds: ``(device, op, x)`` gives the output."""

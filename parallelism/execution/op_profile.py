@@ -1,12 +1,12 @@
-"""What ops take on this machine: each distinct one is measured once, and remembered in a file.
+"""Seconds of ops on this machine: each different op is measured once, and a file keeps the result.
 
     profile = Profile("laptop.json")
     executable = Executable(function, mesh, seconds=profile)        # in place of flops and bytes
-    simulate(executable, "dgx-h100")                                # its compute takes what it takes here
+    simulate(executable, "dgx-h100")                                # compute takes the seconds measured here
 
-Two ops are one where kind, types and attributes agree; where in a whole a part begins makes no difference.  An op is
-run on numbers between 0 and 1, indices being 0, for as long as it takes to be sure; of these runs the fastest counts.
-The file is JSON, checked when it is read; nothing in it is evaluated.
+Two ops are equal if their kinds, types and attributes are equal, except the position of a part in a whole tensor.  An
+op runs on numbers between 0 and 1, with indices 0, several times; the fastest run counts.  The file is JSON.  It is
+checked when it is read, and nothing in it is evaluated.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from parallelism.ir.passes.interpreter import run
 
 FORMAT, VERSION = "vcluster profile", 1
 LEAST_SECONDS, LEAST_RUNS, MOST_RUNS = 2e-3, 3, 1000
+"""An op is measured for at least these seconds and runs, and at most these runs."""
 
 Measure = Callable[[Op], float]
 
 
 def measured(op: Op) -> float:
-    """Seconds by the clock on the wall that an op takes here, the least of several runs after the first."""
+    """Seconds of wall time that an op takes on this machine: the least of several runs after the first."""
     rng = np.random.default_rng(0)
     arrays = []
     for type in op.types:
@@ -50,32 +51,32 @@ def measured(op: Op) -> float:
 
 
 class Profile:
-    """Seconds by op: ``profile(op)``.
+    """The seconds of ops: ``profile(op)``.
 
-    ``path`` is the file that it is kept in, made if there is none; None: in memory only.  ``measure`` is what measures
-    an op that is not known yet.  ``ValueError``, naming the file, for one that is no such profile.
+    ``path`` is the file of the profile; it is created if it does not exist.  None: the profile is only in memory.
+    ``measure(op)`` measures an op that is not in the profile yet.  ``ValueError`` with the path for a file that is not
+    a profile.
     """
 
     def __init__(self, path: str | PathLike[str] | None = None, measure: Measure = measured) -> None:
         self.path = None if path is None else Path(path)
         self.seconds: dict[str, float] = {}
-        """By the text of an op."""
+        """The seconds of each op, by its `key_of`."""
         self._measure = measure
         if self.path is not None and self.path.exists():
             self.seconds = _read(self.path)
 
     def __call__(self, op: Op) -> float:
-        """What an op takes; measured, and written to the file, if that is not known.  ``ValueError`` for a symbol."""
+        """The seconds of an op; a new op is measured and written to the file.  ``ValueError`` for one with symbols."""
         key = key_of(op)
-        found = self.seconds.get(key)
-        if found is None:
-            found = self.seconds[key] = float(self._measure(op))
+        if key not in self.seconds:
+            self.seconds[key] = float(self._measure(op))
             if self.path is not None:
                 self._write(self.path)
-        return found
+        return self.seconds[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Devices get what is known, and neither the file nor anything that measures."""
+        """Devices get the known seconds, without the file and without a way to measure."""
         return {"path": None, "seconds": self.seconds, "_measure": _unknown}
 
     def _write(self, path: Path) -> None:
@@ -83,11 +84,11 @@ class Profile:
         text = json.dumps(document, indent=1)
         beside = path.with_name(f"{path.name}.{os.getpid()}")
         beside.write_text(text, encoding="utf-8")
-        beside.replace(path)    # who reads meanwhile finds the one or the other
+        beside.replace(path)    # a reader sees the old file or the new one
 
 
 def key_of(op: Op) -> str:
-    """An op as text, the same for all that take the same.  ``ValueError`` for one with symbols."""
+    """The text of an op, which is equal for ops that take equal time.  ``ValueError`` for an op with symbols."""
     symbols = {name for value in (*op.inputs, *op.outputs) for name in value.type.symbols}
     if symbols:
         raise ValueError(f"{op.kind} has symbols, {', '.join(sorted(symbols))}, and cannot be measured")

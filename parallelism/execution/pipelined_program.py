@@ -52,21 +52,21 @@ MakeStage = Callable[..., ProgramStage]
 
 
 class PipelinedProgram(PipelinedOperation):
-    """The loss of a batch and its gradients, by stages that run a schedule: what `gradient` of the whole returns.
+    """The loss of a batch and its gradients, computed by stages that run a schedule; equal to `gradient` of the whole.
 
     ``cluster.run(PipelinedProgram(stages, pipeline), inputs)``, with the inputs of ``stages.function`` by name or in
     their order, returns `LossAndGradients`.  Stages lie on ``pipeline.axis``; the rows are dealt to replicas on ``dp``,
     then to microbatches, as even as can be, the longer parts first.  ``inside`` is the mesh of the axes inside a stage:
     over these its functions are localized, by the layouts that the program has.
 
-    **Communication**: a message for each forward and backward that passes a boundary between devices, of the bytes of
-    ``sent`` and ``returned``; what the functions of a stage say over the axes inside of it; and after the last
-    backward, stage by stage, over ``dp`` an all_reduce of the gradients of each dtype, as one array, and of the loss of
-    the last stage.  Weights that stages on several devices have: each of these sends its gradients of them to all the
-    others, those of one dtype and the same devices as one array, and adds all up in the order of the pipeline.
+    **Communication**: each forward and backward at a boundary between devices sends a message, with the bytes of
+    ``sent`` or ``returned``.  The functions of a stage communicate over the axes inside it.  After the last backward,
+    stage by stage, an all_reduce over ``dp`` sums the gradients of each dtype, as one array, and the loss of the last
+    stage.  If stages on several devices have the same weights, each device sends its gradients of them to all the
+    others, as one array for each dtype and set of devices, and sums them in the order of the pipeline.
 
-    ``ValueError`` for another number of stages than the pipeline has, for a pipeline that does not train the whole, for
-    inputs that do not fit and for a batch with less rows than microbatches.
+    ``ValueError`` if the number of stages is not that of the pipeline, for a pipeline that does not train the whole,
+    for inputs that do not fit, and for a batch with fewer rows than microbatches.
     """
 
     declares_all = True
@@ -89,7 +89,7 @@ class PipelinedProgram(PipelinedOperation):
         self._programs: dict[Any, StagePrograms] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the programs of stages, of which each device makes its own."""
+        """Everything except the programs of stages: each device computes its own."""
         return self.__dict__ | {"_programs": {}}
 
     @property
@@ -98,13 +98,13 @@ class PipelinedProgram(PipelinedOperation):
         return f"@{self.stages.function.name}"
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Share]]:
-        """The data of its replica, and the weights of its stages, for each rank."""
+        """For each rank, the data of its replica and the weights of its stages."""
         arrays, numbers = checked(self.stages.function, *args)
         batch, places, function = self.stages.batch, self.places(mesh), self.stages.function
         rows = numbers.pop(batch)
         parts = self.parts(rows, 1 + max(replica for _, replica in places))
         values = {value.name: value for value in function.inputs}
-        found = []
+        shares = []
         for rank, (position, replica) in enumerate(places):
             mine = [self.stages.functions[number] for number in self.stages_on(position)]
             data = {
@@ -118,8 +118,8 @@ class PipelinedProgram(PipelinedOperation):
                 name: self._shard(arrays[name], values[name].layout, mesh, rank)
                 for name in dict.fromkeys(name for stage in mine for name in stage.weights)
             }
-            found.append((Share(numbers, rows, parts[replica], data, weights),))
-        return found
+            shares.append((Share(numbers, rows, parts[replica], data, weights),))
+        return shares
 
     def parts(self, rows: int, replicas: int) -> list[tuple[Part, ...]]:
         """The microbatches of each replica, for a batch of so many rows.  ``ValueError`` if one would have no rows."""
@@ -135,7 +135,7 @@ class PipelinedProgram(PipelinedOperation):
 
     def run(self, device: Device, share: Share, make_stage: MakeStage) -> dict[str, Array]:
         """`__call__` with another class of stages."""
-        with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
+        with device.compute(self.name, seconds=0.0):    # the library's Python between the ops costs nothing
             stages = {
                 number: make_stage(
                     device, number, self.programs(number, share.numbers, share.rows, device.mesh, device.rank),
@@ -204,15 +204,15 @@ class PipelinedProgram(PipelinedOperation):
         return sums
 
     def result(self, mesh: Mesh, outputs: Sequence[dict[str, Array]]) -> LossAndGradients:
-        """Whole: of each weight the gradient of the first replica of a stage that has it; all have the same."""
-        found: dict[str, dict[int, Array]] = {}
+        """The whole gradients: for each weight that of the first replica of a stage that has it; all are equal."""
+        parts: dict[str, dict[int, Array]] = {}
         for rank in reversed(range(mesh.size)):
             place = self.place(mesh, rank)
             for name, array in outputs[rank].items():
-                found.setdefault(name, {})[place] = array
-        loss = found.pop("")[0]
-        values = {value.name: value for value in self.stages.function.inputs if value.name in found}
-        return LossAndGradients(loss, {name: self._whole(found[name], value.layout) for name, value in values.items()})
+                parts.setdefault(name, {})[place] = array
+        loss = parts.pop("")[0]
+        values = {value.name: value for value in self.stages.function.inputs if value.name in parts}
+        return LossAndGradients(loss, {name: self._whole(parts[name], value.layout) for name, value in values.items()})
 
     # -- the axes inside a stage ---------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Running a schedule on one device: take what an action needs, run it, pass on what it made.
+"""Runs a schedule on one device: for each action it takes the input, runs the action, and passes on the result.
 
-The loop knows nothing of layers: a `Stage` does the arithmetic.  It knows nothing of a schedule either, beyond
-its actions and where its stages lie, so any valid order runs, several stages on a device included.
+The loop does not know layers: a `Stage` computes.  Of the schedule it uses only the actions and the placement of
+stages, so it runs any valid order, also with several stages on a device.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ Array = npt.NDArray[Any]
 
 
 class Stage(Protocol):
-    """The arithmetic of one stage; what a forward keeps for its backward, the stage keeps by microbatch.
+    """The computation of one stage.  The stage keeps the values for a backward itself, by microbatch.
 
-    A subclass has `forward`, `backward_input` and `backward_weights`; the rest it may leave as it is here.
+    A subclass must define `forward`, `backward_input` and `backward_weights`; the other methods have defaults.
     """
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
-        """The output; ``x`` is that of the stage before, None on the first stage, which has the data."""
+        """The output.  ``x`` is the output of the stage before; None on the first stage, which has the data."""
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
-        """The gradient of the input, None on the first stage; ``grad`` is None on a stage that has the loss."""
+        """The gradient of the input; None on the first stage.  ``grad`` is None on a stage that has the loss."""
 
     def backward_weights(self, microbatch: int) -> None:
-        """The gradients of the weights, after `backward_input` of the same microbatch."""
+        """Computes the gradients of the weights, after `backward_input` of the same microbatch."""
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
-        """Both halves at once."""
+        """`backward_input` and `backward_weights` in one."""
         grad = self.backward_input(microbatch, grad)
         self.backward_weights(microbatch)
         return grad
 
     @property
     def dropped(self) -> Collection[int]:
-        """What is to be computed again before a backward; empty if nothing is."""
+        """The values that are computed again before a backward; empty if there are none."""
         return ()
 
     def recompute(self, microbatch: int) -> None:
-        """Computes again what was dropped after the forward."""
+        """Computes the dropped values again."""
         return
 
     @property
     def dtype(self) -> npt.DTypeLike | None:
-        """What the stage computes in; None: it does not say."""
+        """The dtype of the computation; None if it is not known."""
         return None
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
@@ -60,11 +60,11 @@ class Stage(Protocol):
         return 0.0, 0.0
 
     def seconds(self, kind: str, microbatch: int) -> float | None:
-        """What an action of this kind takes, whatever it costs and computes; None: that is not said."""
+        """The seconds of an action of this kind, in place of its cost; None if they are not known."""
         return None
 
     def held(self, microbatch: int) -> int:
-        """Bytes kept at the moment for the backward of this microbatch."""
+        """The bytes that are kept now for the backward of this microbatch."""
         return 0
 
 
@@ -72,17 +72,18 @@ def run_actions(
     device: Device, pipeline: Pipeline, axis: str | None, stages: Mapping[int, Stage], actions: Iterable[Action],
     done: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Runs ``actions``, in their order, on the ``stages`` that lie on this device.
+    """Runs ``actions`` in their order on the ``stages`` of this device.
 
-    ``axis`` is the mesh axis of the pipeline (None: there is none, and the pipeline has one rank).
-    ``done(stage, microbatch)`` is called when a microbatch has had the last of its backward on a stage.
+    ``axis`` is the mesh axis of the pipeline; None if the pipeline has one rank and no axis.
+    ``done(stage, microbatch)`` is called after the last backward action of a microbatch on a stage.
 
-    **Communication**: a message for each forward and each B or I, but those whose result stays on the device or is
-    wanted by nobody: the output of a forward, to the next stage, and the gradient of a backward, to the stage before.
-    Each has a tag of its own, so no order of the actions can mix them up, and none of them waits for room.  A message
-    is sent as soon as it is made; its receive is posted an action ahead of the one that uses it, which waits for it.
-    Where the schedule lists its messages, one is sent at its ``SEND``, and its receive posted at its ``RECV``.  What
-    stages keep is noted as ``activations``, by stage and microbatch.
+    **Communication**: a forward sends its output to the next stage, and a B or I its gradient to the stage before,
+    unless the receiver is on the same device or there is none.  Every message has its own tag, so no order of the
+    actions can mix them up, and no send waits for the receiver.  A message is sent at once; its receive is posted one
+    action before the action that uses it.  If the schedule lists its messages, they are sent at ``SEND`` and their
+    receives posted at ``RECV``.
+
+    **Memory**: ``activations`` hold the bytes that stages keep, by stage and microbatch.
     """
     mail = _Mail(device, pipeline, axis)
     order = list(actions)
@@ -120,7 +121,7 @@ def run_actions(
 
 
 def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
-    """What is computed for an action, with the price that the stage gives it."""
+    """The compute event of an action, with the cost that the stage declares."""
     flops, nbytes = stage.cost(kind, microbatch)
     again = kind == "R"
     return device.compute(
@@ -131,13 +132,13 @@ def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: in
 
 
 class _Mail:
-    """What the actions of a device make and want: kept where both are on it, sent and received where not."""
+    """The results that pass between actions: kept if both actions are on this device, else sent and received."""
 
     def __init__(self, device: Device, pipeline: Pipeline, axis: str | None) -> None:
         self.device, self.pipeline, self.axis = device, pipeline, axis
         self.placement = pipeline.schedule.placement
         self.here = device.position(axis) if axis is not None else 0
-        self.kept: dict[Action, Array] = {}     # by who wants it
+        self.kept: dict[Action, Array] = {}     # by the action that takes the result
         self.sent: list[Work] = []
         self.posted: dict[Action, Work] = {}
 
@@ -157,7 +158,7 @@ class _Mail:
         return received
 
     def expect(self, action: Action) -> None:
-        """Posts the receive of an action's input, where the schedule does not say when."""
+        """Posts the receive of an action's input, unless the schedule lists its messages."""
         number, kind, k = action
         if self.pipeline.schedule.lists_messages or not self.pipeline.schedule.passes_on(kind):
             return
@@ -167,7 +168,7 @@ class _Mail:
             self.posted[user] = self.device.irecv(self.placement[maker], tag=self.tag(user), axes=self.axis)
 
     def give(self, action: Action, y: Array) -> None:
-        """Keeps the result of an action for the one that wants it, or sends it there."""
+        """Keeps the result of an action for the action that takes it, or sends it there."""
         number, kind, k = action
         user = _user(number + 1 if kind == "F" else number - 1, kind, k)
         if not self.pipeline.schedule.passes_on(kind) or not 0 <= user.stage < self.pipeline.stages:
@@ -178,7 +179,7 @@ class _Mail:
             self.send(user, y)
 
     def handle(self, message: Action) -> None:
-        """Sends what is kept for it, or posts a receive."""
+        """Sends the kept result of a listed message, or posts its receive."""
         number, kind, k = message
         forward = kind[-1] == "F"
         if kind[0] == "S":
@@ -237,8 +238,8 @@ def pipeline_axes(
     replicas = "dp" if "dp" in mesh.axes and stages != "dp" else None
     extent = 1 if stages is None else mesh.shape[stages]
     if extent != pipeline.ranks:
-        found = f"axis {stages!r} of size {extent}" if stages else f"no axis {pipeline.axis!r}"
-        raise ValueError(f"{pipeline!r} takes {pipeline.ranks} ranks on axis {pipeline.axis!r}; {mesh!r} has {found}")
+        actual = f"axis {stages!r} of size {extent}" if stages else f"no axis {pipeline.axis!r}"
+        raise ValueError(f"{pipeline!r} takes {pipeline.ranks} ranks on axis {pipeline.axis!r}; {mesh!r} has {actual}")
     for axis in mesh.axes:
         if axis not in (stages, replicas, *inside) and mesh.shape[axis] > 1:
             raise ValueError(

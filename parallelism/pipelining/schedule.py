@@ -10,7 +10,7 @@ A schedule may also list messages (``SEND_F`` and so on).  Then it lists all of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -131,22 +131,21 @@ class Schedule:
         """
         if self.lists_messages:
             return self
-        rows: list[list[Step]] = []
-        for rank, row in enumerate(self.actions):
-            rows.append([])
-            for step in row:
-                for stage, kind, k in step.works:
-                    before = stage - 1 if kind == "F" else stage + 1
-                    if self.passes_on(kind) and 0 <= before < self.stages and self.placement[before] != rank:
-                        rows[-1].append(Action(stage, "RECV_F" if kind == "F" else "RECV_B", k))
-                rows[-1].append(step)
-                for stage, kind, k in step.works:
-                    after = stage + 1 if kind == "F" else stage - 1
-                    if self.passes_on(kind) and 0 <= after < self.stages and self.placement[after] != rank:
-                        rows[-1].append(Action(stage, "SEND_F" if kind == "F" else "SEND_B", k))
+        rows = [
+            [entry for step in row
+             for entry in (*self._messages("RECV", step, rank), step, *self._messages("SEND", step, rank))]
+            for rank, row in enumerate(self.actions)
+        ]
         return Schedule(
             self.name, rows, self.stages, self.microbatches, self.chunks, training=self.training, weights=self.weights,
             local=self.local)
+
+    def _messages(self, verb: str, step: Step, rank: int) -> Iterator[Action]:
+        """The messages that an entry of a rank receives (``RECV``) or sends (``SEND``)."""
+        for stage, kind, k in step.works:
+            other = stage + 1 if (kind == "F") == (verb == "SEND") else stage - 1
+            if self.passes_on(kind) and 0 <= other < self.stages and self.placement[other] != rank:
+                yield Action(stage, f"{verb}_F" if kind == "F" else f"{verb}_B", k)
 
     def validate(self) -> None:
         """Raise ``ValueError`` unless every microbatch runs once forward and once backward through every stage.

@@ -99,10 +99,6 @@ def _all_gather(device: Device, step: ReshardingStep, x: Array) -> Array:
     return _unpacked(device.all_gather(x.reshape(-1), step.axes), parts, whole)
 
 
-def _all_to_all(device: Device, step: ReshardingStep, x: Array) -> Array:
-    return np.asarray(device.all_to_all(x, step.axes, split_dim=step.grown[0], concat_dim=step.shrunk[0]))
-
-
 def _permute(device: Device, step: ReshardingStep, x: Array) -> Array:
     group = device.group(step.axes)
     pairs = [(group.index(step.donors[rank]), i) for i, rank in enumerate(group) if step.donors[rank] != rank]
@@ -128,10 +124,6 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
     return combine(step.before.op, list(terms)).reshape(mine)
 
 
-def _all_reduce(device: Device, step: ReshardingStep, x: Array) -> Array:
-    return np.asarray(device.all_reduce(x, step.axes, op=device_op(step.before.op, x.dtype)))
-
-
 def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
     group = device.group(step.axes)
     mine, wanted = _block(step.before, step, device.rank), _block(step.after, step, device.rank)
@@ -142,8 +134,12 @@ def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
 
 
 _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {
-    "slice": _slice, "all_gather": _all_gather, "all_to_all": _all_to_all, "permute": _permute,
-    "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce, "exchange": _exchange,
+    "slice": _slice, "all_gather": _all_gather, "permute": _permute, "reduce_scatter": _reduce_scatter,
+    "exchange": _exchange,
+    "all_to_all": lambda device, step, x: np.asarray(
+        device.all_to_all(x, step.axes, split_dim=step.grown[0], concat_dim=step.shrunk[0])),
+    "all_reduce": lambda device, step, x: np.asarray(
+        device.all_reduce(x, step.axes, op=device_op(step.before.op, x.dtype))),
 }
 
 

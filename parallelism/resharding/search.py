@@ -12,8 +12,9 @@ goal.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from typing import Any
 
 from parallelism.resharding.blocks import Blocks
 from parallelism.resharding.distance import Leg, Reach
@@ -84,34 +85,20 @@ class _Routes:
 
     def _fewest_elements(self, remaining: dict[State, int]) -> list[Leg]:
         """A* along the routes on which every communication comes closer to the goal."""
-        order = count()
-        waiting = [(0, next(order), self._reach.source)]
-        reached: dict[State, int] = {self._reach.source: 0}
-        came: dict[State, Leg] = {}
-        done: set[State] = set()
-        while waiting:
-            _, _, state = heapq.heappop(waiting)
-            if state == self._reach.goal:
-                return self._route(came)
-            if state in done:
-                continue
-            done.add(state)
+        def onward(state: State, spent: int, done: set[State]) -> Iterator[tuple[Leg, int, int]]:
             left = remaining[state]
             legs = [
                 leg for leg in self._reach.legs(state)
                 if leg.after not in done and remaining.get(leg.after) == (left if leg.kind == "slice" else left - 1)
             ]
-            if not legs:
-                continue
-            common = self._blocks.overlap(state.dims, [leg.after.dims for leg in legs]).sum(axis=1).tolist()
-            least = self._least([leg.after for leg in legs])
-            for leg, same, more in zip(legs, common, least, strict=True):
-                spent = reached[state] + (_received(self._blocks, leg, same) << _LEGS_BITS) + 1
-                if spent < reached.get(leg.after, spent + 1):
-                    reached[leg.after] = spent
-                    came[leg.after] = leg
-                    heapq.heappush(waiting, (spent + (more << _LEGS_BITS), next(order), leg.after))
-        raise NoWay
+            if legs:
+                common = self._blocks.overlap(state.dims, [leg.after.dims for leg in legs]).sum(axis=1).tolist()
+                least = self._least([leg.after for leg in legs])
+                for leg, same, more in zip(legs, common, least, strict=True):
+                    total = spent + (_received(self._blocks, leg, same) << _LEGS_BITS) + 1
+                    yield leg, total, total + (more << _LEGS_BITS)
+
+        return self._best_first(0, onward)
 
     def _least(self, states: list[State]) -> Iterable[int]:
         """A lower bound of the elements that must be received after each state; all of them while it is partial.
@@ -127,26 +114,42 @@ class _Routes:
         return [held - (0 if state.partial else same) for state, same in zip(states, common, strict=True)]
 
     def _least_price(self, price: LegPrice) -> list[Leg]:
-        """Dijkstra's algorithm over all layouts that fit."""
+        """Dijkstra's algorithm over all layouts that fit; a cost is the price and the number of legs."""
+        def onward(
+            state: State, spent: tuple[float, int], done: set[State]
+        ) -> Iterator[tuple[Leg, tuple[float, int], tuple[float, int]]]:
+            for leg in self._reach.legs(state):
+                if leg.after not in done:
+                    total = spent[0] + (0.0 if leg.kind == "slice" else price(leg)), spent[1] + 1
+                    yield leg, total, total
+
+        return self._best_first((0.0, 0), onward)
+
+    def _best_first(
+        self, nothing: Any, onward: Callable[[State, Any, set[State]], Iterator[tuple[Leg, Any, Any]]]
+    ) -> list[Leg]:
+        """The legs from the source to the goal, expanding the layout with the smallest bound first.
+
+        ``onward(layout, cost, done)`` has the legs to layouts that are not done, each with the cost after it and a
+        lower bound of the cost at the goal.  ``nothing`` is the cost at the source.
+        """
         order = count()
-        waiting = [((0.0, 0), next(order), self._reach.source)]
-        reached: dict[State, tuple[float, int]] = {self._reach.source: (0.0, 0)}    # price and number of legs
+        waiting = [(nothing, next(order), self._reach.source)]
+        reached = {self._reach.source: nothing}
         came: dict[State, Leg] = {}
         done: set[State] = set()
         while waiting:
-            spent, _, state = heapq.heappop(waiting)
+            _, _, state = heapq.heappop(waiting)
             if state == self._reach.goal:
                 return self._route(came)
             if state in done:
                 continue
             done.add(state)
-            for leg in self._reach.legs(state):
-                if leg.after not in done:
-                    total = spent[0] + (0.0 if leg.kind == "slice" else price(leg)), spent[1] + 1
-                    if total < reached.get(leg.after, (float("inf"), 0)):
-                        reached[leg.after] = total
-                        came[leg.after] = leg
-                        heapq.heappush(waiting, (total, next(order), leg.after))
+            for leg, total, bound in onward(state, reached[state], done):
+                if leg.after not in reached or total < reached[leg.after]:
+                    reached[leg.after] = total
+                    came[leg.after] = leg
+                    heapq.heappush(waiting, (bound, next(order), leg.after))
         raise NoWay
 
     def _route(self, came: dict[State, Leg]) -> list[Leg]:

@@ -34,10 +34,10 @@ class SimulatedExecutable:
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of each class of devices.  An `Executable` repeats no work, so ``price`` is not used."""
         executable = self.executable
-        classes = _EVENTS.get(executable)
-        if classes is None:
-            classes = _EVENTS[executable] = [
+        if executable not in _EVENTS:
+            _EVENTS[executable] = [
                 _events(executable, number, rank) for number, (rank, _) in enumerate(executable.programs.classes)]
+        classes = _EVENTS[executable]
         size, of = self.mesh.size, executable.programs.class_of
         class_of = np.array([of(rank) for rank in range(size)] if len(classes) > 1 else np.zeros(size), np.int64)
         return Templates(self.mesh, classes, class_of)

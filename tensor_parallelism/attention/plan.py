@@ -1,4 +1,4 @@
-"""Plans of attention, forward and backward: the rows and heads of each device, and the communications."""
+"""The plan of attention: the rows and heads of each device, and the communications of forward and backward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from tensor_parallelism.attention.policies import AttentionSharding, AttentionSh
 from tensor_parallelism.attention.shapes import AttentionShapes
 from tensor_parallelism.attention.shares import Heads, Runs, heads_of, pieces, runs_of
 from tensor_parallelism.products import Axes, Shape, check_shape
+from tensor_parallelism.products.layer_plan import bytes_by_rank
 
 
 class Move(NamedTuple):
-    """Communications of one kind, one after the other."""
+    """Communications of one kind that follow each other."""
 
     what: str
+    """The name of the values that move."""
     kind: str
     times: int
+    """The number of these communications."""
     axes: Axes
     bytes_received: tuple[int, ...]
-    """The bytes that each rank receives in all of them."""
+    """The bytes that each rank receives in all of these communications."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +77,27 @@ class AttentionPlan:
         return tuple(shares[self._position(rank, axes)] for rank in range(self.mesh.size))
 
     def kv_slice(self, rank: int) -> slice:
-        """Which heads of its shards of Wk and Wv a rank makes keys and values with."""
+        """The heads of a rank's shards of Wk and Wv with which the rank computes keys and values."""
         keys = self.heads[rank].keys
         return slice(None) if self.sharding.split.kv_heads else slice(keys.start, keys.stop)
 
     @property
     def whole_keys(self) -> Axes:
-        """The axes that split the query heads but not Wk and Wv; there a device has gradients of some heads only."""
+        """The axes that split the query heads but not Wk and Wv.
+
+        Along these axes a device computes the gradients of only some heads of Wk and Wv.
+        """
         split = self.sharding.split
         return () if split.kv_heads else split.heads
 
     def serves(self, rank: int) -> tuple[int, ...]:
-        """For each query head of a rank which of its own key-value heads it attends with."""
-        found = self._serves.get(rank)
-        if found is None:
-            mine = self.heads[rank]
-            first = 0
+        """The key-value head of each query head of a rank, by its number among the rank's own key-value heads."""
+        if rank not in self._serves:
+            mine, first = self.heads[rank], 0
             if self.sharding.split.kv_heads and mine.keys:
                 first = mine.keys.start - self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1].start
-            found = self._serves[rank] = tuple(first + served_by for served_by in mine.serves)
-        return found
+            self._serves[rank] = tuple(first + key for key in mine.serves)
+        return self._serves[rank]
 
     @cached_property
     def _serves(self) -> dict[int, tuple[int, ...]]:
@@ -114,7 +118,7 @@ class AttentionPlan:
         return self.policy is AttentionShardingPolicy.ULYSSES
 
     def rows(self, rank: int) -> np.ndarray[Any, np.dtype[np.intp]]:
-        """The places in the sequence of the rows whose queries, keys and values a rank makes."""
+        """The places in the sequence of the rows whose queries, keys and values a rank computes."""
         runs = self.runs[self._position(rank, self.sharding.split.rows)]
         return np.array([place for run in runs for place in run], np.intp)
 
@@ -168,12 +172,12 @@ class AttentionPlan:
     @property
     def bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives in the forward."""
-        return self._sum(self.forward_moves)
+        return bytes_by_rank(self.forward_moves, self.mesh)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives in the backward."""
-        return self._sum(self.backward_moves)
+        return bytes_by_rank(self.backward_moves, self.mesh)
 
     # -- computation ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ class AttentionPlan:
         return self._flops(attend_backward_flops)
 
     def _flops(self, flops: Any) -> tuple[int, ...]:
-        found = []
+        by_rank = []
         for rank in range(self.mesh.size):
             position = self._position(rank, self.sharding.split.rows)
             batch = self.sharding.x.local_shape(self.shapes.x, self.mesh, rank)[0]
@@ -198,8 +202,8 @@ class AttentionPlan:
                 (piece.rows.stop - piece.rows.start, piece.columns.stop - piece.columns.start)
                 for block in blocks for piece in pieces(rows, block, causal=self.causal)
             ]
-            found.append(sum(flops(batch, len(heads), m, n, self.shapes.head_dim) for m, n in sizes))
-        return tuple(found)
+            by_rank.append(sum(flops(batch, len(heads), m, n, self.shapes.head_dim) for m, n in sizes))
+        return tuple(by_rank)
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class AttentionPlan:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _inside(self, *, backward: bool = False) -> list[Move]:
-        """What is communicated while the rows attend."""
+        """The communications while the rows attend."""
         axes = self.sharding.split.rows
         size = int(np.prod(self.factors(axes), dtype=np.int64))
         if size == 1:
@@ -242,7 +246,11 @@ class AttentionPlan:
                 move("the result", to_rows, 0)]
 
     def _ring_bytes(self, rank: int, *, backward: bool) -> int:
-        """All blocks but one's own; on the way back all but the last that came, the right neighbour's."""
+        """The bytes of the blocks that a rank receives.
+
+        Forward these are all blocks except its own.  Backward they are all except the block that came last in the
+        forward, that of the right neighbour.
+        """
         sizes = [sum(map(len, runs)) for runs in self.runs]
         position = self._position(rank, self.sharding.split.rows)
         kept = sizes[(position + 1) % len(sizes)] if backward else sizes[position]
@@ -251,7 +259,7 @@ class AttentionPlan:
         return 2 * (sum(sizes) - kept) * self._row_bytes(rank) * kv_heads
 
     def _ulysses_bytes(self, rank: int, *, to_rows: bool) -> tuple[int, int]:
-        """Of queries, or the result, and of keys, or values."""
+        """The bytes of one exchange: of queries or the result, and of keys or values."""
         position = self._position(rank, self.sharding.split.rows)
         mine, row = sum(map(len, self.runs[position])), self._row_bytes(rank)
         queries, keys = ([len(heads[i]) for heads in self.exchanged] for i in (0, 1))
@@ -261,12 +269,12 @@ class AttentionPlan:
         return others * queries[position] * row, others * keys[position] * row
 
     def _row_bytes(self, rank: int) -> int:
-        """Of one head of a row, for the batch that a rank has."""
+        """The bytes of one head of a row, for the part of the batch that a rank has."""
         batch = self.sharding.x.local_shape(self.shapes.x, self.mesh, rank)[0]
         return batch * self.shapes.head_dim * self.dtype.itemsize
 
     def _during(self, partial: Axes = ()) -> TensorSharding:
-        """How x, or a term of y, lies beside the products with weights."""
+        """The layout of x, or of a term of y, during the products with the weights."""
         split = self.sharding.split
         return TensorSharding(split.batch, split.rows, None, partial=partial)
 
@@ -274,14 +282,11 @@ class AttentionPlan:
         return plan_resharding(source, target, shape, self.dtype, self.mesh)
 
     def factors(self, axes: Axes) -> tuple[int, ...]:
-        """How many devices lie along each axis."""
+        """The number of devices along each axis."""
         return tuple(self.mesh.shape[axis] for axis in axes)
 
     def _position(self, rank: int, axes: Axes) -> int:
         return self.mesh.group(rank, axes).index(rank)
-
-    def _sum(self, moves: Sequence[Move]) -> tuple[int, ...]:
-        return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True))) or (0,) * self.mesh.size
 
 
 def moves_of(what: str, plan: ReshardingPlan) -> Iterable[Move]:
@@ -290,7 +295,7 @@ def moves_of(what: str, plan: ReshardingPlan) -> Iterable[Move]:
 
 
 def table_of(forward: Sequence[Move], backward: Sequence[Move]) -> list[str]:
-    """A line for each, in columns."""
+    """One line for each communication, in columns."""
     lines = []
     for name, moves in (("forward", forward), ("backward", backward)):
         rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",

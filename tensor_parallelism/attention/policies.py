@@ -70,7 +70,7 @@ class AttentionShardingPolicy(Enum):
 
 
 class AttentionSplit(NamedTuple):
-    """Over what the batch, the rows, the query heads and the key-value heads lie while they attend."""
+    """The axes of the batch, the rows, the query heads and the key-value heads while the rows attend."""
 
     batch: Axes
     rows: Axes
@@ -99,7 +99,7 @@ class AttentionSharding:
 
     def __post_init__(self) -> None:
         check_layouts(self, {field.name: 3 for field in fields(self)}, exactly=True)
-        batch, rows, heads, kv_heads = self._said
+        batch, rows, heads, kv_heads = self._named_axes
         if (
             tuple(getattr(self, field.name) for field in fields(self)) != _layouts(batch, rows, heads, kv_heads)
             or kv_heads not in (heads, ())
@@ -141,7 +141,7 @@ class AttentionSharding:
     @property
     def policies(self) -> tuple[AttentionShardingPolicy, ...]:
         """The policies that have these layouts."""
-        _, rows, heads, _ = self._said
+        _, rows, heads, _ = self._named_axes
         policy = AttentionShardingPolicy
         if not rows:
             return (policy.MEGATRON,) if heads else (policy.UNSHARDED,)
@@ -156,12 +156,12 @@ class AttentionSharding:
 
     @property
     def split(self) -> AttentionSplit:
-        """Over what each of them lies while the rows attend, ULYSSES before its exchange."""
-        batch, rows, heads, kv_heads = self._said
+        """The axes of each of them while the rows attend; for ULYSSES, before the exchange."""
+        batch, rows, heads, kv_heads = self._named_axes
         return AttentionSplit(batch, () if rows == heads else rows, heads, kv_heads)
 
     @property
-    def _said(self) -> AttentionSplit:
+    def _named_axes(self) -> AttentionSplit:
         batch, rows, _ = (dim.axes for dim in self.x.dims)
         return AttentionSplit(batch, rows, self.wq.dims[1].axes, self.wk.dims[1].axes)
 
@@ -169,6 +169,6 @@ class AttentionSharding:
 def _layouts(
     batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes
 ) -> tuple[TensorSharding, ...]:
-    """Of x, wq, wk, wv, wo and y."""
+    """The layouts of x, wq, wk, wv, wo and y."""
     x, keys = TensorSharding(batch, rows, None), TensorSharding(None, kv_heads, None)
     return x, TensorSharding(None, heads, None), keys, keys, TensorSharding(heads, None, None), x

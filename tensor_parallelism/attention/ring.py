@@ -1,12 +1,13 @@
-"""Ring attention: rows stay where they are, blocks of keys and values go round (Liu et al., 2023, arXiv:2310.01889).
+"""Ring attention: rows stay in place, blocks of keys and values move around a ring (Liu et al., 2023,
+arXiv:2310.01889).
 
-    step        0     1     2     3                 of 4 devices; device 1 works on these blocks
+    step        0     1     2     3                 on 4 devices; device 1 computes with these blocks
     forward     1     0     3     2                 each block comes from the left neighbour
-    backward    2     3     0     1                 and goes back the way it came
+    backward    2     3     0     1                 each block moves back in the other direction
 
-The forward ends with the right neighbour's block, and the backward begins with it; so the backward's last block is
-one's own, and the gradients that have gathered with it are home.  While a device works on a block the next one comes:
-it never has more than these two.
+The forward ends with the block of the right neighbour, and the backward begins with it.  So the last block of the
+backward is the device's own, and the summed gradients of the block are then in their place.  While a device computes
+with a block, the next one arrives: it never holds more than these two.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ from tensor_parallelism.attention.plan import AttentionPlan
 
 
 class RingKept(NamedTuple):
-    """What the backward needs."""
+    """The values that the backward needs."""
 
     q: Array
     block: list[tuple[Array, Array]]
-    """Keys and values of the last block; the backward of a ring takes it out, to have no more than two."""
+    """Keys and values of the last block.  The backward of a ring removes it, so that there are never more than two."""
     attended: Attended
 
     @property
     def mixed(self) -> Array:
-        """What the rows of this device attended to."""
+        """The attention output of the rows of this device."""
         return self.attended.out
 
 
-def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> RingKept:
-    """A device's rows attend to every block.  Without axes to go round, to the one there is.
+def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) -> RingKept:
+    """The rows of a device attend to every block; without a ring there is one block.
 
-    ``made``, the queries, keys and values of this device, is emptied.
+    ``projected`` has the queries, keys and values of this device; it is emptied, to free them early.
 
-    **Communication**: on g devices g-1 shifts by one, each while the block before is worked on.
+    **Communication**: on g devices g-1 shifts by one.  Each runs while the block before is computed with.
     """
     place, size = device.position(plan.sharding.split.rows), len(plan.runs)
-    q, k, v = made
+    q, k, v = projected
     block: Any = k, v
     if size > 1:
         q, block = np.ascontiguousarray(q), device.empty((2, *k.shape), k.dtype)
-        block[0], block[1] = k, v       # one array, where the others read it: a pair would be copied more often
-    made.clear()
+        block[0], block[1] = k, v       # one array that peers can read: a pair would be copied more often
+    projected.clear()
     device.hold(ACTIVATIONS, q.nbytes)
     device.hold(KEYS, k.nbytes + v.nbytes)
     del k, v
@@ -76,21 +77,21 @@ def ring_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> Ring
 
 
 def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> Array:
-    """The gradients of a device's queries, keys and values side by side, from that of its rows' results.
+    """The gradients of a device's queries, keys and values in one array, from the gradient of its rows' output.
 
-    **Communication**: on g devices g-1 shifts of a block, each while the block before is worked on, and g-1 of the
-    gradients of one.  ``ValueError`` when run a second time, for then the block is gone.
+    **Communication**: on g devices g-1 shifts of a block, each while the block before is computed with, and g-1 shifts
+    of the gradients of a block.  ``ValueError`` in a second run, because the block is no longer there.
     """
     place, size = device.position(plan.sharding.split.rows), len(plan.runs)
     if not kept.block:
         raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
-                         "saved have gone round")
+                         "saved have been passed on")
     block: Any = kept.block[0]
     if size > 1:
         kept.block.clear()
     heads, keys = kept.q.shape[2], block[0].shape[2]
-    made = np.empty((*kept.q.shape[:2], heads + 2 * keys, kept.q.shape[3]), kept.q.dtype)
-    q_grad, *own = (made[:, :, cut] for cut in (slice(heads), slice(heads, heads + keys), slice(heads + keys, None)))
+    grads_of_all = np.empty((*kept.q.shape[:2], heads + 2 * keys, kept.q.shape[3]), kept.q.dtype)
+    q_grad, *own = np.split(grads_of_all, [heads, heads + keys], axis=2)
     rows = BlockwiseBackward(
         device, kept.q, plan.runs[place], plan.serves(device.rank), kept.attended, grad, q_grad, causal=plan.causal
     )
@@ -115,7 +116,7 @@ def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Arr
     device.hold(ACTIVATIONS, -kept.q.nbytes - kept.mixed.nbytes)
     if size > 1:
         own[0][...], own[1][...] = grads
-    return made
+    return grads_of_all
 
 
 def _nbytes(pair: Any) -> int:
@@ -123,7 +124,7 @@ def _nbytes(pair: Any) -> int:
 
 
 def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work:
-    """Gives block ``at`` to a neighbour; what comes from the other one is held from now on."""
+    """Passes block ``at`` on to a neighbour.  From now on the block that the other neighbour sends is held, too."""
     pair, batch, _, heads, head_dim = block.shape
     rows = sum(map(len, plan.runs[(at - by) % len(plan.runs)]))
     device.hold(KEYS, pair * batch * rows * heads * head_dim * block.itemsize)

@@ -1,4 +1,4 @@
-"""The shapes of the arrays of attention, which have to fit each other."""
+"""The shapes of the arrays of attention, and the check that they fit each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensor_parallelism.products import Shape
 
 @dataclass(frozen=True)
 class AttentionShapes:
-    """The whole shapes of x, Wq, Wk, Wv and Wo; ``ValueError`` where they do not fit each other."""
+    """The shapes of the whole x, Wq, Wk, Wv and Wo.  ``ValueError`` if they do not fit each other."""
 
     x: Shape
     wq: Shape

@@ -1,16 +1,17 @@
-"""Which rows of the sequence and which heads each device of a group has.
+"""The rows of the sequence and the heads that each device of a group has.
 
-Rows are cut as any dim is, by `numpy.array_split`: in order, so that of causal attention the last device has most to
-do.  In *zigzag* order each device has a piece of the front and the piece that lies as far from the end; of twelve rows
-on three devices
+Rows are split as any dim is, as by `numpy.array_split`.  In this order the last device has the most work in causal
+attention.  In *zigzag* order each device has a piece near the front and the piece at the same distance from the end.
+Twelve rows on three devices:
 
     in order    0 1 2 3     4 5 6 7     8 9 10 11
     zigzag      0 1 10 11   2 3 8 9     4 5 6 7
 
-The front piece is the longer one where a device has an odd number of rows.  With at least as many rows a device as
-devices the work differs by less than that of one block of rows and columns; where all pieces are equal, not at all.
-Brandon et al., *Striped Attention*, 2023, arXiv:2311.09431, section 2, say what the plain order costs; the zigzag is
-how Llama 3 cuts its context (Grattafiori et al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section 3.3.2).
+If a device has an odd number of rows, its front piece is the longer one.  If each device has at least as many rows as
+there are devices, their work differs by less than one block of rows and columns; with equal pieces it is equal.
+Brandon et al., *Striped Attention*, 2023, arXiv:2311.09431, section 2, describe the cost of the plain order.  Llama 3
+splits its context as a zigzag (Grattafiori et al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section
+3.3.2).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
 Runs = tuple[range, ...]
-"""The places in the sequence of the rows of one device, one after the other."""
+"""The places in the sequence of the rows of one device, as consecutive ranges."""
 
 
 def runs_of(extent: int, factors: Sequence[int], *, zigzag: bool = False) -> tuple[Runs, ...]:
-    """Of each position in a group, which is split by each factor in turn, outermost first.
+    """The rows of each position in a group, which is split by each factor in turn, outermost first.
 
     >>> runs_of(7, (2,)), runs_of(7, (2,), zigzag=True)
     (((range(0, 4),), (range(4, 7),)), ((range(0, 2), range(5, 7)), (range(2, 4), range(4, 5))))
@@ -46,10 +47,10 @@ def runs_of(extent: int, factors: Sequence[int], *, zigzag: bool = False) -> tup
 
 
 def zigzag_order(extent: int, parts: int | Sequence[int]) -> NDArray[np.intp]:
-    """The rows in the order in which contiguous shards of them are a zigzag: ``x[:, zigzag_order(sequence, devices)]``.
+    """The order of the rows in which contiguous shards are a zigzag: ``x[:, zigzag_order(sequence, devices)]``.
 
-    ``parts``: the devices along an axis, or those along each of several, outermost first.  The gradient is in this
-    order, too; ``numpy.argsort`` of it leads back.
+    ``parts`` is the number of devices along an axis, or the numbers along several axes, outermost first.  The gradient
+    is in this order, too; ``numpy.argsort`` of the order gives the inverse.
 
     >>> zigzag_order(12, 3).tolist()
     [0, 1, 10, 11, 2, 3, 8, 9, 4, 5, 6, 7]
@@ -60,20 +61,19 @@ def zigzag_order(extent: int, parts: int | Sequence[int]) -> NDArray[np.intp]:
 
 
 class Piece(NamedTuple):
-    """Rows and columns that are computed together, as local slices; ``masked`` where not every row sees every column.
-
-    ``run`` numbers the run of the rows.
-    """
+    """Rows and columns that are computed together, as local slices."""
 
     run: int
+    """The number of the run that the rows belong to."""
     rows: slice
     columns: slice
     masked: bool
+    """Whether some row does not attend to some column."""
 
 
 @lru_cache(maxsize=1024)
 def pieces(rows: Runs, columns: Runs, *, causal: bool) -> tuple[Piece, ...]:
-    """What is to be computed of the scores of some rows and columns: nothing of what is wholly masked."""
+    """The pieces of the scores of some rows and columns, without those that are masked completely."""
     return tuple(
         Piece(number, row, column, causal and other[-1] > run[0])
         for number, run, row in _placed(rows) for _, other, column in _placed(columns)
@@ -92,20 +92,20 @@ class Heads(NamedTuple):
     queries: range
     keys: range
     serves: tuple[int, ...]
-    """For each query head which of `keys` it attends with, counted from their first."""
+    """The key-value head of each query head, counted from the first of `keys`."""
 
 
 def heads_of(heads: int, kv_heads: int, factors: Sequence[int]) -> tuple[Heads, ...]:
-    """Of each position in a group over which the query heads are split.
+    """The heads of each position in a group over which the query heads are split.
 
-    ``heads / kv_heads`` query heads in a row share a key-value head, which may be needed at several positions.
+    ``heads / kv_heads`` consecutive query heads share a key-value head, which several positions may need.
 
-    >>> [(list(found.queries), list(found.keys)) for found in heads_of(6, 2, (4,))]
+    >>> [(list(one.queries), list(one.keys)) for one in heads_of(6, 2, (4,))]
     [([0, 1], [0]), ([2, 3], [0, 1]), ([4], [1]), ([5], [1])]
     """
     share = heads // kv_heads if kv_heads else 1
-    found = []
+    by_position = []
     for (run,) in runs_of(heads, factors):
         keys = range(run[0] // share, run[-1] // share + 1) if run else range(0)
-        found.append(Heads(run, keys, tuple(head // share - keys.start for head in run)))
-    return tuple(found)
+        by_position.append(Heads(run, keys, tuple(head // share - keys.start for head in run)))
+    return tuple(by_position)

@@ -1,12 +1,12 @@
-"""Ulysses: all_to_alls between all heads of some rows and some heads of all rows.
+"""Ulysses: all_to_alls turn all heads of some rows into some heads of all rows, and back.
 
 Jacobs et al., *DeepSpeed Ulysses*, 2023, arXiv:2309.14509.
 
     device 0    rows 0:3 of heads 0 1 2 3        rows 0:6 of heads 0 1
     device 1    rows 3:6 of heads 0 1 2 3   ->   rows 0:6 of heads 2 3
 
-A key-value head that the query heads of several devices attend with goes to each of them; its gradient is the sum of
-what they send back.
+If the query heads of several devices attend with one key-value head, it is sent to each of them.  Its gradient is the
+sum of the gradients that they send back.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from tensor_parallelism.attention.plan import AttentionPlan
 
 
 class UlyssesKept(NamedTuple):
-    """What the backward needs: all rows of some heads, and the result as rows once more."""
+    """The values that the backward needs: all rows of some heads, and the output by rows, too."""
 
     q: Array
     k: Array
     v: Array
     attended: Attended
     mixed: Array
-    """What the rows of this device attended to, of all heads."""
+    """The attention output of the rows of this device, with all heads."""
 
 
-def ulysses_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> UlyssesKept:
-    """What a device's rows attend to.  ``made``, its queries, keys and values, is emptied.
+def ulysses_forward(device: Device, plan: AttentionPlan, projected: list[Array]) -> UlyssesKept:
+    """The attention output of a device's rows.
 
-    **Communication**: four all_to_alls, of queries, keys, values and of the result.
+    ``projected`` has the queries, keys and values of this device; it is emptied, to free them early.
+
+    **Communication**: four all_to_alls, of queries, keys, values and of the output.
     """
     mine = plan.exchanged[device.position(plan.sharding.split.rows)]
     queries, keys = ([len(heads[i]) for heads in plan.exchanged] for i in (0, 1))
-    q = _to_heads(device, plan, made.pop(0), queries)
-    k, v = (_to_heads(device, plan, spread_heads(made.pop(0), _keys(plan)), keys) for _ in range(2))
+    q = _to_heads(device, plan, projected.pop(0), queries)
+    k, v = (_to_heads(device, plan, spread_heads(projected.pop(0), _keys(plan)), keys) for _ in range(2))
     device.hold(ACTIVATIONS, q.nbytes)
     device.hold(KEYS, k.nbytes + v.nbytes)
     whole = (range(plan.shapes.x[1]),)
@@ -66,9 +68,9 @@ def ulysses_forward(device: Device, plan: AttentionPlan, made: list[Array]) -> U
 def ulysses_backward(
     device: Device, plan: AttentionPlan, kept: UlyssesKept, grad: Array
 ) -> Array:
-    """The gradients of a device's queries, keys and values side by side, from that of its rows' results.
+    """The gradients of a device's queries, keys and values in one array, from the gradient of its rows' output.
 
-    **Communication**: four all_to_alls, of the gradients of the result, of queries, keys and values.
+    **Communication**: four all_to_alls, of the gradients of the output, of queries, keys and values.
     """
     q, k, v, attended, mixed = kept
     mine = plan.exchanged[device.position(plan.sharding.split.rows)]
@@ -88,25 +90,25 @@ def ulysses_backward(
 
 
 def _keys(plan: AttentionPlan) -> list[int]:
-    """The key-value heads that go to each device in turn."""
+    """The key-value heads that are sent to each device, one device after the other."""
     return [head for heads in plan.exchanged for head in heads.keys]
 
 
 def _to_heads(device: Device, plan: AttentionPlan, x: Array, heads: Sequence[int]) -> Array:
     """All rows of some heads, from some rows of all heads."""
-    found: Array = device.all_to_all(
+    rows: Array = device.all_to_all(
         x, plan.sharding.split.rows, split_dim=2, concat_dim=1, split_sizes=_unless_even(heads))
-    return found
+    return rows
 
 
 def _to_rows(device: Device, plan: AttentionPlan, x: Array) -> Array:
-    """And back."""
+    """Some rows of all heads, from all rows of some heads."""
     rows = [sum(map(len, runs)) for runs in plan.runs]
-    found: Array = device.all_to_all(
+    heads: Array = device.all_to_all(
         x, plan.sharding.split.rows, split_dim=1, concat_dim=2, split_sizes=_unless_even(rows))
-    return found
+    return heads
 
 
 def _unless_even(sizes: Sequence[int]) -> Sequence[int] | None:
-    """Sizes that are to be said; a call without them is checked but once."""
+    """The sizes, or None if they are those of an even split: a call without sizes is checked only once."""
     return None if tuple(sizes) == split_sizes(sum(sizes), (len(sizes),)) else sizes

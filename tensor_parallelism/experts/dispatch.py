@@ -27,42 +27,42 @@ class Dispatch:
     """
 
     axes: Axes
-    """Over which the experts lie."""
+    """The axes over which the experts lie."""
     kept: Array
-    """(tokens, k) bools: which of this device's choices found room."""
+    """(tokens, k) bools: whether each of this device's choices is accepted."""
     order: Array
     """The kept choices in the order in which their rows are sent: by expert, then by number."""
     sent: tuple[int, ...]
-    """How many rows go to each member of the group, in group order."""
+    """The number of rows that are sent to each member of the group, in group order."""
     arrived: Array
-    """(members, experts here): how many rows come from each."""
+    """(members, local experts): the number of rows from each member for each expert."""
     first_choices: Array
-    """(experts,): how many tokens of all devices have each expert as their first choice, dropped or not."""
+    """(experts,): the number of tokens of all devices whose first choice is this expert, dropped or not."""
 
     @property
     def tokens(self) -> Array:
-        """Of each row that is sent the token here."""
+        """The local token of each row that is sent."""
         return self.order % max(1, len(self.kept))
 
     @property
     def ranks(self) -> Array:
-        """Of each row that is sent, which choice of its token it is."""
+        """The rank of the choice of each row that is sent."""
         return self.order // max(1, len(self.kept))
 
     @property
     def by_expert(self) -> Array:
-        """The rows that come, in the order of their experts here, then of their senders."""
+        """The order of the arrived rows by local expert, then by sender."""
         members, experts = self.arrived.shape
         labels = np.repeat(np.tile(np.arange(experts), members), self.arrived.reshape(-1))
         return np.argsort(labels, kind="stable")
 
     def summed(self, rows: Array) -> Array:
-        """For each token here the sum of the rows of its kept choices, which are in their `order`."""
-        found = np.zeros((len(self.kept), *rows.shape[1:]), rows.dtype)
+        """For each local token the sum of the rows of its kept choices; the rows are in their `order`."""
+        sums = np.zeros((len(self.kept), *rows.shape[1:]), rows.dtype)
         for rank in range(self.kept.shape[1]):
             mine = self.ranks == rank
-            found[self.tokens[mine]] += rows[mine]          # each token once
-        return found
+            sums[self.tokens[mine]] += rows[mine]           # each token once
+        return sums
 
     def to_experts(self, device: Device, rows: Array) -> list[Array]:
         """The rows of each local expert, given the ``rows`` of this device's kept choices in their `order`.
@@ -84,28 +84,28 @@ class Dispatch:
             rows[self.by_expert] = np.concatenate(results)
         if not self.axes:
             return rows
-        found: Array = device.all_to_all(rows, self.axes, split_sizes=self.arrived.sum(axis=1).tolist())
-        return found
+        returned: Array = device.all_to_all(rows, self.axes, split_sizes=self.arrived.sum(axis=1).tolist())
+        return returned
 
 
 def plan_dispatch(
     device: Device, chosen: Array, runs: Runs, counts_plan: ReshardingPlan, experts: TensorSharding, capacity: int
 ) -> Dispatch:
-    """Who goes where: ``chosen`` (tokens, k) are the experts of this device's tokens, ``experts`` lie so.
+    """The dispatch of this device's rows: ``chosen`` (tokens, k) has the experts of its tokens.
 
-    **Communication**: the counts of all runs are gathered, ``counts_plan``.  ``RuntimeError`` where the values of
-    collectives are not there to tell: under the recorder, which only counts.
+    ``experts`` is the layout of the experts.  **Communication**: that of ``counts_plan``, which gathers the counts of
+    all runs.  ``RuntimeError`` if collectives have no values: on the recorder, which only counts.
     """
     k, count = chosen.shape[1], counts_plan.shape[-1]
     layout, shape = counts_plan.source, counts_plan.shape
     own, preceding = count_choices(chosen, runs.here(device.rank), count)
-    everybody = moved(device, counts_plan, own.reshape(layout.local_shape(shape, device.mesh, device.rank)))
+    counts = moved(device, counts_plan, own.reshape(layout.local_shape(shape, device.mesh, device.rank)))
     here = layout.slices(shape, device.mesh, device.rank)
-    if not np.array_equal(everybody[here].reshape(own.shape), own):
+    if not np.array_equal(counts[here].reshape(own.shape), own):
         raise RuntimeError("a mixture of experts sends what its router says: it needs a device that moves values, "
                            "a recorder that counts only cannot run it")
-    before = places_before(everybody.reshape(-1, k, count)).reshape(shape)
-    taken = np.clip(capacity - before, 0, everybody)
+    before = places_before(counts.reshape(-1, k, count)).reshape(shape)
+    taken = np.clip(capacity - before, 0, counts)
 
     offsets = before[here].reshape(own.shape)
     run = np.repeat(np.arange(len(own)), len(chosen) // max(1, len(own)))
@@ -122,14 +122,14 @@ def plan_dispatch(
         for rank in device.group(axes)
     ])
     sent = tuple(int(rows[block].sum()) for block in blocks)
-    return Dispatch(axes, kept, order, sent, arrived, everybody.reshape(-1, k, count)[:, 0].sum(axis=0))
+    return Dispatch(axes, kept, order, sent, arrived, counts.reshape(-1, k, count)[:, 0].sum(axis=0))
 
 
 def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """By rank, how many rows each gets from others: those that come to its experts, and its own that come back.
+    """The number of rows that each rank receives from others: those for its experts, and its own on their way back.
 
-    ``kept`` (devices, experts): how many choices of each device each expert takes.  Times the bytes of a row (of model)
-    they are the bytes received in the all_to_alls; the backward has the same once more.
+    ``kept`` (devices, experts) has the number of choices of each device that each expert accepts.  These numbers times
+    the bytes of a row (of model) are the bytes received in the all_to_alls of the forward, and again of the backward.
     """
     table = np.asarray(kept)
     axes = experts.dims[0].axes
@@ -143,6 +143,6 @@ def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> t
 
 
 def kept_by_expert(dispatch: Dispatch, chosen: Array, experts: int) -> Array:
-    """(experts,): how many of a device's choices each expert takes."""
+    """(experts,): the number of a device's choices that each expert accepts."""
     return np.bincount(chosen[dispatch.kept], minlength=experts)
 

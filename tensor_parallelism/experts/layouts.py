@@ -1,4 +1,4 @@
-"""How a mixture of experts lies on a mesh, and what it moves that does not depend on the router."""
+"""The layouts of a mixture of experts, and the moves that do not depend on the router."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class MixtureOfExpertsSharding:
     """The layouts of x [..., model], router [model, experts], W1 [experts, model, hidden], b1 [experts, hidden],
     W2 [experts, hidden, model], b2 [experts, model] and ``out`` [..., model].
 
-    The experts lie over the axes of the first dim of W1; while they work, so do the tokens, besides over the axes that
-    split them anyway, and everything else is whole: `expert_parallel` needs no move for that.
+    The experts lie over the axes of the first dim of W1.  While the experts compute, the tokens lie over these axes and
+    over those that split x, and everything else is whole.  The layouts of `expert_parallel` are already so.
 
     >>> MixtureOfExpertsSharding.expert_parallel("ep", batch="dp").w1
     TensorSharding('ep', None, None)
 
-    ``TypeError`` for what is no layout; ``ValueError`` for one of too few dims, and for a partial one but of ``out``.
+    ``TypeError`` if one is not a layout.  ``ValueError`` for a layout with too few dims, and for a partial one, except
+    that of ``out``.
     """
 
     x: TensorSharding
@@ -53,7 +54,7 @@ class MixtureOfExpertsSharding:
         return self.w1.over(3).dims[0].axes
 
     def tokens(self, ndim: int) -> tuple[Axes, ...]:
-        """Over what each dim of x but the last lies while the experts work; ``ndim``: of x, its last one included."""
+        """The axes of each dim of x except the last while the experts compute; ``ndim`` is the number of dims of x."""
         *lead, _ = (dim.axes for dim in self.x.over(ndim).dims)
         missing = tuple(axis for axis in self.experts if not any(axis in axes for axes in lead))
         return *lead[:-1], (*lead[-1], *missing)
@@ -61,14 +62,15 @@ class MixtureOfExpertsSharding:
 
 @dataclass(frozen=True)
 class Runs:
-    """How tokens are counted: by *run*, a stretch that one device holds, whose tokens follow each other in the whole.
+    """The runs by which tokens are counted: a *run* is a sequence of consecutive tokens of the whole on one device.
 
-    Dims before the last that is split are counted index by index, that one by the device; the rest is inside a run.
+    Each index of the dims before the last split dim has its own runs, one for each part of that dim.  The dims after it
+    lie inside a run.
     """
 
     tokens: tuple[Axes, ...]
     shape: Shape
-    """Of the tokens: of x without the model dim."""
+    """The shape of the tokens: that of x without the model dim."""
     mesh: Mesh
 
     @property
@@ -76,16 +78,16 @@ class Runs:
         return max((dim for dim, axes in enumerate(self.tokens) if axes), default=0)
 
     def layout(self) -> TensorSharding:
-        """Of the counts, [one dim or more of runs, choices, experts]."""
+        """The layout of the counts, [one or more dims of runs, choices, experts]."""
         return TensorSharding(*self.tokens[: self._last + 1], None, None)
 
     def counts_shape(self, k: int, experts: int) -> Shape:
-        """Of the counts of all runs."""
+        """The shape of the counts of all runs."""
         parts = prod(self.mesh.shape[axis] for axis in self.tokens[self._last])
         return *self.shape[: self._last], parts, k, experts
 
     def here(self, rank: int) -> int:
-        """How many runs a device has."""
+        """The number of runs on a device."""
         local = TensorSharding(*self.tokens).local_shape(self.shape, self.mesh, rank)
         return prod(local[: self._last])
 
@@ -93,7 +95,7 @@ class Runs:
 def expert_plan(
     sharding: MixtureOfExpertsSharding, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any], k: int
 ) -> LayerPlan:
-    """What moves for inputs of these shapes, which fit: all but the tokens that go to experts and back."""
+    """The plan for inputs of these shapes, which must fit, without the moves of tokens to experts and back."""
     x, router, w1 = shapes["x"], shapes["router"], shapes["w1"]
     experts, lead = sharding.experts, sharding.tokens(len(x))
     tokens, over = TensorSharding(*lead, None), tuple(axis for axes in lead for axis in axes)

@@ -1,4 +1,4 @@
-"""What a feed-forward block runs, forward and backward: six products, and where biases and gradients go."""
+"""The plan of a feed-forward block: its six products, and the moves of biases and gradients."""
 
 from __future__ import annotations
 
@@ -23,21 +23,27 @@ from tensor_parallelism.products import (
     cheapest_product,
     product_plan,
 )
+from tensor_parallelism.products.layer_plan import bytes_by_rank
 
 
 @dataclass(frozen=True)
 class FeedForwardPlan:
-    """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank."""
+    """The products and moves of a feed-forward block; ``print`` it.
+
+    `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
+    backward.
+    """
 
     why: str
+    """The policy, or why these ways were chosen."""
     hidden: ProductPlan
-    """x W1, into the layout of the hidden activations."""
+    """The product x W1, in the layout of the hidden activations."""
     b1: ReshardingPlan
     out: ProductPlan
-    """The hidden activations times W2."""
+    """The product of the hidden activations and W2."""
     b2: ReshardingPlan
     grad: ReshardingPlan
-    """The gradient of y, to where the backward's products take it from."""
+    """The resharding of the gradient of y to its layout in the products of the backward."""
     hidden_grad: ProductPlan
     w2_grad: ProductPlan
     b2_grad: ReshardingPlan
@@ -47,21 +53,21 @@ class FeedForwardPlan:
 
     @property
     def bytes_received(self) -> tuple[int, ...]:
-        return _sum(self.forward)
+        return bytes_by_rank((move for _, move in self.forward), self.hidden.mesh)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
-        return _sum(self.backward)
+        return bytes_by_rank((move for _, move in self.backward), self.hidden.mesh)
 
     @cached_property
     def forward(self) -> Moves:
-        """What is moved forward, in order, each with a name."""
+        """The moves of the forward in their order, each with a name."""
         return (*_parts("x", "w1", "h", self.hidden), ("b1", self.b1), *_parts("h", "w2", "y", self.out),
                 ("b2", self.b2))
 
     @cached_property
     def backward(self) -> Moves:
-        """What is moved backward, in order."""
+        """The moves of the backward in their order."""
         of = "gradient of {}".format
         return (
             (of("y"), self.grad), *_parts("h", of("y"), of("w2"), self.w2_grad), (of("b2"), self.b2_grad),
@@ -88,15 +94,11 @@ def _parts(lhs: str, rhs: str, out: str, plan: ProductPlan) -> Moves:
     return (lhs, plan.lhs), (rhs, plan.rhs), (out, plan.out)
 
 
-def _sum(moves: Moves) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*(move.bytes_received for _, move in moves), strict=True)))
-
-
 def feed_forward_plan(
     sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy, x: Shape, w1: Shape, w2: Shape,
     dtype: np.dtype[np.generic], mesh: Mesh,
 ) -> FeedForwardPlan:
-    """What ``policy`` runs for tensors of these shapes, which fit."""
+    """The plan of ``policy`` for tensors of these shapes, which must fit each other."""
     lead = "abcdeghijkl"[: len(x) - 1]
     first, second = Contraction(f"{lead}m", "mf", f"{lead}f"), Contraction(f"{lead}f", "fn", f"{lead}n")
     hidden_shape, out_shape = (*x[:-1], w1[1]), (*x[:-1], w2[1])
@@ -104,8 +106,8 @@ def feed_forward_plan(
              (("x", x), ("w1", w1), ("w2", w2), ("out", out_shape), ("b1", (1,)), ("b2", (1,)))}
     chosen = None
     if policy is not FeedForwardShardingPolicy.GENERAL:
-        said = sharding.split()
-        chosen = {lead[1:][-1:]: said["sequence"], lead[:1]: said["batch"], "f": said["hidden"]}
+        split = sharding.split()
+        chosen = {lead[1:][-1:]: split["sequence"], lead[:1]: split["batch"], "f": split["hidden"]}
 
     def planned(task: Task) -> ProductPlan:
         return cheapest_product(task) if chosen is None else product_plan(task, chosen)
@@ -128,7 +130,7 @@ def feed_forward_plan(
         return plan_resharding(source, target, shape, dtype, mesh)
 
     def summed(layout: TensorSharding) -> TensorSharding:
-        """A sum over all but the last dim."""
+        """The layout of a pending sum over all dims except the last."""
         *over, last = layout.over(len(x)).dims
         return TensorSharding(last, partial=(*(axis for dim in over for axis in dim.axes), *layout.partial))
 
@@ -146,15 +148,18 @@ def feed_forward_plan(
 
 
 def _hidden_layouts(given: dict[str, TensorSharding]) -> list[TensorSharding]:
-    """Where the hidden activations may lie: leading dims as in x or y or whole, the hidden dim as in a weight."""
+    """The layouts to try for the hidden activations.
+
+    Each leading dim lies as in x, as in y, or is whole; the hidden dim lies as in a weight or is whole.
+    """
     options: list[list[Axes]] = [
         list(dict.fromkeys([a.axes, b.axes, ()]))
         for a, b in zip(given["x"].dims[:-1], given["out"].dims[:-1], strict=True)
     ]
     hidden = (given["w1"].dims[1].axes, given["w2"].dims[0].axes, given["b1"].dims[0].axes, ())
-    found = []
+    layouts = []
     for dims in product(*options, dict.fromkeys(hidden)):
         used = [axis for axes in dims for axis in axes]
         if len(set(used)) == len(used):
-            found.append(TensorSharding(*dims))
-    return found
+            layouts.append(TensorSharding(*dims))
+    return layouts

@@ -1,4 +1,4 @@
-"""`LayerNorm` and `RMSNorm` over the last dim of a tensor in any layout, that dim split as well if it is."""
+"""`LayerNorm` and `RMSNorm` over the last dim of a tensor in any layout; the last dim may be split, too."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ WHOLE = TensorSharding(None)
 
 @dataclass(frozen=True)
 class NormalizationSharding:
-    """The layouts of ``x`` [..., model], which is that of the output, too, and of ``weight`` and bias [model].
+    """The layouts of ``x`` [..., model] and of ``weight`` and bias [model].  The output has the layout of x.
 
-    ``TypeError`` for what is no layout; ``ValueError`` for one of too few dims or that is partial.
+    ``TypeError`` if one is not a layout; ``ValueError`` for a layout with too few dims or a partial one.
     """
 
     x: TensorSharding
@@ -49,10 +49,12 @@ class NormalizationSharding:
 
 
 class Saved(NamedTuple):
-    """What the backward needs: this device's x, centred and scaled, the weight where x lies, and the scale."""
+    """The values that the backward needs."""
 
     hat: Array
+    """This device's x, centred and scaled."""
     weight: Array
+    """The weight in the layout of the last dim of x."""
     scale: Array
     shapes: list[Shape]
     dtype: np.dtype[Any]
@@ -76,7 +78,10 @@ class _Normalization(Layer):
     def forward(
         self, device: Device, *shards: Any, shapes: list[Shape] | None = None
     ) -> tuple[Array, Saved]:
-        """This device's shard of y, from those of the inputs; ``shapes``, of the whole, are agreed on if not given."""
+        """This device's shard of y, from its shards of the inputs.
+
+        ``shapes`` are the shapes of the whole inputs; if they are not given, the devices exchange them.
+        """
         arrays, shapes, plan = self._arrived(device, *shards, shapes=shapes)
         dtype, features = plan["squares"].dtype, shapes[0][-1]
         x = arrays[0].astype(dtype, copy=False)
@@ -96,7 +101,7 @@ class _Normalization(Layer):
         return y, saved
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
-        """The gradients of the inputs in their layouts, from that of y in its layout."""
+        """The gradients of the inputs in their layouts, from the gradient of y in its layout."""
         hat, weight, scale, shapes, dtype = saved
         plan = self.plan(shapes, device.mesh, dtype)
         grad = check_gradient(device, grad, self.sharding.out, shapes[0]).astype(dtype, copy=False)
@@ -135,30 +140,30 @@ class _Normalization(Layer):
         forward = [(name, plan_resharding(weight, here, model, dtype, mesh)) for name in self.NAMES[1:]]
         forward += [(name, plan_resharding(sums, whole, statistics, dtype, mesh))
                     for name in ("mean", "squares")[1 - self.CENTRED :]]
-        made = TensorSharding(last, partial=over)
+        terms = TensorSharding(last, partial=over)
         return LayerPlan(
             f"{type(self).__name__} of x {x}", mesh, tuple(forward),
             (("grad_sums", plan_resharding(backward_sums, TensorSharding(None, *lead, None),
                                            (1 + self.CENTRED, *statistics), dtype, mesh)),
-             *((f"{name}_grad", plan_resharding(made, weight, model, dtype, mesh)) for name in self.NAMES[1:])),
+             *((f"{name}_grad", plan_resharding(terms, weight, model, dtype, mesh)) for name in self.NAMES[1:])),
         )
 
 
 class LayerNorm(_Normalization):
-    """``LayerNorm(sharding)`` of x, weight and bias: each row of the last dim with mean 0 and variance 1, times, plus.
+    """``LayerNorm(sharding)`` of x, weight and bias: rows with mean 0 and variance 1, times the weight, plus the bias.
 
-    ``sharding`` is a `NormalizationSharding`, or the layout of x, the parameters being replicated then.
+    ``sharding`` is a `NormalizationSharding`, or the layout of x; then the parameters are replicated.
 
-    **Communication**: over axes M that split the model dim, forward two all_reduces of a number for each of the n
-    tokens, 2 x 2 (M-1) n itemsize bytes summed over the devices, and backward one of two, as many bytes; nothing where
-    the model dim is whole.  Backward an all_reduce of each parameter's gradient over the axes that split the tokens;
-    besides what moves the parameters from and to their layout, if that is another than the model dim's of x.
+    **Communication** over axes M that split the model dim: forward two all_reduces of one number for each of the n
+    tokens, 2 x 2 (M-1) n itemsize bytes summed over the devices; backward one all_reduce of two numbers, as many bytes.
+    If the model dim is whole, these are not needed.  Backward also an all_reduce of each parameter's gradient over the
+    axes that split the tokens.  If the layout of the parameters is not that of the model dim of x, they are resharded.
     ``print(operation.plan([x.shape, weight.shape, bias.shape], mesh))``.
 
-    **Memory**: until the backward ``activations`` hold x, centred and scaled, in place of the x that Korthikanti et
-    al., 2022, arXiv:2205.05198, section 4.1, count, and ``statistics``, which they neglect, a number for each token.
+    **Memory** until the backward: ``activations`` hold x, centred and scaled, in place of the x that Korthikanti et
+    al., 2022, arXiv:2205.05198, section 4.1, count.  ``statistics`` hold one number for each token, which they neglect.
 
-    ``ValueError``, on the host, for arrays whose shapes do not fit each other, their layouts or the mesh.
+    The host raises ``ValueError`` for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
     NAMES = ("x", "weight", "bias")
@@ -166,9 +171,9 @@ class LayerNorm(_Normalization):
 
 
 class RMSNorm(_Normalization):
-    """``RMSNorm(sharding)`` of x and weight: each row of the last dim with mean square 1, times weight.
+    """``RMSNorm(sharding)`` of x and weight: rows with mean square 1, times the weight.
 
-    As `LayerNorm` without mean and bias: half the all_reduces forward, half the bytes of the one backward.
+    It is a `LayerNorm` without mean and bias, with half the all_reduces forward and half the bytes backward.
     """
 
     NAMES = ("x", "weight")

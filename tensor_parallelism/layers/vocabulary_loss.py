@@ -48,7 +48,7 @@ class VocabularyLossSharding:
         return TensorSharding()
 
     def split(self, ndim: int) -> tuple[list[Axes], Axes, Axes]:
-        """Over what each dim of the tokens, the vocabulary and the model lie during the product; ``ndim``: of x."""
+        """The axes of each dim of the tokens, the vocabulary and the model in the product; x has ``ndim`` dims."""
         vocabulary, model = (dim.axes for dim in self.table.over(2).dims)
         lead = [tuple(axis for axis in dim.axes if axis not in (*vocabulary, *model))
                 for dim in self.x.over(ndim).dims[:-1]]
@@ -118,13 +118,12 @@ class VocabularyLoss(Layer):
         return float(outputs[0])
 
     def _loss(self, ndim: int) -> CrossEntropy:
-        """Of logits as the product makes them."""
-        found = self._losses.get(ndim)
-        if found is None:
+        """The loss of logits in the layout of the product."""
+        if ndim not in self._losses:
             lead, vocabulary, _ = self.sharding.split(ndim)
             sharding = CrossEntropySharding(TensorSharding(*lead, vocabulary), TensorSharding(*lead))
-            found = self._losses[ndim] = CrossEntropy(sharding)
-        return found
+            self._losses[ndim] = CrossEntropy(sharding)
+        return self._losses[ndim]
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, table, targets = shapes["x"], shapes["table"], shapes["targets"]

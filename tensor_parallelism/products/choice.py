@@ -20,7 +20,7 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.product import Axes, ProductPlan, Split, Task, flops_of, layouts_during, product_plan
 
 MOST_TRIED = 300
-"""So many ways are all tried; where there are more, those that the layouts name."""
+"""Up to this number all ways are tried; beyond it only those that the layouts name."""
 
 Way = tuple[tuple[Axes, ...], Axes, Axes]
 """The axes of each letter, and of the sums that stay pending in either operand."""
@@ -75,15 +75,15 @@ def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
         plan = product_plan(task, _split(task, way), lhs_partial=lhs_partial, rhs_partial=rhs_partial,
                             why=f"the cheapest of {len(ways)} ways")
         nbytes, _, communications = plan.cost
-        told = cost(nbytes, flops[number]), communications
-        if best is None or told < spent:
-            best, spent = plan, told
+        price = cost(nbytes, flops[number]), communications
+        if best is None or price < spent:
+            best, spent = plan, price
     assert best is not None, "to gather everything is always one of the ways"
     return best
 
 
 def _exceeds(limit: Any, task: Task, way: Way, least: tuple[int, int, int], flops: int, cost: Cost) -> bool:
-    """Whether a way is found to cost more than ``limit`` before all its moves are planned."""
+    """Whether a way costs more than ``limit``.  The moves of its operands are planned to find out."""
     _, lhs_partial, rhs_partial = way
     lhs, rhs, _ = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
     total = sum(least)
@@ -112,7 +112,7 @@ def _ways(task: Task) -> Iterator[Way]:
 
 
 def _staying(layout: TensorSharding, used: set[str]) -> list[Axes]:
-    """Which sums may stay pending: none, or all that are on axes with nothing else to do."""
+    """The sums that may stay pending: none, or those over all axes that split no letter."""
     kept = tuple(axis for axis in layout.partial if axis not in used) if layout.op == "sum" else ()
     return [(), kept] if kept else [()]
 
@@ -152,8 +152,8 @@ def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
 def _least_received(task: Task, way: Way) -> tuple[int, int, int]:
     """The bytes that all ranks together receive at least: to move the operands, and to move the product."""
     _, lhs_partial, rhs_partial = way
-    lhs, rhs, made = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
-    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (made, task.out, task.out_shape))
+    lhs, rhs, result = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
+    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (result, task.out, task.out_shape))
     first, second, third = (_least_elements(task, *move) * task.dtype.itemsize for move in moves)
     return first, second, third
 
@@ -161,9 +161,9 @@ def _least_received(task: Task, way: Way) -> tuple[int, int, int]:
 def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]) -> int:
     """The elements that must be received, whatever the moves.
 
-    Where nothing is reduced, those that ranks lack.  Of ``t`` terms of an element t - 1 must have been received when
-    somebody first has the sum, and after that everybody else who is to have it receives once more.  An identity in
-    place of a value costs nothing.
+    If nothing is reduced, these are the elements that ranks lack.  Otherwise each sum of ``t`` terms needs t - 1
+    received elements, and every further rank that needs the sum receives one more.  An identity in place of a value
+    costs nothing.
     """
     axes = singles(task.mesh)
     blocks, before, after = blocks_of(shape, task.mesh, axes), state_of(source, axes), state_of(target, axes)

@@ -1,4 +1,4 @@
-"""A contraction is a product of two tensors in letters, which say which dims are multiplied, kept and summed.
+"""A contraction is a product of two tensors, written with a letter for each dim.
 
     bmk,bkn->bmn    a batched matrix product         bsm,mf->bsf    a dense layer over batch and sequence
 
@@ -21,7 +21,7 @@ from parallelism.operation import Device
 
 
 class _Orders(NamedTuple):
-    """How a product becomes one of matrices: letters of its dims, and the orders into which dims are brought."""
+    """A product as a product of matrices: the letters of its dims, and the orders of the dims of each array."""
 
     batch: str
     rows: str
@@ -32,20 +32,20 @@ class _Orders(NamedTuple):
 
 
 Order = tuple[int, ...]
-Look = tuple[Order | None, tuple[int, ...]]
-"""The order in which dims are brought, None where they are in it, and the shape they then take."""
+Arrangement = tuple[Order | None, tuple[int, ...]]
+"""The new order of the dims, None if it does not change, and the shape after that."""
 
 
-class _Looks(NamedTuple):
-    """The same for operands of given shapes."""
+class _Arrangements(NamedTuple):
+    """How operands of given shapes become matrices, and the product of these the result."""
 
-    lhs: Look
-    rhs: Look
+    lhs: Arrangement
+    rhs: Arrangement
     out: tuple[int, ...]
     """The shape of the product of matrices."""
-    made: Look
+    result: Arrangement
     order: Order | None
-    """Of the dims of the result, once it has its letters."""
+    """The final order of the dims of the result."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class Contraction:
 
         ``shared`` says that the result will be communicated; it is then allocated where peers read it without a copy.
         """
-        looks = _looks(self, a.shape, b.shape)
-        left, right = _matrices(a, looks.lhs), _matrices(b, looks.rhs)
-        out = device.empty(looks.out, np.result_type(left, right)) if shared else None
-        found = _matrices(device.matmul(left, right, out=out), looks.made)
-        return found if looks.order is None else np.ascontiguousarray(found.transpose(looks.order))
+        arranged = _arrangements(self, a.shape, b.shape)
+        left, right = _matrices(a, arranged.lhs), _matrices(b, arranged.rhs)
+        out = device.empty(arranged.out, np.result_type(left, right)) if shared else None
+        product = _matrices(device.matmul(left, right, out=out), arranged.result)
+        return product if arranged.order is None else np.ascontiguousarray(product.transpose(arranged.order))
 
     @cached_property
     def _orders(self) -> _Orders:
@@ -129,12 +129,12 @@ class Contraction:
 
 
 @lru_cache(maxsize=1024)
-def _looks(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _Looks:
+def _arrangements(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _Arrangements:
     extents, orders = of.extents(a, b), of._orders
     batch = [extents[letter] for letter in orders.batch]
     m, k, n = (prod(extents[letter] for letter in letters) for letters in (orders.rows, of.summed, orders.columns))
     shape = tuple(extents[letter] for letter in orders.batch + orders.rows + orders.columns)
-    return _Looks(
+    return _Arrangements(
         (_moving(orders.lhs), (*batch, m, k)), (_moving(orders.rhs), (*batch, k, n)), (*batch, m, n), (None, shape),
         _moving(orders.out),
     )
@@ -144,6 +144,6 @@ def _moving(order: list[int]) -> Order | None:
     return None if order == sorted(order) else tuple(order)
 
 
-def _matrices(x: Array, look: Look) -> Array:
-    order, shape = look
+def _matrices(x: Array, arrangement: Arrangement) -> Array:
+    order, shape = arrangement
     return (x if order is None else x.transpose(order)).reshape(shape)

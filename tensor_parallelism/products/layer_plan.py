@@ -1,10 +1,11 @@
-"""What a layer moves, forward and backward: a list of reshardings, each with a name."""
+"""The plan of a layer: the reshardings of its forward and of its backward, each with a name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
@@ -14,10 +15,11 @@ Moves = tuple[tuple[str, ReshardingPlan], ...]
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank.
+    """The moves of a layer; ``print`` it.
 
-    A sum or a maximum over devices is a move as well: from a partial layout to one where nothing is pending.
-    ``plan["x"]`` is the move of that name.
+    `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
+    backward.  A sum or a maximum over devices is a move, too: it goes from a partial layout to one without a pending
+    reduction.  ``plan["x"]`` is the move of that name.
     """
 
     title: str
@@ -34,11 +36,11 @@ class LayerPlan:
 
     @property
     def bytes_received(self) -> tuple[int, ...]:
-        return _received(self.forward, self.mesh)
+        return bytes_by_rank((move for _, move in self.forward), self.mesh)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
-        return _received(self.backward, self.mesh)
+        return bytes_by_rank((move for _, move in self.backward), self.mesh)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -47,20 +49,29 @@ class LayerPlan:
 
     @property
     def backward_kinds(self) -> tuple[str, ...]:
-        """Those of the backward."""
+        """The collectives of the backward, in order."""
         return tuple(step.kind for _, move in self.backward for step in move.steps if step.kind != "slice")
 
     def __str__(self) -> str:
-        lines = [f"{self.title} on {self.mesh!r}", *_told("forward", self.forward), *_told("backward", self.backward)]
+        lines = [f"{self.title} on {self.mesh!r}", *_lines("forward", self.forward), *_lines("backward", self.backward)]
         return "\n".join([*lines, f"{sum(self.bytes_received)} bytes forward, {sum(self.backward_bytes_received)} "
                                   f"backward"])
 
 
-def _received(moves: Moves, mesh: Mesh) -> tuple[int, ...]:
-    return tuple(sum(move.bytes_received[rank] for _, move in moves) for rank in range(mesh.size))
+class Receiving(Protocol):
+    """A communication, or several of them."""
+
+    @property
+    def bytes_received(self) -> tuple[int, ...]:
+        """The bytes that each rank receives."""
 
 
-def _told(when: str, moves: Sequence[tuple[str, ReshardingPlan]]) -> list[str]:
+def bytes_by_rank(moves: Iterable[Receiving], mesh: Mesh) -> tuple[int, ...]:
+    """The bytes that each rank receives in all of these communications."""
+    return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True))) or (0,) * mesh.size
+
+
+def _lines(when: str, moves: Sequence[tuple[str, ReshardingPlan]]) -> list[str]:
     lines = []
     for name, move in moves:
         if move.communications:

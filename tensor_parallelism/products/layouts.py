@@ -1,4 +1,4 @@
-"""The layouts that a sharding names, field by field: whether they are such, and fit dims, shapes and mesh."""
+"""Checks of the layouts of a sharding: their types, and whether they fit dims, shapes and mesh."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from parallelism.sharding import TensorSharding
 def check_layouts(
     sharding: Any, dims: Mapping[str, int], *, exactly: bool = False, waits: Sequence[str] | None = None
 ) -> None:
-    """``TypeError``, ``ValueError`` unless each named field is a layout of at least so many dims.
+    """``TypeError`` or ``ValueError`` unless each field in ``dims`` is a layout of at least this number of dims.
 
-    ``exactly`` so many, and the layouts are spelt out in place.  Only those in ``waits`` may be partial, and then for
-    a sum; None leaves that open.
+    With ``exactly`` a layout must have exactly this number; then each field is replaced by the layout without ``...``.
+    ``waits`` names the fields that may have a pending reduction, which must be a sum; None: every field may have any.
     """
     kind = type(sharding).__name__
     of = f"of a{'n' * (kind[0] in 'AEIOU')} {kind}"
@@ -36,7 +36,7 @@ def check_layouts(
 
 
 def check_shape(tensor: str, shape: tuple[int, ...], field: str, layout: TensorSharding, mesh: Mesh) -> None:
-    """``ValueError`` for a tensor whose shape does not fit the layout in ``field``, or that the mesh."""
+    """``ValueError`` if a tensor's shape does not fit the layout in ``field``, or the layout does not fit the mesh."""
     try:
         layout.slices(shape, mesh, 0)
     except ValueError as error:

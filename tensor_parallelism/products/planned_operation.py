@@ -1,4 +1,4 @@
-"""What the layers have in common: arguments checked against their layouts and dealt out, a plan made once."""
+"""The base classes of the layers: they check arguments against layouts, shard them, and compute a plan once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Policy = TypeVar("Policy", bound=Enum)
 
 
 class PlannedOperation(ShardedOperation, Generic[Plan]):
-    """An operation whose sharding has a layout for each of its inputs, by name, and for ``out``, and that has a plan.
+    """An operation with a plan, whose sharding has a layout for each input, by name, and for ``out``.
 
-    Subclasses make the plan (`_planned`); it is made once for inputs of the same shapes.
+    Subclasses compute the plan in `_planned`.  Inputs of the same shapes have one plan.
     """
 
     NAMES: tuple[str, ...]
-    """The inputs, in order."""
+    """The names of the inputs, in order."""
 
     def __init__(self, sharding: Any, kind: type) -> None:
         if not isinstance(sharding, kind):
@@ -47,27 +47,26 @@ class PlannedOperation(ShardedOperation, Generic[Plan]):
         """The plan for inputs of these shapes, in order; ``print`` it.  ``ValueError`` if they do not fit."""
         given = tuple(tuple(int(n) for n in shape) for shape in shapes)
         key = given, mesh, np.dtype(dtype)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plans[key] = self._planned(given, mesh, np.dtype(dtype))
-        return found
+        if key not in self._plans:
+            self._plans[key] = self._planned(given, mesh, np.dtype(dtype))
+        return self._plans[key]
 
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> Plan:
         raise NotImplementedError
 
     def _named(self, *args: Any) -> list[Array]:
-        """The inputs as arrays, once there are as many as names."""
+        """The inputs as arrays; ``TypeError`` unless there is one for each name."""
         if len(args) != len(self.NAMES):
             raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
         return list(map(np.asarray, args))
 
     def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
-        """The shards of whole inputs of each rank."""
+        """The shards of the whole inputs, by rank."""
         shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
         return list(zip(*shards, strict=True))
 
     def _allowed(self, policy: Policy | None, kind: type[Policy], allowed: Sequence[Policy]) -> Policy:
-        """The policy that was asked for, or else the first that the layouts allow.  ``ValueError`` for another."""
+        """The given policy, or the first allowed one for None; ``ValueError`` if the layouts do not allow it."""
         wanted = allowed[0] if policy is None else kind(policy)
         if wanted not in allowed:
             raise ValueError(f"{type(self).__name__} with policy={wanted.name} needs layouts of that policy, "
@@ -76,14 +75,14 @@ class PlannedOperation(ShardedOperation, Generic[Plan]):
 
 
 class Layer(PlannedOperation[LayerPlan]):
-    """A planned operation that moves its inputs, its output and their gradients, and nothing else.
+    """A planned operation that moves only its inputs, its output and their gradients.
 
-    Subclasses say how the shapes of their inputs fit each other (`_shapes`), what moves (`_moves`), and, where values
-    can be wrong, which are right (`_check_values`).
+    Subclasses check the shapes of their inputs in `_shapes` and return the moves in `_moves`.  Those whose inputs can
+    have wrong values check them in `_check_values`.
     """
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of the inputs, by rank.  Everything that can be wrong is found here, before anything is sent."""
+        """The shards of the inputs, by rank.  All errors of the inputs are raised here, before anything is sent."""
         arrays = self._named(*args)
         self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
         self._check_values(*arrays)
@@ -96,19 +95,19 @@ class Layer(PlannedOperation[LayerPlan]):
         return self._moves(named, mesh, dtype)
 
     def _shapes(self, shapes: dict[str, Shape]) -> Mapping[str, Shape]:
-        """The shapes of the inputs, which must fit each other, and of ``out``."""
+        """The shapes of the inputs and of ``out``; ``ValueError`` if the inputs do not fit each other."""
         raise NotImplementedError
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         raise NotImplementedError
 
     def _check_values(self, *arrays: Array) -> None:
-        """``ValueError`` for values that cannot be."""
+        """``ValueError`` or ``TypeError`` for wrong values."""
 
     def _arrived(
         self, device: Device, *shards: Any, shapes: list[Shape] | None = None
     ) -> tuple[list[Array], list[Shape], LayerPlan]:
-        """On a device: the shards as arrays, the shapes of the whole inputs, and the plan for them."""
+        """The shards on a device as arrays, the shapes of the whole inputs, and the plan for these shapes."""
         arrays = self._named(*shards)
         if shapes is None:
             shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in self.NAMES])
@@ -117,12 +116,12 @@ class Layer(PlannedOperation[LayerPlan]):
 
 def check_gradient(device: Device, grad: Any, layout: TensorSharding, shape: Shape, name: str = "y") -> Array:
     """The gradient of an output as an array; ``ValueError`` if it is not of the shape of the output's shard."""
-    found = np.asarray(grad)
+    array = np.asarray(grad)
     expected = _local_shape(layout, shape, device.mesh, device.rank)
-    if found.shape != expected:
+    if array.shape != expected:
         raise ValueError(f"the gradient of {name} is of the shape of its shard, {expected} on rank {device.rank}, "
-                         f"got {found.shape}")
-    return found
+                         f"got {array.shape}")
+    return array
 
 
 @lru_cache(maxsize=1024)
@@ -131,7 +130,7 @@ def _local_shape(layout: TensorSharding, shape: Shape, mesh: Mesh, rank: int) ->
 
 
 def check_tokens(name: str, tokens: Array, vocabulary: int) -> None:
-    """``TypeError`` for tokens that are no integers, ``ValueError`` for one outside the vocabulary, by its place."""
+    """``TypeError`` if tokens are not integers; ``ValueError`` with the place of a token outside the vocabulary."""
     if tokens.dtype.kind not in "iu":
         raise TypeError(f"{name} are integers, got {tokens.dtype}")
     wrong = (tokens < 0) | (tokens >= vocabulary)

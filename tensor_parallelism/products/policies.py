@@ -89,16 +89,10 @@ class MatMulSharding:
 
     def split(self) -> dict[str, Axes]:
         """Over what m, k and n lie during the local products, as the policy names it."""
-        policy = self.policy
         (m, k), (_, n) = _sides(self.lhs) or ((), ()), _sides(self.rhs) or ((), ())
-        match policy:
-            case MatMulShardingPolicy.MATCHED_INNER:
-                return {"k": k}
-            case MatMulShardingPolicy.OUTER:
-                return {"m": m}
-            case MatMulShardingPolicy.FULL:
-                return {"m": m, "n": n}
-        return {}
+        policy = MatMulShardingPolicy
+        return {policy.MATCHED_INNER: {"k": k}, policy.OUTER: {"m": m}, policy.FULL: {"m": m, "n": n}}.get(
+            self.policy, {})
 
 
 def _sides(layout: TensorSharding) -> tuple[Axes, Axes] | None:

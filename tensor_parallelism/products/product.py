@@ -26,12 +26,12 @@ from tensor_parallelism.products.contraction import Contraction
 Axes = tuple[str, ...]
 Shape = tuple[int, ...]
 Split = Mapping[str, Axes]
-"""Over which axes each letter lies, outermost first; one that is not there is whole."""
+"""The axes of each letter, outermost first; a letter that is not a key is whole."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A product to be carried out: which one, of what shapes and layouts, on which mesh."""
+    """A product to compute: the contraction, with the shapes and layouts of the tensors, on a mesh."""
 
     contraction: Contraction
     lhs: TensorSharding
@@ -44,7 +44,7 @@ class Task:
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """Of each letter."""
+        """The extent of each letter."""
         return self.contraction.extents(self.lhs_shape, self.rhs_shape)
 
     @cached_property
@@ -53,18 +53,18 @@ class Task:
 
     @property
     def lhs_gradient(self) -> Task:
-        """What makes the gradient of the left operand in its layout, that of the result being in the result's."""
+        """The product for the gradient of the left operand, with both gradients in the layouts of their tensors."""
         return Task(self.contraction.lhs_gradient, self.out, self.rhs, self.lhs, self.out_shape, self.rhs_shape,
                     self.dtype, self.mesh)
 
     @property
     def rhs_gradient(self) -> Task:
-        """The same of the right operand."""
+        """The product for the gradient of the right operand."""
         return Task(self.contraction.rhs_gradient, self.lhs, self.out, self.rhs, self.lhs_shape, self.out_shape,
                     self.dtype, self.mesh)
 
     def axes_of(self, layout: TensorSharding, letters: str, letter: str) -> Axes:
-        """Over what ``letter`` lies in a layout."""
+        """The axes of ``letter`` in a layout of ``letters``; none if it is not one of them."""
         return layout.over(len(letters)).dims[letters.index(letter)].axes if letter in letters else ()
 
 
@@ -74,7 +74,7 @@ class ProductPlan:
 
     task: Task
     split: tuple[tuple[str, Axes], ...]
-    """Over which axes each letter lies during the local products."""
+    """The axes of each letter during the local products."""
     lhs: ReshardingPlan
     rhs: ReshardingPlan
     out: ReshardingPlan
@@ -115,22 +115,22 @@ class ProductPlan:
 
     def __str__(self) -> str:
         contraction = self.task.contraction
-        left, right, made = (", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out))
-        lines = [f"C[{made}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}"]
-        lines += _told("A", self.lhs) + _told("B", self.rhs)
+        left, right, result = (", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out))
+        lines = [f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}"]
+        lines += _move_lines("A", self.lhs) + _move_lines("B", self.rhs)
         over = [f"{letter} over {', '.join(axes)}" for letter, axes in self.split if axes]
         pending = self.out.source.partial
         waiting = f"; a sum over {', '.join(pending)} is pending" if pending else ""
         flops = sum(self.flops)
         lines.append(f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}")
-        lines += _told("C", self.out)
+        lines += _move_lines("C", self.out)
         return "\n".join([*lines, f"  in all {sum(self.bytes_received)} bytes, {flops} flops"])
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def _told(name: str, plan: ReshardingPlan) -> list[str]:
+def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
     if not any(step.kind != "slice" for step in plan.steps):
         after = f" -> {plan.target.short()}, local" if plan.steps else " as it is"
         return [f"  {name} {plan.source.short()}{after}"]
@@ -146,17 +146,17 @@ def product_plan(
 
     ``lhs_partial``, ``rhs_partial``: sums that stay pending through the product.
     """
-    lhs, rhs, made = layouts_during(task, split, lhs_partial, rhs_partial)
+    lhs, rhs, result = layouts_during(task, split, lhs_partial, rhs_partial)
     return ProductPlan(
         task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters),
         plan_resharding(task.lhs, lhs, task.lhs_shape, task.dtype, task.mesh),
         plan_resharding(task.rhs, rhs, task.rhs_shape, task.dtype, task.mesh),
-        plan_resharding(made, task.out, task.out_shape, task.dtype, task.mesh), why,
+        plan_resharding(result, task.out, task.out_shape, task.dtype, task.mesh), why,
     )
 
 
 def flops_of(task: Task, split: Split) -> int:
-    """Of all ranks together: those along axes that split no letter do the same."""
+    """The flops of all ranks together; ranks along axes that split no letter compute the same."""
     used = prod(task.mesh.shape[axis] for axes in split.values() for axis in axes)
     return task.contraction.flops(task.extents) * (task.mesh.size // used)
 
@@ -169,10 +169,10 @@ def layouts_during(
     summed = tuple(axis for letter in contraction.summed for axis in split.get(letter, ()))
     sides = ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
              (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
-    lhs, rhs, made = (
+    lhs, rhs, result = (
         TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in sides
     )
-    return lhs, rhs, made
+    return lhs, rhs, result
 
 
 def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
@@ -180,14 +180,14 @@ def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[A
 
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received, by the collectives ``plan.kinds``.
     """
-    made = plan.task.contraction.run(
+    result = plan.task.contraction.run(
         device, moved(device, plan.lhs, a), moved(device, plan.rhs, b), shared=bool(plan.out.communications)
     )
-    return moved(device, plan.out, made, spent=True)
+    return moved(device, plan.out, result, spent=True)
 
 
 def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
-    """``x`` in the layout that the plan ends in; itself where nothing is to be done.
+    """``x`` in the target layout of the plan; ``x`` itself if the plan has no steps.
 
     ``spent`` says that ``x`` is not needed afterwards and may be overwritten.
     """

@@ -1,8 +1,8 @@
-"""Plans of a block of a Transformer, forward and backward: the plans of its parts in one."""
+"""The plan of a block of a Transformer: the plans of its parts, and all their communications in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,11 +12,16 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention import AttentionPlan, Move, moves_of, table_of
 from tensor_parallelism.feed_forward import FeedForwardPlan
 from tensor_parallelism.products import LayerPlan, Shape
+from tensor_parallelism.products.layer_plan import bytes_by_rank
 
 
 @dataclass(frozen=True)
 class TransformerBlockPlan:
-    """``print`` it; `bytes_received` are those of the forward, `backward_bytes_received` of the backward, by rank."""
+    """The plans of a block's parts; ``print`` it.
+
+    `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
+    backward.
+    """
 
     shapes: tuple[Shape, ...]
     """The shapes of the whole x and weights."""
@@ -56,12 +61,12 @@ class TransformerBlockPlan:
     @property
     def bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives in the forward."""
-        return self._sum(self.forward_moves)
+        return bytes_by_rank(self.forward_moves, self.mesh)
 
     @property
     def backward_bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives in the backward."""
-        return self._sum(self.backward_moves)
+        return bytes_by_rank(self.backward_moves, self.mesh)
 
     def __str__(self) -> str:
         forward, backward = sum(self.bytes_received), sum(self.backward_bytes_received)
@@ -70,9 +75,6 @@ class TransformerBlockPlan:
         return "\n".join([f"{title} on {self.mesh!r}: {self.attention.policy.value}",
                           *table_of(self.forward_moves, self.backward_moves),
                           f"  in all {forward} bytes forward, {backward} backward"])
-
-    def _sum(self, moves: Sequence[Move]) -> tuple[int, ...]:
-        return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True))) or (0,) * self.mesh.size
 
 
 def _moves(parts: Iterable[tuple[str, ReshardingPlan]]) -> Iterable[Move]:

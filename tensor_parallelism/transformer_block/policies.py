@@ -103,38 +103,42 @@ class TransformerBlockSharding:
 
     @classmethod
     def unsharded(cls, batch: str | Axes = ()) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.UNSHARDED`."""
+        """The layouts of `TransformerBlockPolicy.UNSHARDED`."""
         return cls._of(AttentionSharding.unsharded(batch))
 
     @classmethod
     def megatron(
         cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
     ) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.MEGATRON`, heads and hidden dim over ``axes``; not wk and wv if ``whole_keys``."""
+        """The layouts of `TransformerBlockPolicy.MEGATRON`, heads and hidden dim over ``axes``.
+
+        With ``whole_keys``, wk and wv are whole.
+        """
         return cls._of(AttentionSharding.megatron(axes, batch, whole_keys=whole_keys))
 
     @classmethod
     def sequence(
         cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
     ) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.SEQUENCE`, heads, hidden dim and sequence over ``axes``."""
+        """The layouts of `TransformerBlockPolicy.SEQUENCE`, heads, hidden dim and sequence over ``axes``."""
         return cls._of(AttentionSharding.sequence(axes, batch, whole_keys=whole_keys))
 
     @classmethod
     def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.RING` and ``ULYSSES``, the sequence over ``axes``."""
+        """The layouts of `TransformerBlockPolicy.RING` and ``ULYSSES``, the sequence over ``axes``."""
         return cls._of(AttentionSharding.ring(axes, batch))
 
     @classmethod
     def ulysses(cls, axes: str | Axes, batch: str | Axes = ()) -> TransformerBlockSharding:
-        """The same: `TransformerBlock` takes the policy ``ULYSSES`` besides."""
+        """The layouts of `ring`; give `TransformerBlock` the policy ``ULYSSES``, too."""
         return cls.ring(axes, batch)
 
     @classmethod
     def megatron_ring(
         cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
     ) -> TransformerBlockSharding:
-        """Of `TransformerBlockPolicy.MEGATRON_RING`, heads and hidden dim over ``heads``, sequence over ``rows``."""
+        """The layouts of `TransformerBlockPolicy.MEGATRON_RING`: heads and hidden dim over ``heads``, sequence over
+        ``rows``.  With ``whole_keys``, wk and wv are whole."""
         return cls._of(AttentionSharding.megatron_ring(heads, rows, batch, whole_keys=whole_keys))
 
     @classmethod
@@ -143,27 +147,27 @@ class TransformerBlockSharding:
 
     @property
     def attention(self) -> AttentionSharding:
-        """Of the first half."""
+        """The layouts of the attention."""
         return AttentionSharding(self.x, self.wq, self.wk, self.wv, self.wo, self.out)
 
     @property
     def feed_forward(self) -> FeedForwardSharding:
-        """Of the second."""
+        """The layouts of the feed-forward block."""
         return FeedForwardSharding(self.x, self.w1, self.b1, self.w2, self.b2, self.out)
 
     @property
     def policies(self) -> tuple[TransformerBlockPolicy, ...]:
-        """Which of the policies have these layouts."""
+        """The policies that have these layouts."""
         return tuple(TransformerBlockPolicy(policy.value) for policy in self.attention.policies)
 
     @property
     def policy(self) -> TransformerBlockPolicy:
-        """The first of them: RING, where ULYSSES would do, too."""
+        """The first of the policies: RING if ULYSSES is possible, too."""
         return self.policies[0]
 
 
 def _layouts(attention: AttentionSharding) -> dict[str, TensorSharding]:
-    """All that go with those of attention: the hidden dim lies as the heads do."""
+    """All layouts of a block, given those of its attention; the hidden dim lies as the heads do."""
     batch, rows, _ = (dim.axes for dim in attention.x.dims)
     if attention.policy is AttentionShardingPolicy.SEQUENCE:
         feed_forward = FeedForwardSharding.sequence(attention.split.heads, batch)

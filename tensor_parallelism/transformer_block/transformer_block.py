@@ -1,4 +1,4 @@
-"""`TransformerBlock`: attention and a feed-forward, each behind a norm and beside a residual, on any of its layouts."""
+"""`TransformerBlock`: attention and a feed-forward block, each after a norm and with a residual addition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
 
 
 class Saved(NamedTuple):
-    """What the parts saved for their backward; None for a dropout that drops nothing."""
+    """The values that the parts saved for their backward; None for a dropout that drops nothing."""
 
     norm1: Any
     attention: Any
@@ -34,36 +34,38 @@ class Saved(NamedTuple):
     feed_forward: Any
     dropout2: Any
     shape: Shape
-    """Of the whole x."""
+    """The shape of the whole x."""
     dtype: np.dtype[Any]
 
 
 class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
-    """``cluster.run(TransformerBlock(sharding), x, *weights).result``, of a pre-norm block,
+    """``cluster.run(TransformerBlock(sharding), x, *weights).result`` is the output y of a pre-norm block:
 
         a = x + dropout(attention(norm(x)))
         y = a + dropout(feed_forward(norm(a)))
 
-    The weights, in the order of `NAMES`: ``norm1`` and ``norm1_bias``, ``wq``, ``wk``, ``wv`` and ``wo`` as of
-    `Attention`, ``norm2`` and ``norm2_bias``, ``w1``, ``b1``, ``w2`` and ``b2`` as of `FeedForward`; with
-    ``norm="rms_norm"`` no biases of norms.  `shapes` has all their shapes.  After them may come a step, an integer,
-    that dropout is a function of, besides ``seed``; the same elements are dropped on every mesh.  ``causal``,
-    ``zigzag`` and ``rotary_base`` are those of `Attention`.  Without ``policy`` it runs the first that the layouts
-    allow; that is RING where ULYSSES would do, too.  ``print(operation.plan(shapes.values(), mesh))`` says what moves.
+    The weights are, in the order of `NAMES`: ``norm1`` and ``norm1_bias``; ``wq``, ``wk``, ``wv`` and ``wo`` of
+    `Attention`; ``norm2`` and ``norm2_bias``; ``w1``, ``b1``, ``w2`` and ``b2`` of `FeedForward`.  With
+    ``norm="rms_norm"`` the norms have no biases.  `shapes` returns the shapes of all of them.  An integer, the step,
+    may follow the weights.  Dropout is a function of ``seed`` and step; the same elements are dropped on every mesh.
+    ``causal``, ``zigzag`` and ``rotary_base`` are those of `Attention`.  Without ``policy`` the block runs the first
+    policy that the layouts allow; that is RING if ULYSSES is possible, too.
+    ``print(operation.plan(shapes.values(), mesh))`` shows the communications.
 
-    **Communication**: see `TransformerBlockPolicy`; ``plan(...).bytes_received`` and
-    ``plan(...).backward_bytes_received``, by rank.
+    **Communication**: see `TransformerBlockPolicy`.  ``plan(...).bytes_received`` and
+    ``plan(...).backward_bytes_received`` are indexed by rank.
 
     **Memory**, by `Device.hold`.  From the forward to the end of the backward ``activations`` and ``keys and values``
-    hold 34 s b h bytes for elements of two bytes, a hidden dim of 4 h and dropout: those of Korthikanti et al., 2022,
-    arXiv:2205.05198, section 4 and table 2, whose 5 a s^2 b of scores are made anew in the backward (their selective
-    recomputation); (10 + 24/t) s b h by MEGATRON, 34/t s b h by SEQUENCE, as there; 34/c s b h by RING, and 36/c by
-    ULYSSES, which keeps what rows attended to twice.  ``statistics`` and ``softmax statistics``, which they neglect,
-    are two numbers for each token and one for each head of it.  In passing: see `Attention`.
+    hold 34 s b h bytes for elements of two bytes, a hidden dim of 4 h and dropout.  These are the bytes of Korthikanti
+    et al., 2022, arXiv:2205.05198, section 4 and table 2; their 5 a s^2 b bytes of scores are recomputed in the
+    backward (their selective recomputation).  MEGATRON holds (10 + 24/t) s b h bytes and SEQUENCE 34/t s b h, as there.
+    RING holds 34/c s b h, and ULYSSES 36/c s b h, because it keeps the attention output twice.  ``statistics`` and
+    ``softmax statistics``, which they neglect, are two numbers for each token and one for each of its heads.
+    Temporary memory is that of `Attention`.
 
-    ``ValueError`` when made, for another policy than the layouts' and for what its parts refuse; and, on the host,
-    before anything is sent, for arrays whose shapes do not fit each other, their layouts or the mesh, and for heads
-    that cannot be shared.
+    ``ValueError`` at construction for a policy that the layouts do not have, and for the errors of its parts.  The host
+    raises it before anything is sent for arrays whose shapes do not fit each other, their layouts or the mesh, and for
+    heads that cannot be split.
     """
 
     sharding: TransformerBlockSharding
@@ -83,7 +85,7 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
             rotary_base=rotary_base,
         )
         self.feed_forward = FeedForward(sharding.feed_forward, activation=activation)
-        Dropout(sharding.out, dropout, seed)                    # refuses what it should
+        Dropout(sharding.out, dropout, seed)                    # checks rate and seed, without dropout, too
         self.dropout1, self.dropout2 = (
             Dropout(sharding.out, dropout, int(one)) if dropout else None for one in splitmix64(seed, [0, 1])
         )
@@ -101,10 +103,11 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         self, x: Sequence[int], heads: int, *, kv_heads: int | None = None, head_dim: int | None = None,
         hidden: int | None = None,
     ) -> dict[str, Shape]:
-        """Of the inputs, by name: for x of shape (batch, sequence, model) and so many heads.
+        """The shapes of the inputs by name, for x of shape (batch, sequence, model) and this number of ``heads``.
 
-        By default as many key-value heads, all heads together as wide as the model, a hidden dim of four times that.
-        ``ValueError`` if the model's width is no multiple of the heads and no ``head_dim`` is given.
+        By default there are as many key-value heads as heads, all heads together are as wide as the model, and the
+        hidden dim is four times as wide.  ``ValueError`` if no ``head_dim`` is given and the model's width is not a
+        multiple of the heads.
         """
         model = x[-1]
         if head_dim is None and (heads < 1 or model % heads):
@@ -112,11 +115,11 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
                              f"{tuple(x)} and {heads} heads")
         width = model // heads if head_dim is None else head_dim
         keys, hidden = (model, heads if kv_heads is None else kv_heads, width), 4 * model if hidden is None else hidden
-        found = {
+        shapes = {
             "wq": (model, heads, width), "wk": keys, "wv": keys, "wo": (heads, width, model), "w1": (model, hidden),
             "b1": (hidden,), "w2": (hidden, model), "x": tuple(x),
         }
-        return {name: found.get(name, (model,)) for name in self.NAMES}
+        return {name: shapes.get(name, (model,)) for name in self.NAMES}
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x and the weights, and the step, by rank."""
@@ -127,7 +130,7 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         return [(*mine, step) for mine in self._shards(mesh, arrays)]
 
     def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
-        """This device's shard of y, from those of x and the weights, and perhaps the step."""
+        """This device's shard of y, from its shards of x and the weights, and the step, if there is one."""
         arrays, step = self._arrays_and_step(*shards)
         dtype = dtype_of(arrays)
         plan = self.plan(self._whole(device, arrays), device.mesh, dtype)
@@ -141,18 +144,18 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         of_norms, of_weights, _, (w1, _, w2, _) = self._parts(shapes)
         rows = plan.attention.rows(device.rank) if self.attention.zigzag else None
 
-        made, of_norm1 = self.norm1.forward(device, x, *norm1, shapes=[shape, *of_norms])
-        made, of_attention = self.attention.forward(device, made, *attention, shapes=[shape, *of_weights])
-        a, of_dropout1 = _added(device, self.dropout1, made, x, step, shape, rows)
-        made, of_norm2 = self.norm2.forward(device, a, *norm2, shapes=[shape, *of_norms])
-        made, of_feed_forward = self.feed_forward.forward(device, made, *feed_forward, shapes=(shape, w1, w2))
-        y, of_dropout2 = _added(device, self.dropout2, made, a, step, shape, rows)
+        y, of_norm1 = self.norm1.forward(device, x, *norm1, shapes=[shape, *of_norms])
+        y, of_attention = self.attention.forward(device, y, *attention, shapes=[shape, *of_weights])
+        a, of_dropout1 = _added(device, self.dropout1, y, x, step, shape, rows)
+        y, of_norm2 = self.norm2.forward(device, a, *norm2, shapes=[shape, *of_norms])
+        y, of_feed_forward = self.feed_forward.forward(device, y, *feed_forward, shapes=(shape, w1, w2))
+        y, of_dropout2 = _added(device, self.dropout2, y, a, step, shape, rows)
         return y, Saved(of_norm1, of_attention, of_dropout1, of_norm2, of_feed_forward, of_dropout2, shape, dtype)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
-        """The gradients of x and the weights in their layouts, from that of y in its layout.
+        """The gradients of x and the weights in their layouts, from the gradient of y in its layout.
 
-        After a ring, once for each forward.
+        With a ring, call it only once for each forward.
         """
         grad = check_gradient(device, grad, self.sharding.out, saved.shape).astype(saved.dtype, copy=False)
 
@@ -167,7 +170,7 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         return x_grad, *norm1, *attention, *norm2, *feed_forward
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
-        """The whole of y, its rows in their own order."""
+        """The whole y, with its rows in the original order."""
         return self.attention.result(mesh, outputs)
 
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> TransformerBlockPlan:
@@ -182,7 +185,7 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         check_biases(w1, b1, w2, b2)
         for name in ("wo", "w2"):
             if named[name][-1] != x[-1]:
-                raise ValueError(f"the last extent of {name} is that of x, which is added to what comes of it, got x "
+                raise ValueError(f"the last extent of {name} is that of x, because both are added, got x "
                                  f"of shape {x} and {name} of {named[name]}")
         for name in (name for name in self.NAMES if name.startswith("norm")):
             if named[name] != x[-1:]:
@@ -194,13 +197,13 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         )
 
     def _parts(self, weights: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Those of the first norm, of attention, of the second norm and of the feed-forward."""
+        """The entries of the first norm, of attention, of the second norm and of the feed-forward block."""
         of_norm = len(self.norm1.NAMES) - 1
         cuts = np.cumsum([0, of_norm, 4, of_norm, 4]).tolist()
         return tuple(weights[start:stop] for start, stop in pairwise(cuts))
 
     def _arrays_and_step(self, *args: Any) -> tuple[list[Array], int]:
-        """The arrays, and the step."""
+        """The arguments as arrays, and the step; 0 if it is not given."""
         wanted = len(self.NAMES)
         if len(args) not in (wanted, wanted + 1):
             raise TypeError(f"TransformerBlock takes {', '.join(self.NAMES)} and, if it likes, a step, got {len(args)} "
@@ -208,26 +211,26 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         return [np.asarray(value) for value in args[:wanted]], counted("step", args[wanted] if args[wanted:] else 0)
 
     def _whole(self, device: Device, arrays: list[Array]) -> list[Shape]:
-        """The shapes of the whole inputs: what follows from the others is not asked for."""
+        """The shapes of the whole inputs; the devices exchange only those that do not follow from others."""
         held, needed = dict(zip(self.NAMES, arrays, strict=True)), ("x", "wq", "wk", "w1")
         x, wq, wk, w1 = device.global_shapes(
             [held[name] for name in needed], [getattr(self.sharding, name) for name in needed])
-        found = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
+        whole = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
                  "w2": (*w1[1:], *x[2:])}
-        return [found.get(name, x[2:]) for name in self.NAMES]
+        return [whole.get(name, x[2:]) for name in self.NAMES]
 
     def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
         return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.x.dims[1].axes])
 
 
 def _added(
-    device: Device, dropout: Dropout | None, made: Array, x: Array, step: int, shape: Shape,
+    device: Device, dropout: Dropout | None, y: Array, x: Array, step: int, shape: Shape,
     rows: npt.NDArray[np.intp] | None,
 ) -> tuple[Array, Any]:
-    """The residual: ``x`` added to what is left of ``made``, which is overwritten."""
+    """The residual addition: ``x`` plus ``y`` after dropout, and the mask; ``y`` may be overwritten."""
     saved = None
     if dropout is not None:
-        made, saved = dropout.forward(device, made, step, shape=shape, rows=rows)
-    made += x
-    return made, saved
+        y, saved = dropout.forward(device, y, step, shape=shape, rows=rows)
+    y += x
+    return y, saved
 

@@ -51,10 +51,7 @@ class Expression:
     def __add__(self, other: Any) -> Any:
         if not isinstance(other, int | Expression):
             return NotImplemented
-        total = dict(self.terms)
-        for monomial, coefficient in _terms(other):
-            total[monomial] = total.get(monomial, 0) + coefficient
-        return _normal(total)
+        return _normal(_added((*self.terms, *_terms(other))))
 
     __radd__ = __add__
 
@@ -70,12 +67,7 @@ class Expression:
     def __mul__(self, other: Any) -> Any:
         if not isinstance(other, int | Expression):
             return NotImplemented
-        total: dict[Monomial, Number] = {}
-        for a, x in self.terms:
-            for b, y in _terms(other):
-                product = _product(a, b)
-                total[product] = total.get(product, 0) + x * y
-        return _normal(total)
+        return _normal(_added((_product(a, b), x * y) for a, x in self.terms for b, y in _terms(other)))
 
     __rmul__ = __mul__
 
@@ -113,16 +105,14 @@ class Expression:
         """
         if not self.symbols & numbers.keys():
             return self
-        total = _Sum()
-        for monomial, coefficient in self.terms:
-            total.add(_substituted(monomial, coefficient, numbers))
-        if len(total.terms) <= 1 and set(total.terms) <= {()}:
-            number = total.terms.get((), 0)
+        terms = _added(term for monomial, number in self.terms for term in _substituted(monomial, number, numbers))
+        if len(terms) <= 1 and set(terms) <= {()}:
+            number = terms.get((), 0)
             if number.denominator != 1:
                 given = ", ".join(f"{name}={numbers[name]}" for name in sorted(self.symbols & numbers.keys()))
                 raise ValueError(f"{self} must be whole; with {given} it is {number}")
             return int(number)
-        return _normal(total.terms)
+        return _normal(terms)
 
     def __str__(self) -> str:
         text = ""
@@ -132,15 +122,6 @@ class Expression:
         return text
 
     __repr__ = __str__
-
-
-class _Sum:
-    def __init__(self) -> None:
-        self.terms: dict[Monomial, Number] = {}
-
-    def add(self, terms: Iterable[tuple[Monomial, Number]]) -> None:
-        for monomial, coefficient in terms:
-            self.terms[monomial] = self.terms.get(monomial, 0) + coefficient
 
 
 def symbol(name: str) -> Expression:
@@ -217,6 +198,14 @@ def quotient(extents: Iterable[Extent], divisors: Iterable[Extent]) -> Extent | 
 # -- the normal form ---------------------------------------------------------------------------------------------------
 
 
+def _added(terms: Iterable[tuple[Monomial, Number]]) -> dict[Monomial, Number]:
+    """The terms by monomial, with the coefficients of each added up."""
+    total: dict[Monomial, Number] = {}
+    for monomial, coefficient in terms:
+        total[monomial] = total.get(monomial, 0) + coefficient
+    return total
+
+
 def _normal(terms: Mapping[Monomial, Number]) -> Extent:
     kept = {m: int(c) if c.denominator == 1 else c for m, c in terms.items() if c}
     if not kept:
@@ -284,9 +273,7 @@ def _substituted(
         below = _terms(value)
         for _ in range(abs(power)):
             if power > 0:
-                total = _Sum()
-                total.add((_product(a, b), x * y) for a, x in terms for b, y in below)
-                terms = list(total.terms.items())
+                terms = list(_added((_product(a, b), x * y) for a, x in terms for b, y in below).items())
             elif value == 0 or len(below) > 1:
                 raise ValueError(f"{_text_of(monomial, coefficient)} cannot be divided by {atom} = {value}")
             else:
@@ -298,11 +285,9 @@ def _substituted(
 def _called(call: Call, numbers: Mapping[str, Extent]) -> Extent:
     if call.name == "max":
         return largest(*(specialized(argument, numbers) for argument in call.arguments))
-    argument = call.arguments[0]
-    total = _Sum()
-    for monomial, coefficient in _terms(argument):
-        total.add(_substituted(monomial, coefficient, numbers))
-    terms = {monomial: c for monomial, c in total.terms.items() if c}
+    total = _added(
+        term for monomial, number in _terms(call.arguments[0]) for term in _substituted(monomial, number, numbers))
+    terms = {monomial: c for monomial, c in total.items() if c}
     if set(terms) <= {()}:
         return math.ceil(terms.get((), 0))
     return _atom(Call("ceil", (_normal(terms),)))

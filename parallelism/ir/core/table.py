@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from parallelism.ir.core.extents import Expression, Extent
-from parallelism.ir.core.rules import Rule
+from parallelism.ir.core.rules import Rule, along, rule
 from parallelism.ir.core.types import TensorType
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -194,3 +194,17 @@ def checked_axis(axis: int, ndim: int) -> int:
     if not 0 <= axis < ndim:
         raise ValueError(f"axis must be in 0 ... {ndim - 1} for {ndim} dims, got {axis}")
     return axis
+
+
+# -- parts that many operators share -----------------------------------------------------------------------------------
+
+
+def first_dtype(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
+    """The dtype of the first input: that of the output of an operator that keeps the dtype."""
+    return x.dtype
+
+
+def along_whole(x: TensorType, axis: int) -> Rule:
+    """The rule of an operator that keeps the shape and needs dim ``axis`` whole."""
+    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
+    return rule(f"{term}->{term}", [x.shape])

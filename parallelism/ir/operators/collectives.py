@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, Operator, Rule, TensorType, ceil_div, checked_axis
-from parallelism.ir.core.rules import along, letters, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core.rules import along, elementwise, letters, rule
+from parallelism.ir.core.table import first_dtype, register
 from parallelism.ir.operators.shapes import created
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import check_op
@@ -33,15 +33,10 @@ def alone(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _dtype(x: TensorType, **_: Any) -> np.dtype[Any]:
-    return x.dtype
-
-
 def _same(x: TensorType, group: Extent) -> Rule:
     """The rule of a collective that keeps the shape."""
     check_group(group)
-    names = letters(x.ndim)
-    return rule(f"{names}->{names}", [x.shape])
+    return elementwise([x.shape])
 
 
 def check_group(group: Extent) -> None:
@@ -61,14 +56,6 @@ def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
     term = along(x.ndim, checked_axis(dim, x.ndim), "y!")
     other = along(x.ndim, dim, "y!").replace("y!", "Z!")
     return rule(f"{term}->{other}", [x.shape], {"Z": extent})
-
-
-def _shared(x: TensorType, group: Extent) -> Extent:
-    """2(g-1)/g of the array's bytes: the other members' terms of one piece, then the other reduced pieces.
-
-    With unequal pieces these are the bytes of the group's first member, which has one of the largest pieces.
-    """
-    return x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize
 
 
 def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:
@@ -123,11 +110,14 @@ def _all_to_all_rule(
 
 
 register(Operator(
-    "all_reduce", _reduced, _dtype, alone("all_reduce"), _all_reduce_derivative,
-    attributes={**_GROUP, "op": "a string"}, received=lambda x, axes, group, op: _shared(x, group),
+    "all_reduce", _reduced, first_dtype, alone("all_reduce"), _all_reduce_derivative,
+    attributes={**_GROUP, "op": "a string"},
+    # 2(g-1)/g of the array's bytes: the other members' terms of one piece, then the other reduced pieces.  With unequal
+    # pieces these are the bytes of the group's first member, which has one of the largest pieces.
+    received=lambda x, axes, group, op: x.nbytes + (group - 2) * ceil_div(x.size, group) * x.dtype.itemsize,
 ))
 register(Operator(
-    "all_gather", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), _dtype, alone("all_gather"),
+    "all_gather", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), first_dtype, alone("all_gather"),
     lambda g, y, x, axes, group, dim, extent: [
         apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum")
     ],
@@ -135,13 +125,13 @@ register(Operator(
     received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
 ))
 register(Operator(
-    "reduce_scatter", _reduce_scatter_rule, _dtype,
+    "reduce_scatter", _reduce_scatter_rule, first_dtype,
     alone("reduce_scatter"), _reduce_scatter_derivative,
     attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
     received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
 ))
 register(Operator(
-    "all_to_all", _all_to_all_rule, _dtype, alone("all_to_all"),
+    "all_to_all", _all_to_all_rule, first_dtype, alone("all_to_all"),
     lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent: [apply(
         "all_to_all", g, axes=axes, group=group, split_dim=concat_dim, split_extent=x.shape[concat_dim],
         concat_dim=split_dim, concat_extent=x.shape[split_dim],
@@ -162,7 +152,7 @@ def _pairs_rule(x: TensorType, axes: Any, group: Extent, pairs: Sequence[Sequenc
 
 
 register(Operator(
-    "permute", _pairs_rule, _dtype, alone("permute"),
+    "permute", _pairs_rule, first_dtype, alone("permute"),
     lambda g, y, x, axes, group, pairs: [
         apply("permute", g, axes=axes, group=group, pairs=tuple((target, source) for source, target in pairs))
     ],

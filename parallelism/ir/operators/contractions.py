@@ -40,10 +40,6 @@ def _einsum_rule(*types: TensorType, equation: str) -> Rule:
     return rule(equation, [type.shape for type in types])
 
 
-def _einsum(*arrays: Any, equation: str) -> Any:
-    return np.einsum(equation, *arrays, optimize=len(arrays) > 1)
-
-
 def _einsum_derivative(g: Any, y: Any, *x: Any, equation: str) -> list[Any]:
     left, out = equation.split("->")
     return contraction_gradients(g, x, left.split(","), out)
@@ -67,8 +63,9 @@ def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str
     return grads
 
 
-register(Operator("einsum", _einsum_rule, _dtype, _einsum, _einsum_derivative, _flops, {"equation": "a string"},
-                  linear="each", grows=True))
+register(Operator("einsum", _einsum_rule, _dtype,
+                  lambda *arrays, equation: np.einsum(equation, *arrays, optimize=len(arrays) > 1),
+                  _einsum_derivative, _flops, {"equation": "a string"}, linear="each", grows=True))
 
 
 # -- matmul ------------------------------------------------------------------------------------------------------------

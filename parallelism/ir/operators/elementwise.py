@@ -16,13 +16,11 @@ from parallelism.kernels import ACTIVATIONS
 Derivative = Callable[..., Sequence[Any]]
 
 
-def _ufunc(
-    kernel: np.ufunc, derivative: Derivative | None = None, flops: int = 1, linear: Linear = (),
-) -> None:
+def _ufunc(kernel: np.ufunc, derivative: Derivative | None, linear: Linear) -> None:
     """Register a NumPy ufunc under NumPy's name and with NumPy's dtypes."""
     register(Operator(
         kernel.__name__, lambda *types: aligned([type.shape for type in types]),
-        lambda *types: resolved(kernel, *(type.dtype for type in types))[-1], kernel, derivative, flops,
+        lambda *types: resolved(kernel, *(type.dtype for type in types))[-1], kernel, derivative, 1,
         linear=linear,
     ))
 
@@ -44,53 +42,55 @@ def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtyp
     return np.result_type(a.dtype, b.dtype)
 
 
-_ufunc(np.add, lambda g, y, a, b: (g, g), linear="together")
-_ufunc(np.subtract, lambda g, y, a, b: (g, -g), linear="together")
-_ufunc(np.multiply, lambda g, y, a, b: (g * b, g * a), linear="each")
-_ufunc(np.divide, lambda g, y, a, b: (g / b, -g * y / b), linear=(0,))
-_ufunc(np.power, lambda g, y, a, b: (
-    g * b * np.power(a, b - 1), g * y * np.log(np.where(a > 0, a, np.ones((), a.dtype)))
-))
-_ufunc(np.maximum, lambda g, y, a, b: (g * _share(a, b), g * _share(b, a)))
-_ufunc(np.minimum, lambda g, y, a, b: (g * _share(b, a), g * _share(a, b)))
-_ufunc(np.floor_divide, lambda g, y, a, b: (None, None))
-_ufunc(np.remainder, lambda g, y, a, b: (g, -g * np.floor(a / b)))
+_LINEAR: dict[np.ufunc, Linear] = {
+    np.add: "together", np.subtract: "together", np.multiply: "each", np.divide: (0,), np.negative: "together",
+}
+_DERIVATIVES: dict[np.ufunc, Derivative | None] = {
+    np.add: lambda g, y, a, b: (g, g),
+    np.subtract: lambda g, y, a, b: (g, -g),
+    np.multiply: lambda g, y, a, b: (g * b, g * a),
+    np.divide: lambda g, y, a, b: (g / b, -g * y / b),
+    np.power: lambda g, y, a, b: (g * b * np.power(a, b - 1), g * y * np.log(np.where(a > 0, a, np.ones((), a.dtype)))),
+    np.maximum: lambda g, y, a, b: (g * _share(a, b), g * _share(b, a)),
+    np.minimum: lambda g, y, a, b: (g * _share(b, a), g * _share(a, b)),
+    np.floor_divide: lambda g, y, a, b: (None, None),
+    np.remainder: lambda g, y, a, b: (g, -g * np.floor(a / b)),
+    np.negative: lambda g, y, x: (-g,),
+    np.absolute: lambda g, y, x: (g * np.sign(x),),
+    np.square: lambda g, y, x: (g * x * 2,),
+    np.sqrt: lambda g, y, x: (g / (y * 2),),
+    np.reciprocal: lambda g, y, x: (-g * y * y,),
+    np.exp: lambda g, y, x: (g * y,),
+    np.expm1: lambda g, y, x: (g * (y + 1),),
+    np.log: lambda g, y, x: (g / x,),
+    np.log1p: lambda g, y, x: (g / (x + 1),),
+    np.sin: lambda g, y, x: (g * np.cos(x),),
+    np.cos: lambda g, y, x: (-g * np.sin(x),),
+    np.log2: lambda g, y, x: (g / (x * float(np.log(2))),),
+    np.log10: lambda g, y, x: (g / (x * float(np.log(10))),),
+    np.exp2: lambda g, y, x: (g * y * float(np.log(2)),),
+    np.cbrt: lambda g, y, x: (g / (3 * y * y),),
+    np.tan: lambda g, y, x: (g * (1 + y * y),),
+    np.arcsin: lambda g, y, x: (g / np.sqrt(1 - x * x),),
+    np.arccos: lambda g, y, x: (-g / np.sqrt(1 - x * x),),
+    np.arctan: lambda g, y, x: (g / (1 + x * x),),
+    np.sinh: lambda g, y, x: (g * np.cosh(x),),
+    np.cosh: lambda g, y, x: (g * np.sinh(x),),
+    np.tanh: lambda g, y, x: (g * (1 - y * y),),
+    np.hypot: lambda g, y, a, b: (g * a / y, g * b / y),
+    np.arctan2: lambda g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)),
+    np.logaddexp: lambda g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)),
+    **dict.fromkeys((np.sign, np.floor, np.ceil, np.rint, np.trunc), lambda g, y, x: (None,)),
+    **dict.fromkeys((
+        np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.logical_and, np.logical_or,
+        np.logical_xor, np.logical_not, np.isfinite, np.isnan, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
+        np.invert,
+    ), None),
+}
+"""The ufuncs that are operators, each with its derivative; None if it has none."""
 
-_ufunc(np.negative, lambda g, y, x: (-g,), linear="together")
-_ufunc(np.absolute, lambda g, y, x: (g * np.sign(x),))
-_ufunc(np.square, lambda g, y, x: (g * x * 2,))
-_ufunc(np.sqrt, lambda g, y, x: (g / (y * 2),))
-_ufunc(np.reciprocal, lambda g, y, x: (-g * y * y,))
-_ufunc(np.exp, lambda g, y, x: (g * y,))
-_ufunc(np.expm1, lambda g, y, x: (g * (y + 1),))
-_ufunc(np.log, lambda g, y, x: (g / x,))
-_ufunc(np.log1p, lambda g, y, x: (g / (x + 1),))
-_ufunc(np.sin, lambda g, y, x: (g * np.cos(x),))
-_ufunc(np.cos, lambda g, y, x: (-g * np.sin(x),))
-_ufunc(np.log2, lambda g, y, x: (g / (x * float(np.log(2))),))
-_ufunc(np.log10, lambda g, y, x: (g / (x * float(np.log(10))),))
-_ufunc(np.exp2, lambda g, y, x: (g * y * float(np.log(2)),))
-_ufunc(np.cbrt, lambda g, y, x: (g / (3 * y * y),))
-_ufunc(np.tan, lambda g, y, x: (g * (1 + y * y),))
-_ufunc(np.arcsin, lambda g, y, x: (g / np.sqrt(1 - x * x),))
-_ufunc(np.arccos, lambda g, y, x: (-g / np.sqrt(1 - x * x),))
-_ufunc(np.arctan, lambda g, y, x: (g / (1 + x * x),))
-_ufunc(np.sinh, lambda g, y, x: (g * np.cosh(x),))
-_ufunc(np.cosh, lambda g, y, x: (g * np.sinh(x),))
-_ufunc(np.tanh, lambda g, y, x: (g * (1 - y * y),))
-_ufunc(np.hypot, lambda g, y, a, b: (g * a / y, g * b / y))
-_ufunc(np.arctan2, lambda g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)))
-_ufunc(np.logaddexp, lambda g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)))
-_ufunc(np.sign, lambda g, y, x: (None,))
-_ufunc(np.floor, lambda g, y, x: (None,))
-_ufunc(np.ceil, lambda g, y, x: (None,))
-_ufunc(np.rint, lambda g, y, x: (None,))
-_ufunc(np.trunc, lambda g, y, x: (None,))
-
-for _compare in (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.logical_and,
-                 np.logical_or, np.logical_xor, np.logical_not, np.isfinite, np.isnan, np.bitwise_and, np.bitwise_or,
-                 np.bitwise_xor, np.invert):
-    _ufunc(_compare)
+for _kernel, _derivative in _DERIVATIVES.items():
+    _ufunc(_kernel, _derivative, _LINEAR.get(_kernel, ()))
 
 _function("relu", ACTIVATIONS["relu"].forward, lambda g, y, x: (g * (x > 0),), 1)
 _function("gelu", ACTIVATIONS["gelu"].forward, lambda g, y, x: (g * _gelu_slope(x),), 8)

@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, Operator, Rule, TensorType, checked_axis
-from parallelism.ir.core.rules import along, letters, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core.rules import letters, rule
+from parallelism.ir.core.table import along_whole, first_dtype, register
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import lookup_backward
-
-
-def _first(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
-    return x.dtype
 
 
 def _check_indices(indices: TensorType) -> None:
@@ -86,19 +82,19 @@ def _one_hot_rule(indices: TensorType, extent: Extent, dtype: np.dtype[Any]) -> 
 _AXIS = {"axis": "an integer"}
 _AXIS_OF = {"axis": "an integer", "extent": "an extent"}
 
-register(Operator("take", _take_rule, _first, lambda x, indices, axis: np.take(x, indices, axis=axis),
+register(Operator("take", _take_rule, first_dtype, lambda x, indices, axis: np.take(x, indices, axis=axis),
                   lambda g, y, x, indices, axis: [
                       apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
                   ], attributes=_AXIS, linear=(0,), grows=True))
-register(Operator("take_gradient", _take_gradient_rule, _first, _take_gradient,
+register(Operator("take_gradient", _take_gradient_rule, first_dtype, _take_gradient,
                   lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], 1, _AXIS_OF,
                   linear=(0,), grows=True))
-register(Operator("take_along", _take_along_rule, _first,
+register(Operator("take_along", _take_along_rule, first_dtype,
                   lambda x, indices, axis: np.take_along_axis(x, indices, axis),
                   lambda g, y, x, indices, axis: [
                       apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
                   ], attributes=_AXIS, linear=(0,), grows=True))
-register(Operator("take_along_gradient", _take_along_gradient_rule, _first, _take_along_gradient,
+register(Operator("take_along_gradient", _take_along_gradient_rule, first_dtype, _take_along_gradient,
                   lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None], 1,
                   _AXIS_OF, linear=(0,), grows=True))
 register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype,
@@ -109,18 +105,13 @@ register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype
 # -- sorting -----------------------------------------------------------------------------------------------------------
 
 
-def _along_rule(x: TensorType, axis: int) -> Rule:
-    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
-    return rule(f"{term}->{term}", [x.shape])
-
-
 register(Operator(
-    "sort", _along_rule, lambda x, axis: x.dtype, lambda x, axis: np.sort(x, axis=axis),
+    "sort", along_whole, first_dtype, lambda x, axis: np.sort(x, axis=axis),
     lambda g, y, x, axis: [
         apply("take_along_gradient", g, apply("argsort", x, axis=axis), axis=axis, extent=x.shape[axis])
     ], 1, _AXIS,
 ))
 register(Operator(
-    "argsort", _along_rule, lambda x, axis: np.dtype(np.int64), lambda x, axis: np.argsort(x, axis=axis, kind="stable"),
+    "argsort", along_whole, lambda x, axis: np.dtype(np.int64), lambda x, axis: np.argsort(x, axis=axis, kind="stable"),
     None, 1, _AXIS,
 ))

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, TensorType, checked_axis
-from parallelism.ir.core.rules import along, letters, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core import Operator, Rule, TensorType
+from parallelism.ir.core.rules import letters, rule
+from parallelism.ir.core.table import along_whole, register
 from parallelism.kernels import layer_norm, rms_norm
 
 
@@ -17,11 +17,6 @@ def _dtype(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
         if type.dtype.kind != "f" or type.dtype != x.dtype:
             raise TypeError(f"the inputs must be floating-point and of one dtype, got {x.dtype} and {type.dtype}")
     return x.dtype
-
-
-def _along(x: TensorType, axis: int) -> Rule:
-    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
-    return rule(f"{term}->{term}", [x.shape])
 
 
 def softmax(x: Any, axis: int) -> Any:
@@ -34,14 +29,6 @@ def log_softmax(x: Any, axis: int) -> Any:
     """The logarithm of the softmax of ``x`` along ``axis``."""
     shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
-
-
-def _softmax_derivative(g: Any, y: Any, x: Any, axis: int) -> list[Any]:
-    return [y * (g - np.sum(g * y, axis=axis, keepdims=True))]
-
-
-def _log_softmax_derivative(g: Any, y: Any, x: Any, axis: int) -> list[Any]:
-    return [g - np.exp(y) * np.sum(g, axis=axis, keepdims=True)]
 
 
 def _normalization(*types: TensorType, epsilon: float) -> Rule:
@@ -70,8 +57,14 @@ def _rms_norm_derivative(g: Any, y: Any, x: Any, weight: Any, epsilon: float) ->
     return [scale * (scaled - hat * (_row_sums(scaled * hat) / features)), g * hat]
 
 
-register(Operator("softmax", _along, _dtype, softmax, _softmax_derivative, 4, {"axis": "an integer"}))
-register(Operator("log_softmax", _along, _dtype, log_softmax, _log_softmax_derivative, 4, {"axis": "an integer"}))
+register(Operator(
+    "softmax", along_whole, _dtype, softmax,
+    lambda g, y, x, axis: [y * (g - np.sum(g * y, axis=axis, keepdims=True))], 4, {"axis": "an integer"},
+))
+register(Operator(
+    "log_softmax", along_whole, _dtype, log_softmax,
+    lambda g, y, x, axis: [g - np.exp(y) * np.sum(g, axis=axis, keepdims=True)], 4, {"axis": "an integer"},
+))
 register(Operator(
     "layer_norm", lambda x, weight, bias, epsilon: _normalization(x, weight, bias, epsilon=epsilon), _dtype,
     layer_norm, _layer_norm_derivative, 8, {"epsilon": "a number"},

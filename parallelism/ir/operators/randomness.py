@@ -36,12 +36,6 @@ def _block(starts: Sequence[int], shape: Sequence[int]) -> list[slice]:
     return [slice(start, start + n) for start, n in zip(starts, shape, strict=True)]
 
 
-def _dropout_mask(
-    step: Any, rate: float, seed: int, whole: Sequence[int], starts: Sequence[int], shape: Sequence[int]
-) -> Any:
-    return dropout_mask(rate, seed, int(step), whole, _block(starts, shape))
-
-
 def _uniform(
     step: Any, seed: int, whole: Sequence[int], starts: Sequence[int], shape: Sequence[int], dtype: np.dtype[Any]
 ) -> Any:
@@ -64,7 +58,9 @@ _PART = {"seed": "an integer", "whole": "a shape", "starts": "a shape", "shape":
 
 register(Operator(
     "dropout_mask", lambda step, rate, seed, whole, starts, shape: _rule(step, seed, whole, starts, shape, rate),
-    lambda step, **_: np.dtype(bool), _dropout_mask, flops=10, attributes={"rate": "a number", **_PART},
+    lambda step, **_: np.dtype(bool),
+    lambda step, rate, seed, whole, starts, shape: dropout_mask(rate, seed, int(step), whole, _block(starts, shape)),
+    flops=10, attributes={"rate": "a number", **_PART},
 ))
 register(Operator(
     "uniform", lambda step, seed, whole, starts, shape, dtype: _rule(step, seed, whole, starts, shape),

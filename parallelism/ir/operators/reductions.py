@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelism.ir.core import Linear, Operator, Rule, TensorType, checked_axis
 from parallelism.ir.core.rules import along, letters, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core.table import along_whole, register
 from parallelism.ir.tracing.tracing import apply
 
 
@@ -51,10 +51,6 @@ def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     return y.reshape([1 if d in axes else n for d, n in enumerate(x.shape)])
 
 
-def _sum_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
-    return [apply("broadcast_to", _kept(g, x, axes), shape=x.shape)]
-
-
 def _extreme_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:
     """The gradient goes to the extreme elements, in equal parts."""
     chosen = (x == _kept(y, x, axes)).astype(x.dtype)
@@ -72,7 +68,8 @@ def _prod_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bo
     return [_kept(g, x, axes) * np.where(zero, of_zero, of_others)]
 
 
-_reduction("sum", np.sum, "sum", _sum_derivative, "together")
+_reduction("sum", np.sum, "sum",
+           lambda g, y, x, axes, keepdims: [apply("broadcast_to", _kept(g, x, axes), shape=x.shape)], "together")
 _reduction("prod", np.prod, "prod", _prod_derivative)
 _reduction("max", np.max, "max", _extreme_derivative)
 _reduction("min", np.min, "min", _extreme_derivative)
@@ -87,15 +84,12 @@ def _argument_rule(x: TensorType, axis: int) -> Rule:
 
 for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):
     register(Operator(
-        _name, lambda x, axis: _argument_rule(x, axis),
-        lambda x, axis: np.dtype(np.int64), lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1,
-        {"axis": "an integer"},
+        _name, _argument_rule, lambda x, axis: np.dtype(np.int64),
+        lambda x, axis, kernel=_kernel: kernel(x, axis=axis), None, 1, {"axis": "an integer"},
     ))
 
 register(Operator(
-    "cumsum", lambda x, axis: rule(f"{along(x.ndim, checked_axis(axis, x.ndim), 'z!')}->"
-                                   f"{along(x.ndim, axis, 'z!')}", [x.shape]),
-    lambda x, axis: _reduced_dtype(np.sum, x.dtype), lambda x, axis: np.cumsum(x, axis=axis),
+    "cumsum", along_whole, lambda x, axis: _reduced_dtype(np.sum, x.dtype), lambda x, axis: np.cumsum(x, axis=axis),
     lambda g, y, x, axis: [apply("flip", apply("cumsum", apply("flip", g, axis=axis), axis=axis), axis=axis)], 1,
     {"axis": "an integer"}, linear="together",
 ))

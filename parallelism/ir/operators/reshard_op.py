@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from parallelism.ir.core import Dim, Extent, Operator, Rule, TensorType, shape_text
-from parallelism.ir.core.rules import letters, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core.rules import elementwise, letters
+from parallelism.ir.core.table import first_dtype, register
 from parallelism.ir.operators.collectives import alone, changed, check_group
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
@@ -35,14 +33,9 @@ def layout_text(layout: TensorSharding) -> str:
 STEPS = ("slice", "all_gather", "permute", "reduce_scatter", "exchange")
 
 
-def _dtype(x: TensorType, **_: Any) -> np.dtype[Any]:
-    return x.dtype
-
-
 def _reshard_rule(x: TensorType, layout: str) -> Rule:
     TensorSharding.parse(layout).over(x.ndim)
-    names = letters(x.ndim)
-    return rule(f"{names}->{names}", [x.shape])
+    return elementwise([x.shape])
 
 
 def _reshard_derivative(g: Any, y: Any, x: Any, layout: str) -> list[Any]:
@@ -76,14 +69,14 @@ def _relayout_rule(
     return Rule((tuple(sides[0]),), (tuple(sides[1]),), extents, moving)
 
 
-register(Operator("reshard", _reshard_rule, _dtype, lambda x, layout: x, _reshard_derivative,
+register(Operator("reshard", _reshard_rule, first_dtype, lambda x, layout: x, _reshard_derivative,
                   attributes={"layout": "a string"}, view=True, linear="moves"))
 register(Operator(
-    "all_slice", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), _dtype, alone("all_slice"),
+    "all_slice", lambda x, axes, group, dim, extent: changed(x, dim, extent, group), first_dtype, alone("all_slice"),
     attributes={"axes": "a list of strings", "group": "an extent", "dim": "an integer", "extent": "an extent"},
 ))
 register(Operator(
-    "relayout", _relayout_rule, _dtype, alone("relayout"),
+    "relayout", _relayout_rule, first_dtype, alone("relayout"),
     attributes={
         "step": "a string", "axes": "a list of strings", "group": "an extent", "before": "a string",
         "after": "a string", "whole": "a shape", "shape": "a shape", "received": "an extent",

@@ -13,14 +13,9 @@ import numpy as np
 
 from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType, checked_axis, shape_text
 from parallelism.ir.core.extents import largest, quotient
-from parallelism.ir.core.rules import along, broadcast, letters, reshape, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core.rules import broadcast, letters, reshape, rule
+from parallelism.ir.core.table import along_whole, first_dtype, register
 from parallelism.ir.tracing.tracing import apply
-
-
-def _same(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
-    return x.dtype
-
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
 
@@ -48,18 +43,17 @@ def _broadcast_rule(x: TensorType, shape: Shape) -> Rule:
     return rule(f"{given}->{names}", [x.shape], dict(zip(names, shape, strict=True)))
 
 
-register(Operator("reshape", _reshape_rule, _same, lambda x, shape: np.reshape(x, shape),
+register(Operator("reshape", _reshape_rule, first_dtype, lambda x, shape: np.reshape(x, shape),
                   lambda g, y, x, shape: [g.reshape(x.shape)], attributes={"shape": "a shape"}, view=True,
                   linear="moves"))
-register(Operator("transpose", _transpose_rule, _same, lambda x, permutation: np.transpose(x, permutation),
+register(Operator("transpose", _transpose_rule, first_dtype, lambda x, permutation: np.transpose(x, permutation),
                   lambda g, y, x, permutation: [g.transpose(sorted(range(x.ndim), key=permutation.__getitem__))],
                   attributes={"permutation": "a list of integers"}, linear="moves"))
-register(Operator("broadcast_to", _broadcast_rule, _same, lambda x, shape: np.broadcast_to(x, shape),
+register(Operator("broadcast_to", _broadcast_rule, first_dtype, lambda x, shape: np.broadcast_to(x, shape),
                   lambda g, y, x, shape: [g], attributes={"shape": "a shape"}, linear="moves", grows=True))
 register(Operator(
-    "flip", lambda x, axis: rule(f"{along(x.ndim, checked_axis(axis, x.ndim), 'z!')}->"
-                                 f"{along(x.ndim, axis, 'z!')}", [x.shape]),
-    _same, lambda x, axis: np.flip(x, axis), lambda g, y, x, axis: [apply("flip", g, axis=axis)],
+    "flip", along_whole, first_dtype, lambda x, axis: np.flip(x, axis),
+    lambda g, y, x, axis: [apply("flip", g, axis=axis)],
     attributes={"axis": "an integer"}, linear="moves",
 ))
 
@@ -84,10 +78,6 @@ def _concatenate_rule(*types: TensorType, axis: int) -> Rule:
     return rule(f"{','.join(terms[:-1])}->{terms[-1]}", [type.shape for type in types], {own[-1]: total})
 
 
-def _concatenate_derivative(g: Any, y: Any, *x: Any, axis: int) -> list[Any]:
-    return list(_as_tuple(apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x))))
-
-
 def _split_rule(x: TensorType, axis: int, sizes: Shape) -> Rule:
     checked_axis(axis, x.ndim)
     if not sizes or sum(sizes) != x.shape[axis]:
@@ -105,18 +95,17 @@ def _split(x: Any, axis: int, sizes: Sequence[int]) -> Any:
     return pieces if len(pieces) > 1 else pieces[0]
 
 
-def _split_derivative(g: Any, y: Any, x: Any, axis: int, sizes: Shape) -> list[Any]:
-    return [apply("concatenate", *_as_tuple(g), axis=axis)]
-
-
 def _as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
 register(Operator("concatenate", _concatenate_rule, lambda *types, axis: np.result_type(*(t.dtype for t in types)),
-                  lambda *arrays, axis: np.concatenate(arrays, axis), _concatenate_derivative,
+                  lambda *arrays, axis: np.concatenate(arrays, axis),
+                  lambda g, y, *x, axis: list(_as_tuple(
+                      apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x)))),
                   attributes={"axis": "an integer"}, linear="moves"))
-register(Operator("split", _split_rule, _same, _split, _split_derivative,
+register(Operator("split", _split_rule, first_dtype, _split,
+                  lambda g, y, x, axis, sizes: [apply("concatenate", *_as_tuple(g), axis=axis)],
                   attributes={"axis": "an integer", "sizes": "a shape"}, linear="moves"))
 
 
@@ -171,14 +160,14 @@ def _place(x: Any, axis: int, begin: int, step: int, extent: int) -> Any:
 
 
 register(Operator(
-    "slice", _slice_rule, _same, lambda x, axis, begin, end, step: x[_part(x.ndim, axis, begin, end, step)],
+    "slice", _slice_rule, first_dtype, lambda x, axis, begin, end, step: x[_part(x.ndim, axis, begin, end, step)],
     lambda g, y, x, axis, begin, end, step: [
         apply("place", g, axis=axis, begin=begin, step=step, extent=x.shape[axis])
     ], attributes={"axis": "an integer", "begin": "an extent", "end": "an extent", "step": "an integer"},
     linear="moves",
 ))
 register(Operator(
-    "place", _place_rule, _same, _place,
+    "place", _place_rule, first_dtype, _place,
     lambda g, y, x, axis, begin, step, extent: [
         apply("slice", g, axis=axis, begin=begin, end=begin + (x.shape[axis] - 1) * step + 1, step=step)
     ], attributes={"axis": "an integer", "begin": "an extent", "step": "an integer", "extent": "an extent"},
@@ -227,12 +216,12 @@ def _windows_sum(x: Any, axis: int, step: int, extent: int) -> Any:
 
 
 register(Operator(
-    "windows", _windows_rule, _same, _windows,
+    "windows", _windows_rule, first_dtype, _windows,
     lambda g, y, x, axis, size, step: [apply("windows_sum", g, axis=axis, step=step, extent=x.shape[axis])],
     attributes={"axis": "an integer", "size": "an integer", "step": "an integer"}, linear="moves", grows=True,
 ))
 register(Operator(
-    "windows_sum", _windows_sum_rule, _same, _windows_sum,
+    "windows_sum", _windows_sum_rule, first_dtype, _windows_sum,
     lambda g, y, x, axis, step, extent: [apply("windows", g, axis=axis, size=x.shape[-1], step=step)], 1,
     attributes={"axis": "an integer", "step": "an integer", "extent": "an extent"}, linear="together", grows=True,
 ))
@@ -262,10 +251,6 @@ def _constant_rule(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Rule:
     return new
 
 
-def _constant(value: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-    return np.array(value, dtype).reshape(shape) if isinstance(value, tuple) else np.full(shape, value, dtype)
-
-
 def _iota_rule(dim: int, shape: Shape, starts: Shape) -> Rule:
     checked_axis(dim, len(shape))
     return created(shape, starts)
@@ -276,9 +261,10 @@ def _iota(dim: int, shape: Sequence[int], starts: Sequence[int], dtype: np.dtype
     return np.broadcast_to(places.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
 
 
-register(Operator("constant", _constant_rule, lambda value, shape, dtype: dtype, _constant, attributes={
-    "value": "a number or a list of them", "shape": "a shape", "dtype": "a dtype",
-}))
+register(Operator("constant", _constant_rule, lambda value, shape, dtype: dtype,
+                  lambda value, shape, dtype: np.array(value, dtype).reshape(shape) if isinstance(value, tuple)
+                  else np.full(shape, value, dtype),
+                  attributes={"value": "a number or a list of them", "shape": "a shape", "dtype": "a dtype"}))
 register(Operator(
     "iota", lambda dim, shape, starts, dtype: _iota_rule(dim, shape, starts),
     lambda dim, shape, starts, dtype: dtype, _iota,

@@ -78,11 +78,6 @@ def _var(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> A
     return CALLS[np.sum](centred * centred, axes, None, None, keepdims) / (product(x.shape[d] for d in axes) - ddof)
 
 
-@stands_for(np.std)
-def _std(x: Any, axis: Any = None, *, ddof: int = 0, keepdims: Any = False) -> Any:
-    return np.sqrt(_var(x, axis, ddof=ddof, keepdims=keepdims))
-
-
 @stands_for(np.average)
 def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = False) -> Any:
     if weights is None:
@@ -93,45 +88,19 @@ def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = F
     return np.sum(x * weights, axis=axis, keepdims=keepdims) / np.sum(weights, axis=axis, keepdims=keepdims)
 
 
-@stands_for(np.ptp)
-def _ptp(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-    return np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)
-
-
-@stands_for(np.count_nonzero)
-def _count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-    return np.sum(x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims)
+def _in_one_dim(kind: str, x: Any, axis: Any) -> Any:
+    """An operator that works along one dim; with ``axis=None`` on the array as one dim."""
+    return apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
 
 
 def _extreme(kind: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-        index = apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
+        index = _in_one_dim(kind, x, axis)
         if not keepdims:
             return index
         return index.reshape([1 if axis is None or d == axis_of(axis, x.ndim) else n for d, n in enumerate(x.shape)])
 
     return call
-
-
-stands_for(np.argmax)(_extreme("argmax"))
-stands_for(np.argmin)(_extreme("argmin"))
-
-
-@stands_for(np.cumsum)
-def _cumsum(x: Any, axis: Any = None, dtype: Any = None) -> Any:
-    x = x if dtype is None else x.astype(dtype)
-    return apply("cumsum", x.reshape(-1), axis=0) if axis is None else apply("cumsum", x, axis=axis_of(axis, x.ndim))
-
-
-@stands_for(np.sort)
-def _sort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
-    return apply("sort", x.reshape(-1), axis=0) if axis is None else apply("sort", x, axis=axis_of(axis, x.ndim))
-
-
-@stands_for(np.argsort)
-def _argsort(x: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
-    """Equal elements keep their order, which NumPy promises for ``kind="stable"`` only."""
-    return apply("argsort", x.reshape(-1), axis=0) if axis is None else apply("argsort", x, axis=axis_of(axis, x.ndim))
 
 
 @stands_for(np.diff)
@@ -161,11 +130,6 @@ def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max:
     return x if a_max is None else np.minimum(x, a_max)
 
 
-@stands_for(np.positive)
-def _positive(x: Any) -> Any:
-    return x
-
-
 @stands_for(np.round, np.around)
 def _round(x: Any, decimals: int = 0) -> Any:
     if decimals == 0 or x.dtype.kind in "iu":
@@ -176,32 +140,12 @@ def _round(x: Any, decimals: int = 0) -> Any:
     return np.rint(x * scale) / scale if decimals > 0 else np.rint(x / scale) * scale
 
 
-@stands_for(np.divmod)
-def _divmod(a: Any, b: Any) -> Any:
-    return a // b, a % b
-
-
-@stands_for(np.fabs)
-def _fabs(x: Any) -> Any:
-    return np.absolute(x if x.dtype.kind == "f" else x.astype(np.float64))
-
-
 @stands_for(np.nan_to_num)
 def _nan_to_num(x: Any) -> Any:
     if x.dtype.kind != "f":
         return x
     limits = np.finfo(x.dtype)
     return np.clip(np.where(np.isnan(x), 0, x), limits.min, limits.max)
-
-
-@stands_for(np.copy)
-def _copy(x: Any) -> Any:
-    return x.copy()
-
-
-@stands_for(np.astype)
-def _astype(x: Any, dtype: Any, *, copy: bool = True) -> Any:
-    return x.astype(dtype)
 
 
 @stands_for(np.full_like)
@@ -213,30 +157,40 @@ def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None)
                  shape=x.shape if shape is None else checked_shape(shape))
 
 
-def _like(value: int) -> Callable[..., Any]:
-    return lambda x, dtype=None, *, shape=None: _full_like(x, value, dtype, shape=shape)
-
-
-stands_for(np.zeros_like, np.empty_like)(_like(0))
-stands_for(np.ones_like)(_like(1))
-stands_for(np.result_type)(lambda *given: np.result_type(*(x.dtype if isinstance(x, Traced) else x for x in given)))
-stands_for(np.iscomplexobj)(lambda x: False)
-stands_for(np.isrealobj)(lambda x: True)
-stands_for(np.shape)(lambda x: x.shape)
-stands_for(np.ndim)(lambda x: x.ndim)
-stands_for(np.size)(lambda x: x.size)
-
-
-@stands_for(np.tril)
-def _tril(x: Any, k: int = 0) -> Any:
-    return np.where(_places(x, -2) + k >= _places(x, -1), x, 0)
-
-
-@stands_for(np.triu)
-def _triu(x: Any, k: int = 0) -> Any:
-    return np.where(_places(x, -2) + k <= _places(x, -1), x, 0)
-
-
 def _places(x: Any, axis: int) -> Any:
     shape = x.shape[-2:]
     return apply("iota", dim=axis + 2, shape=shape, starts=(0, 0), dtype=np.dtype(np.int64))
+
+
+CALLS.update({
+    # reductions
+    np.std: lambda x, axis=None, *, ddof=0, keepdims=False: np.sqrt(_var(x, axis, ddof=ddof, keepdims=keepdims)),
+    np.ptp: lambda x, axis=None, *, keepdims=False: (
+        np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)),
+    np.count_nonzero: lambda x, axis=None, *, keepdims=False: np.sum(
+        x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims),
+    np.argmax: _extreme("argmax"),
+    np.argmin: _extreme("argmin"),
+    np.cumsum: lambda x, axis=None, dtype=None: _in_one_dim("cumsum", x if dtype is None else x.astype(dtype), axis),
+    np.sort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("sort", x, axis),
+    # Equal elements keep their order, which NumPy promises for kind="stable" only.
+    np.argsort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("argsort", x, axis),
+    # elements
+    np.positive: lambda x: x,
+    np.divmod: lambda a, b: (a // b, a % b),
+    np.fabs: lambda x: np.absolute(x if x.dtype.kind == "f" else x.astype(np.float64)),
+    np.copy: lambda x: x.copy(),
+    np.astype: lambda x, dtype, *, copy=True: x.astype(dtype),
+    np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, 0),
+    np.triu: lambda x, k=0: np.where(_places(x, -2) + k <= _places(x, -1), x, 0),
+    np.zeros_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
+    np.empty_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
+    np.ones_like: lambda x, dtype=None, *, shape=None: _full_like(x, 1, dtype, shape=shape),
+    # types and shapes
+    np.result_type: lambda *given: np.result_type(*(x.dtype if isinstance(x, Traced) else x for x in given)),
+    np.iscomplexobj: lambda x: False,
+    np.isrealobj: lambda x: True,
+    np.shape: lambda x: x.shape,
+    np.ndim: lambda x: x.ndim,
+    np.size: lambda x: x.size,
+})

@@ -12,7 +12,7 @@ from parallelism.ir.core.extents import product
 from parallelism.ir.core.rules import broadcast as common_shape
 from parallelism.ir.operators.shapes import count
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
-from parallelism.ir.tracing import Traced
+from parallelism.ir.tracing import CALLS, Traced
 from parallelism.ir.tracing.refusing import refuse
 from parallelism.ir.tracing.tracing import apply, lift
 
@@ -218,19 +218,6 @@ def _replaced(x: Any, axis: int, indices: Any, value: Any) -> Any:
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-@stands_for(np.take)
-def _take(x: Any, indices: Any, axis: Any = None) -> Any:
-    x = lift(x)
-    return apply("take", x.reshape(-1), indices, axis=0) if axis is None else apply(
-        "take", x, indices, axis=axis_of(axis, x.ndim))
-
-
-@stands_for(np.take_along_axis)
-def _take_along_axis(x: Any, indices: Any, axis: int = -1) -> Any:
-    x = lift(x)
-    return apply("take_along", x, indices, axis=axis_of(axis, x.ndim))
-
-
 @stands_for(np.diagonal)
 def _diagonal(x: Any) -> Any:
     if x.ndim != 2 or not all(isinstance(n, int) for n in x.shape):
@@ -239,19 +226,20 @@ def _diagonal(x: Any) -> Any:
     return part(reshaped(part(part(x, 0, 0, n), 1, 0, n), -1), 0, 0, n * n, n + 1)
 
 
-@stands_for(np.trace)
-def _trace(x: Any) -> Any:
-    return np.sum(_diagonal(x))
-
-
-@stands_for(np.diag)
-def _diag(x: Any) -> Any:
-    return x[:, None] * np.eye(x.shape[0], dtype=x.dtype) if x.ndim == 1 else _diagonal(x)
-
-
 @stands_for(np.select)
 def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
     result = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
         result = np.where(lift(condition), choice, result)
     return result
+
+
+CALLS.update({
+    np.take: lambda x, indices, axis=None: (
+        apply("take", lift(x).reshape(-1), indices, axis=0) if axis is None
+        else apply("take", lift(x), indices, axis=axis_of(axis, np.ndim(x)))),
+    np.take_along_axis: lambda x, indices, axis=-1: apply(
+        "take_along", lift(x), indices, axis=axis_of(axis, np.ndim(x))),
+    np.trace: lambda x: np.sum(_diagonal(x)),
+    np.diag: lambda x: x[:, None] * np.eye(x.shape[0], dtype=x.dtype) if x.ndim == 1 else _diagonal(x),
+})

@@ -26,19 +26,9 @@ def _concatenate(arrays: Sequence[Any], axis: Any = 0) -> Any:
     return apply("concatenate", *parts, axis=axis_of(axis, parts[0].ndim))
 
 
-@stands_for(np.stack)
-def _stack(arrays: Sequence[Any], axis: int = 0) -> Any:
-    return _concatenate([expanded(lift(x), axis) for x in arrays], axis)
-
-
 def _of_ndim(x: Any, ndim: int) -> Any:
     x = lift(x)
     return reshaped(x, (*[1] * (ndim - x.ndim), *x.shape))
-
-
-@stands_for(np.vstack)
-def _vstack(tup: Sequence[Any]) -> Any:
-    return _concatenate([_of_ndim(x, 2) for x in tup])
 
 
 @stands_for(np.hstack)
@@ -47,14 +37,12 @@ def _hstack(tup: Sequence[Any]) -> Any:
     return _concatenate(parts, 0 if parts[0].ndim == 1 else 1)
 
 
-@stands_for(np.column_stack)
-def _column_stack(tup: Sequence[Any]) -> Any:
-    return _concatenate([expanded(x, 1) if x.ndim == 1 else x for x in map(lift, tup)], 1)
-
-
-@stands_for(np.append)
-def _append(arr: Any, values: Any, axis: Any = None) -> Any:
-    return _concatenate([arr, values], axis)
+CALLS.update({
+    np.stack: lambda arrays, axis=0: _concatenate([expanded(lift(x), axis) for x in arrays], axis),
+    np.vstack: lambda tup: _concatenate([_of_ndim(x, 2) for x in tup]),
+    np.column_stack: lambda tup: _concatenate([expanded(x, 1) if x.ndim == 1 else x for x in map(lift, tup)], 1),
+    np.append: lambda arr, values, axis=None: _concatenate([arr, values], axis),
+})
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------
@@ -83,10 +71,8 @@ def _split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 @stands_for(np.array_split, view=True)
 def _array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
     axis, count = axis_of(axis, x.ndim), indices_or_sections
-    if not isinstance(count, int):
-        return _at(x, axis, count)
     extent = x.shape[axis]
-    if not isinstance(extent, int):
+    if not isinstance(count, int) or not isinstance(extent, int):
         return _split(x, count, axis)
     return _pieces(x, axis, [extent // count + (i < extent % count) for i in range(count)])
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from parallelism.ir.core.rules import letters
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for
+from parallelism.ir.tracing import CALLS
 from parallelism.ir.tracing.refusing import refuse
 from parallelism.ir.tracing.tracing import apply, lift
 
 
-@stands_for(np.matmul)
+@stands_for(np.matmul, np.linalg.matmul)
 def _matmul(a: Any, b: Any) -> Any:
     a, b = lift(a), lift(b)
     if a.ndim >= 2 and b.ndim >= 2:
@@ -33,11 +34,6 @@ def _dot(a: Any, b: Any) -> Any:
     if b.ndim > 2:
         refuse("numpy.dot with more than two dims on the right", "use numpy.einsum")
     return _matmul(a, b)
-
-
-@stands_for(np.outer)
-def _outer(a: Any, b: Any) -> Any:
-    return apply("einsum", lift(a).reshape(-1), lift(b).reshape(-1), equation="i,j->ij")
 
 
 @stands_for(np.einsum)
@@ -82,21 +78,6 @@ def _inner(a: Any, b: Any) -> Any:
     return a * b if not a.ndim or not b.ndim else _tensordot(a, b, (-1, -1))
 
 
-@stands_for(np.vdot)
-def _vdot(a: Any, b: Any) -> Any:
-    return _matmul(lift(a).reshape(-1), lift(b).reshape(-1))
-
-
-@stands_for(np.vecdot)
-def _vecdot(a: Any, b: Any) -> Any:
-    return _einsum("...i,...i->...", a, b)
-
-
-@stands_for(np.linalg.matmul)
-def _matmul_of_linalg(a: Any, b: Any) -> Any:
-    return _matmul(a, b)
-
-
 @stands_for(np.linalg.multi_dot)
 def _multi_dot(arrays: Any) -> Any:
     """The products are computed from left to right; NumPy chooses the cheapest order."""
@@ -112,3 +93,10 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
         refuse(f"numpy.linalg.norm of order {ord!r}", "only the root of the sum of squares is supported")
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
     return np.sqrt(np.sum(x * x, axis=axes_of(axis, x.ndim), keepdims=keepdims))
+
+
+CALLS.update({
+    np.outer: lambda a, b: apply("einsum", lift(a).reshape(-1), lift(b).reshape(-1), equation="i,j->ij"),
+    np.vdot: lambda a, b: _matmul(lift(a).reshape(-1), lift(b).reshape(-1)),
+    np.vecdot: lambda a, b: _einsum("...i,...i->...", a, b),
+})

@@ -56,20 +56,10 @@ def reshaped(x: Any, shape: Any) -> Any:
     return x if tuple(extents) == x.shape else apply("reshape", x, shape=tuple(extents))
 
 
-@stands_for(np.ravel, view=True)
-def _ravel(x: Any) -> Any:
-    return reshaped(x, -1)
-
-
 @stands_for(np.transpose, np.permute_dims, view=True)
 def transposed(x: Any, axes: Any = None) -> Any:
     order = tuple(reversed(range(x.ndim))) if axes is None else tuple(axis_of(a, x.ndim) for a in axes)
     return x if order == tuple(range(x.ndim)) else apply("transpose", x, permutation=order)
-
-
-@stands_for(np.matrix_transpose, view=True)
-def _matrix_transposed(x: Any) -> Any:
-    return _swapaxes(x, -1, -2)
 
 
 @stands_for(np.swapaxes, view=True)
@@ -130,23 +120,11 @@ def _flip(x: Any, axis: Any = None) -> Any:
     return x
 
 
-stands_for(np.flipud, view=True)(lambda m: _flip(m, 0))
-stands_for(np.fliplr, view=True)(lambda m: _flip(m, 1))
-
-
 @stands_for(np.rot90, view=True)
 def _rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
     for _ in range(k % 4):
         m = _flip(_swapaxes(m, *axes), axes[0])
     return m
-
-
-def _at_least(ndim: int) -> Callable[..., Any]:
-    return lambda x: reshaped(x, (*[1] * (ndim - x.ndim), *x.shape))
-
-
-stands_for(np.atleast_1d, view=True)(_at_least(1))
-stands_for(np.atleast_2d, view=True)(_at_least(2))
 
 
 @stands_for(np.broadcast_arrays)
@@ -170,3 +148,14 @@ def part(x: Any, axis: int, begin: Extent, end: Extent, step: int = 1) -> Any:
     if (begin, end, step) == (0, x.shape[axis], 1):
         return x
     return apply("slice", x, axis=axis, begin=begin, end=end, step=step)
+
+
+for _function, _call in {
+    np.ravel: lambda x: reshaped(x, -1),
+    np.matrix_transpose: lambda x: _swapaxes(x, -1, -2),
+    np.flipud: lambda m: _flip(m, 0),
+    np.fliplr: lambda m: _flip(m, 1),
+    np.atleast_1d: lambda x: reshaped(x, x.shape or (1,)),
+    np.atleast_2d: lambda x: reshaped(x, (*[1] * (2 - x.ndim), *x.shape)),
+}.items():
+    stands_for(_function, view=True)(_call)

@@ -9,6 +9,7 @@ from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.regions import inside
 from parallelism.ir.operators import layout_text
 from parallelism.ir.passes import MARK
+from parallelism.layouts.localization.local_program import layout_of
 from parallelism.layouts.propagation import Devices, finite_constants, op_placement
 from parallelism.sharding import TensorSharding
 
@@ -47,7 +48,7 @@ class _Placed:
         return replace(self.whole, ops=tuple(self.ops))
 
     def _place(self, number: int, op: Op) -> None:
-        layouts, homes = ([_layout(value) for value in side] for side in (op.inputs, op.outputs))
+        layouts, homes = ([layout_of(value) for value in side] for side in (op.inputs, op.outputs))
         place = op_placement(op, tuple(layouts), tuple(homes), self.devices, self.constants)
         inputs = [self._laid(number, op, *each) for each in zip(op.inputs, place.inputs, strict=True)]
         computed = [
@@ -66,7 +67,7 @@ class _Placed:
         back = inside(op, MARK)
         copy, last, was_back = self.copies.get((value.name, layout), (None, number, back))
         fresh = number - last <= KEPT and back == was_back
-        if copy is None or not (fresh or self._pieces(layout) >= self._pieces(_layout(value))):
+        if copy is None or not (fresh or self._pieces(layout) >= self._pieces(layout_of(value))):
             copy = Value(self._name(value), value.type, layout)
             self._reshard(value, copy, op)
         self.copies[value.name, layout] = copy, number, back
@@ -77,7 +78,7 @@ class _Placed:
         return prod(mesh[axis] for axis in layout.axes)
 
     def _reshard(self, before: Value, after: Value, op: Op) -> None:
-        layout = {"layout": layout_text(_layout(after))}
+        layout = {"layout": layout_text(layout_of(after))}
         self.ops.append(Op("reshard", (before,), tuple(layout.items()), (after,), op.region))
 
     def _name(self, value: Value) -> str:
@@ -86,8 +87,3 @@ class _Placed:
             count += 1
         self.names.add(name)
         return name
-
-
-def _layout(value: Value) -> TensorSharding:
-    assert value.layout is not None, value
-    return value.layout

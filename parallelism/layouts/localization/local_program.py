@@ -37,11 +37,10 @@ class _Shards:
         return [self.devices.part(n, dim.axes, self.place) for n, dim in zip(shape, layout.dims, strict=True)]
 
     def type(self, type: TensorType, layout: TensorSharding) -> TensorType:
-        local = self._types.get((type, layout))
-        if local is None:
+        if (type, layout) not in self._types:
             local = TensorType(type.dtype, [size for _, size in self.block(type.shape, layout)])
             self._types[type, layout] = local
-        return local
+        return self._types[type, layout]
 
     def value(self, value: Value) -> Value:
         return Value(value.name, self.type(value.type, layout_of(value)))

@@ -62,16 +62,14 @@ class Ranks:
         return np.asarray(order[number.reshape(-1)])
 
     def _on(self, mesh: Mesh) -> ByRank:
-        index = self._smaller.get(mesh)
-        if index is None:
-            index = self._smaller[mesh] = self.index(axis for axis in mesh.axes if axis in self.mesh.shape)
-        return index
+        if mesh not in self._smaller:
+            self._smaller[mesh] = self.index(axis for axis in mesh.axes if axis in self.mesh.shape)
+        return self._smaller[mesh]
 
     def _all_received(self, step: ReshardingStep) -> ByRank:
-        received = self._received.get(step)
-        if received is None:
-            received = self._received[step] = np.array(step.bytes_received, np.int64)
-        return received
+        if step not in self._received:
+            self._received[step] = np.array(step.bytes_received, np.int64)
+        return self._received[step]
 
     def _extents(self, laid: Iterable[tuple[Sequence[Extent], TensorSharding]]) -> Iterable[ByRank]:
         cuts: dict[tuple[Extent, Axes], None] = {}
