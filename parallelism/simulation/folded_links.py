@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """The links that collectives use in a folded simulation, in which only the representatives of lanes are simulated.
 
 A simulated collective uses the links of its real group.  Other collectives and messages may use the same links, but a
@@ -10,18 +9,6 @@ folded simulation does not contain all of them.  It is exact in two cases:
                                           simulated collective; this is checked for all groups
 
 In any other case folding is refused with ``ValueError``.
-=======
-"""The use of shared links by the collectives of representatives.
-
-A collective uses the links of its real group.  Of the other users of these links only some are simulated.  So folding
-is allowed only for links where this makes no difference:
-
-    ports of one device each     the ports of a representative carry only its own traffic, and the ports of the equal
-                                 devices are as full, with theirs
-    other links                  no other collective crosses them; all groups are examined to find out
-
-If neither holds, folding is refused.
->>>>>>> slimB
 """
 
 from __future__ import annotations
@@ -38,11 +25,7 @@ from parallelism.simulation.folding import Lanes
 from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
 
 MOST_GROUPS = 4096
-<<<<<<< HEAD
 """The most collectives that are checked for shared links; with more, folding is refused."""
-=======
-"""The largest number of collectives that are examined for shared links."""
->>>>>>> slimB
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,11 +35,7 @@ class Used(NamedTuple):
 
     prices: Sequence[CollectivePrice]
     groups: Sequence[tuple[int, ...]]
-<<<<<<< HEAD
     """The group for which each price was computed; it also holds for groups that are connected in the same way."""
-=======
-    """The group for which each price was computed; equal groups have the same price."""
->>>>>>> slimB
     price: Ints
     """The number of each event's price."""
     ranks: Ints
@@ -70,16 +49,9 @@ class Used(NamedTuple):
 def folded_ways(
     templates: Templates, pricing: Pricing, lanes: Lanes, used: Used, *, messages: bool
 ) -> tuple[tuple[Way | None, ...], Ints]:
-<<<<<<< HEAD
     """The `Way` of each different collective, and for each event its number; ``messages``: whether there are messages.
 
     ``ValueError`` if others share links with a collective, so that one collective cannot stand for its equals.
-=======
-    """The paths of collectives over links, and the number of each event's path.
-
-    ``messages`` says whether the program also has messages.  ``ValueError`` if other devices share links with a
-    collective, so that it cannot be simulated in place of theirs.
->>>>>>> slimB
     """
     hardware = pricing.hardware
     assert hardware is not None
@@ -109,33 +81,21 @@ def folded_ways(
 
 
 def own_ports(hardware: Hardware) -> bool:
-<<<<<<< HEAD
     """Whether each channel is a port of one device: that at place p sends over port 2 p and receives over 2 p + 1."""
-=======
-    """Whether each channel is the port of one device.  Ports are numbered by the place p: 2 p out, 2 p + 1 in."""
->>>>>>> slimB
     return not hardware.faults and all(
         link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
         for level, link in enumerate(hardware.links))
 
 
 def _position(templates: Templates, look: int, rank: int) -> int:
-<<<<<<< HEAD
     """The position of a rank in its group of a collective."""
-=======
-    """The position of a rank in its group."""
->>>>>>> slimB
     slot = int(templates.axes_of[look])
     group = templates.groups[slot][templates.group_of[slot, rank]]
     return int(np.flatnonzero(group == rank)[0])
 
 
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
-<<<<<<< HEAD
     """The bytes over the ports of a rank: those over the ports of ``member``, the same position in the priced group."""
-=======
-    """The bytes over the ports of a rank: those over the ports of the ``member`` of the priced group."""
->>>>>>> slimB
     there, here = hardware.place(member), hardware.place(rank)
     return {
         (level, fault, 2 * here + number % 2): nbytes
@@ -143,13 +103,8 @@ def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: i
     }
 
 
-<<<<<<< HEAD
-def _check_nobody_else(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
-    """Raises ``ValueError`` if a message, or a collective that is not simulated, crosses links of simulated ones."""
-=======
 def _check_alone(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
     """``ValueError`` unless no message and no other collective crosses the links of the simulated collectives."""
->>>>>>> slimB
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
     everywhere = [

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Finds the devices that do the same at the same times, before anything is timed.  One of them can stand for all.
 
 The devices are divided into *lanes* of equal devices.  At first, two devices are in one lane if they have equal
@@ -14,20 +13,6 @@ one element more than others.  These devices count as equal.
 Messages share links, which is a problem if only some of the devices are simulated.  So two conditions must hold: a link
 that the messages of representatives cross is crossed by no other messages, and equal messages meet equal messages on
 their links.  Otherwise folding is refused with ``ValueError``.  The *representative* of a lane is its lowest rank.
-=======
-"""Equal devices, found before anything is timed, so that one representative of each class can be simulated.
-
-At first, devices are equal if they have equal programs, equal stragglers, equal messages, and groups in which
-collectives have equal prices (`same_prices`).  Then devices whose partners differ are separated, again and again, until
-nothing changes (the coarsest equitable partition; Paige and Tarjan, *Three partition refinement algorithms*, 1987).
-The remaining equal devices come to every collective with equal partners at the same time, and leave it at the same
-time: by induction over the events.
-
-If an array does not divide by the size of a group, some members move one element more; they still count as equal.
-
-Messages share links.  So a link that a representative's message uses must carry only messages of representatives, and
-equal messages must meet equal traffic.  If that is not so, folding is refused.
->>>>>>> slimB
 """
 
 from __future__ import annotations
@@ -46,20 +31,12 @@ Ints = npt.NDArray[np.int64]
 
 
 class Lanes(NamedTuple):
-<<<<<<< HEAD
     """The devices of a mesh, divided into lanes of equal devices."""
-=======
-    """The devices of a mesh, in lanes of equal devices."""
->>>>>>> slimB
 
     lane_of: Ints
     """The lane of each rank."""
     first: Ints
-<<<<<<< HEAD
     """The representative of each lane: its lowest rank, which stands for all others."""
-=======
-    """The representative of each lane: its lowest rank."""
->>>>>>> slimB
 
     @property
     def sizes(self) -> Ints:
@@ -68,11 +45,7 @@ class Lanes(NamedTuple):
 
 
 def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> Lanes:
-<<<<<<< HEAD
     """The lanes, sorted by their lowest ranks.  On a hardware with broken links each device has a lane of its own.
-=======
-    """The lanes of equal devices, ordered by their lowest ranks.  With broken links each device has its own lane.
->>>>>>> slimB
 
     ``ValueError`` if messages of equal devices share links.
     """
@@ -105,14 +78,8 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
 
 
 def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
-<<<<<<< HEAD
-    """A number for each group along the axes of a slot; equal only for groups in which everything costs the same."""
-    found = templates.priced_alike.get(slot)
-    if found is None:
-=======
     """A number for each group along the axes of a slot; groups in which everything costs the same have the same."""
     if slot not in templates.priced_alike:
->>>>>>> slimB
         groups = templates.groups[slot]
         apart = hardware.faults or groups.shape[1] < 2
         templates.priced_alike[slot] = np.arange(len(groups)) if apart else same_prices(hardware, groups)
@@ -120,19 +87,11 @@ def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
 
 
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
-<<<<<<< HEAD
     """A number for each row of ``groups``; equal numbers only for groups in which every collective takes equally long.
 
     Two groups are equal if the members at any two positions are connected in the same way in both.  Over switches and
     fully connected links on which each device has ports of its own, it is enough that the two members meet at the same
     level of the hardware.  Otherwise, such as along a ring or torus, the members must lie at the same places.
-=======
-    """A number for each of the ``groups``, ``[group, position]``; equal numbers only for equal prices of collectives.
-
-    Two groups are equal if every pair of members is connected in the same way as the pair at the same positions of the
-    other group.  Over switches, and where each device has its own links, the pairs must meet at the same levels.  On a
-    ring or torus they must also have the same places.
->>>>>>> slimB
     """
     places = _placed(hardware, groups)
     keys = []
@@ -151,11 +110,7 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
 
 
 def _first_alike(values: Ints) -> Ints:
-<<<<<<< HEAD
     """For each value, the first place in its row that has the same value."""
-=======
-    """For each value, the first place in its row with the same value."""
->>>>>>> slimB
     order = np.argsort(values, axis=1, kind="stable")
     in_order = np.take_along_axis(values, order, axis=1)
     begins = np.ones(values.shape, np.bool_)
@@ -167,11 +122,7 @@ def _first_alike(values: Ints) -> Ints:
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
-<<<<<<< HEAD
     """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
-=======
-    """A number for the colours of each group, independent of their order."""
->>>>>>> slimB
     if not colour.any():
         return np.zeros(len(groups), np.int64)
     rows = np.sort(colour[groups], axis=1)
@@ -179,16 +130,11 @@ def _of_groups(colour: Ints, groups: Ints) -> Ints:
 
 
 def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int = 0) -> Ints:
-<<<<<<< HEAD
-    """Numbers from 0, one for each different value; with ``where``, from 1, at these places of an array of zeros."""
-    found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
-=======
     """A number from 0 for each value.
 
     With ``where``, the values stand at these places of an array of this ``size``, and 0 stands at all other places.
     """
     codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
->>>>>>> slimB
     if where is None:
         return codes
     out = np.zeros(size, np.int64)
@@ -199,19 +145,11 @@ def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 Ends = tuple[Ints, Ints]
-<<<<<<< HEAD
 """Messages that are alike: the sending ranks, and the receiving ranks."""
 
 
 def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
     """All messages: one entry for each class, axis and peer, however often they are sent."""
-=======
-"""The sources and the targets of equal messages."""
-
-
-def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
-    """The messages, once for each class, axis and peer, even if they are sent several times."""
->>>>>>> slimB
     looks = templates.looks
     at = np.flatnonzero(looks.isin("kind", {"send"}) & looks.present("peer"))
     of_class = np.searchsorted(templates.starts, at, "right") - 1
@@ -224,20 +162,12 @@ def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
 
 
 def _at_both_ends(colour: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-<<<<<<< HEAD
     """For each rank, the colours of the rank it sends to and of the rank it receives from, as codes; 0 for none."""
-=======
-    """For each rank, the colour of the target of its message, and of the source of the message that it receives."""
->>>>>>> slimB
     return _codes(colour[target], source, len(colour)), _codes(colour[source], target, len(colour))
 
 
 class _Ways:
-<<<<<<< HEAD
     """The paths of messages: the length of each, and the channels that each crosses."""
-=======
-    """The paths of messages: their lengths, and the channels that they use."""
->>>>>>> slimB
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
         here, there = _placed(hardware, source), _placed(hardware, target)
@@ -257,16 +187,9 @@ class _Ways:
 
 
 def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequence[Ends]) -> None:
-<<<<<<< HEAD
-    """Raises ``ValueError`` unless links that messages of representatives cross are crossed by no other messages, and
-    equal messages meet equal messages on their links."""
-    stands = np.zeros(len(colour), np.bool_)
-    stands[first] = True
-=======
     """``ValueError`` unless representatives share links only with each other, and equal messages meet equal traffic."""
     is_first = np.zeros(len(colour), np.bool_)
     is_first[first] = True
->>>>>>> slimB
     source = np.concatenate([ends[0] for ends in messages])
     kind = np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages])
     like = combined(kind, colour[source])
@@ -280,11 +203,7 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
 
 
 def _of_users(like: Ints, channel: Ints) -> Ints:
-<<<<<<< HEAD
     """A number for each channel: equal for channels that are crossed by the same kinds of messages, in any order."""
-=======
-    """A number for the messages that use each channel, independent of their order."""
->>>>>>> slimB
     order = np.lexsort((like, channel))
     users = np.split(like[order], np.cumsum(np.bincount(channel))[:-1])
     seen: dict[bytes, int] = {}
@@ -292,11 +211,7 @@ def _of_users(like: Ints, channel: Ints) -> Ints:
 
 
 def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
-<<<<<<< HEAD
     """Whether messages that are alike meet the same other messages on their paths."""
-=======
-    """Whether equal messages meet equal traffic on their paths."""
->>>>>>> slimB
     order = np.lexsort((users, message))
     counts = np.bincount(message, minlength=len(like))
     ways = np.split(users[order], np.cumsum(counts)[:-1])

@@ -142,11 +142,11 @@ def combined_tracebacks(failures: Mapping[int, Failure]) -> list[str]:
     """
     by_path: dict[Any, dict[str, list[int]]] = {}
     for rank, failure in failures.items():
-        keys_by_value = by_path.setdefault((failure.type_name, failure.frames), {})
-        keys_by_value.setdefault(failure.format().rstrip(), []).append(rank)
+        ranks_by_text = by_path.setdefault((failure.type_name, failure.frames), {})
+        ranks_by_text.setdefault(failure.format().rstrip(), []).append(rank)
     paragraphs = []
-    for keys_by_value in by_path.values():
-        (text, ranks), *others = keys_by_value.items()
+    for ranks_by_text in by_path.values():
+        (text, ranks), *others = ranks_by_text.items()
         lines = [f"on {ranks_in_words(ranks)}:\n{text}"]
         below = [(ranks, failures[ranks[0]].in_a_line) for _, ranks in others[:MOST_LINES]]
         if len(others) > MOST_LINES:
