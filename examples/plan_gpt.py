@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
 from parallelism.layouts import annotate
-from parallelism.layouts.stages import partition
+from parallelism.layouts import partition
 from parallelism.trace import Split
 from parallelism.trace.breakdown import split
 

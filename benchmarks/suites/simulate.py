@@ -27,7 +27,7 @@ from parallelism import Hardware, Mesh, Pipeline, TensorSharding, Trace, ir
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
-from parallelism.layouts.stages import partition
+from parallelism.layouts import partition
 from parallelism.simulation import PipelinedStep, simulate
 
 NAME = "simulate"

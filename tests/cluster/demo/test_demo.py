@@ -176,7 +176,7 @@ def test_the_gpt_of_the_issue_learns_on_eight_processes():
     run = demo("gpt", "--dp", "2", "--pp", "2", "--tp", "2", "--steps", "30")
     assert (run.returncode, run.stderr) == (0, "")
     assert max(map(len, run.stdout.splitlines())) <= 80
-    assert float(re.search(r"at first .*, (\S+) at last", run.stdout)[1]) < 4
+    assert float(re.search(r"(\S+) before the last", run.stdout)[1]) < 4
 
 
 @pytest.mark.parametrize(
