@@ -10,8 +10,7 @@ The step does not include the update.
 import numpy as np
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
-from parallelism.layouts import annotate
-from parallelism.layouts import partition
+from parallelism.layouts import annotate, partition
 from parallelism.trace import Split
 from parallelism.trace.breakdown import split
 

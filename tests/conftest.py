@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from vcluster.processes.forkserver import THREAD_VARIABLES
+from vcluster.processes.blas_threads import THREAD_VARIABLES
 
 # Read when NumPy is loaded.  As many BLAS threads as cores in every worker and script are a crowd of threads that spin.
 os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))

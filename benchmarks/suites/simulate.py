@@ -26,8 +26,7 @@ from benchmarks.targets import PLAIN, against
 from parallelism import Hardware, Mesh, Pipeline, TensorSharding, Trace, ir
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.ir import models
-from parallelism.layouts import annotate, localize, propagate
-from parallelism.layouts import partition
+from parallelism.layouts import annotate, localize, partition, propagate
 from parallelism.simulation import PipelinedStep, simulate
 
 NAME = "simulate"

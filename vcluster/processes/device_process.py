@@ -9,7 +9,6 @@ again, so no ``if __name__ == "__main__"`` guard is needed.
 from __future__ import annotations
 
 import atexit
-import importlib
 import io
 import os
 import pickle
@@ -27,14 +26,8 @@ from typing import Any
 
 from vcluster.code import Pickler, apply_environment
 from vcluster.code.pickling import environment
-from vcluster.processes.forkserver import (
-    NUMBER,
-    SERVER,
-    device_environment,
-    ignore_interrupt,
-    read_number,
-    start_python,
-)
+from vcluster.processes.blas_threads import device_environment, limit_threads
+from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
 
 if sys.platform != "win32":
     import fcntl
@@ -278,7 +271,7 @@ class _Copied(_Popen):
                 os.close(nothing)
                 ignore_interrupt()
                 os.environ.update(device_environment())
-                _limit_threads()
+                limit_threads()
                 code = _run(started, life_r)
             except BaseException:
                 traceback.print_exc()
@@ -375,12 +368,6 @@ def _end_with(life: int) -> None:
 def _watch(life: int) -> None:
     select.select([life], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _limit_threads() -> None:
-    """Set one BLAS thread in a fork of the host, which has already read the variables."""
-    with suppress(ImportError):
-        importlib.import_module("threadpoolctl").threadpool_limits(1)
 
 
 # -- in the host -------------------------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from vcluster.processes.blas_threads import device_environment
+
 PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
 """Modules that are already loaded in a new device. A missing module is skipped."""
 
@@ -39,12 +41,6 @@ LOAD_WHEN_IDLE = ("numpy.random",)
 
 IDLE_MILLISECONDS = 50
 
-THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS",
-)  # fmt: skip
-"""The variables from which numerical libraries read their number of threads, once, when they are loaded."""
-
 MOST_DESCRIPTORS = 253 - 2
 """Maximal number of descriptors in one message under Linux, less the two pipes."""
 
@@ -52,11 +48,6 @@ STOP_SECONDS = 5.0
 """Seconds after which a server that should end is killed."""
 
 NUMBER = struct.Struct("q")
-
-
-def device_environment() -> dict[str, str]:
-    """The environment variables of a device: the host's present ones, and one BLAS thread."""
-    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:

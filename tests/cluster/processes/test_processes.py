@@ -19,8 +19,9 @@ import pytest
 from paths import ROOT
 
 from vcluster.processes import default_start_method, device_process as processes
+from vcluster.processes.blas_threads import THREAD_VARIABLES
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
-from vcluster.processes.forkserver import MOST_DESCRIPTORS, THREAD_VARIABLES, ForkServer
+from vcluster.processes.forkserver import MOST_DESCRIPTORS, ForkServer
 
 
 @pytest.fixture(params=START_METHODS)

@@ -6,6 +6,7 @@ import ast
 import configparser
 import importlib
 import importlib.util
+import statistics
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
 def test_a_room_has_at_most_sixteen_modules(room):
     folder = ROOT.joinpath(*room.split("."))
     assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 16
+
+
+def test_modules_are_short():
+    lengths = [len(file.read_text().splitlines()) for package in PACKAGES for file in modules(package)]
+    assert max(lengths) <= 400
+    assert statistics.median(lengths) <= 150
 
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
