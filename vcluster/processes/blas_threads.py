@@ -1,4 +1,4 @@
-"""A device has one BLAS thread: the variables that libraries read, and a limit for libraries that are loaded already."""
+"""A device has one BLAS thread: the variables that libraries read, and a limit for libraries that are loaded."""
 
 from __future__ import annotations
 
