@@ -1,11 +1,10 @@
 """Module paths that documents name and that have moved: an import of the old path gives the new module."""
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "parallelism.collective_prices": "parallelism.timeline.collective_pricing",
@@ -30,13 +29,15 @@ MOVED = {
 """The new path by the old one."""
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Finds a moved module under its old path, as the same module object."""
+class _Finder:
+    """Finds a moved module under its old path, as the same module object.
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+    It is a finder and a loader by its methods.  The base classes in `importlib.abc` would take longer to import than
+    all of this package's face.
+    """
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(MOVED[spec.name])

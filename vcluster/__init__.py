@@ -4,8 +4,6 @@ Every public name of `parallelism` is here too.  Names are loaded when they are 
 a process that has loaded only what it needs.  The stub `own_names.pyi` lists those of this package.
 """
 
-from pathlib import Path
-
 import lazy_loader
 
 import parallelism
@@ -15,7 +13,7 @@ HOST = -1
 
 __version__ = "0.1.0"
 
-_own, _, _own_names = lazy_loader.attach_stub(__name__, str(Path(__file__).with_name("own_names.pyi")))
+_own, _, _own_names = lazy_loader.attach_stub(__name__, __file__.replace("__init__.py", "own_names.pyi"))
 __all__ = sorted({"HOST", *_own_names, *parallelism.__all__})
 
 
