@@ -35,6 +35,8 @@ class Timed(Stage):
 
 
 class TimedPipeline(PipelinedOperation):
+    declares_all = True     # each action sets its seconds; the rest is the library's own Python
+
     def __init__(self, pipeline, costs):
         super().__init__(pipeline)
         self.costs = costs

@@ -85,6 +85,7 @@ def test_every_operator(data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=MANY // 5)
 @given(data=st.data())
@@ -104,6 +105,7 @@ def test_the_models(data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=MANY // 5)
 @given(data=st.data())
@@ -195,6 +197,7 @@ def test_sums_that_wait(data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 @settings(max_examples=MANY * 10)
 @given(st.data())
 def test_sums_that_wait_often(data):
