@@ -24,8 +24,8 @@ from parallelism.mesh import Mesh
 from vcluster.collectives import INLINE_BYTES, zero_copy
 from vcluster.collectives.zero_copy import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
 
-SPINNING = {"_wait", "_wait_until_done", "turns"}
-"""Called while a device waits, or not, as it happens."""
+WAITING = {"_wait", "_wait_until_done", "turns"}
+"""Called while a device waits, or not, as it happens. What these call is waiting, too."""
 LONG = 1 << 22
 """Turns of spinning: some seconds."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -49,10 +49,17 @@ def calls_of(operation: Callable[[], Any], times: int = 4) -> tuple[int, Counter
     for _ in range(times):
         functions: Counter[str] = Counter()
         builtins: Counter[str] = Counter()
+        waiting = 0  # functions under way that wait, or that were called by one that waits
 
         def note(frame, event, arg, functions=functions, builtins=builtins):
-            if event == "call":
-                functions[frame.f_code.co_name] += 1
+            nonlocal waiting
+            name = frame.f_code.co_name
+            if event == "call" and (waiting or name in WAITING):
+                waiting += 1
+            elif event == "return" and waiting:
+                waiting -= 1
+            elif event == "call":
+                functions[name] += 1
             elif event == "c_call":
                 builtins[arg.__name__] += 1
 
@@ -62,7 +69,7 @@ def calls_of(operation: Callable[[], Any], times: int = 4) -> tuple[int, Counter
         finally:
             sys.setprofile(None)
     del functions["<lambda>"]  # the operation itself, and what is waited for
-    return sum(count for name, count in functions.items() if name not in SPINNING), builtins
+    return functions.total(), builtins
 
 
 def arrays(device, kind, elements, memory):
