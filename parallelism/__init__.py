@@ -4,10 +4,9 @@ Names are loaded when they are first used, so that a device starts in a process 
 The stub `__init__.pyi` lists them.
 """
 
-import lazy_loader
-
 from parallelism import moved
+from parallelism.faces import load_names
 
 moved.install()
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)

@@ -4,7 +4,6 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 MOVED = {
     "parallelism.collective_prices": "parallelism.timeline.collective_pricing",
@@ -36,7 +35,7 @@ class _Finder:
     all of this package's face.
     """
 
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self) if fullname in MOVED else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

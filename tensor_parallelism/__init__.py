@@ -3,6 +3,6 @@
 Names are imported when they are first used; the stub `__init__.pyi` lists them.
 """
 
-import lazy_loader
+from parallelism.faces import load_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)

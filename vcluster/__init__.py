@@ -4,16 +4,15 @@ Every public name of `parallelism` is here too.  Names are loaded when they are 
 a process that has loaded only what it needs.  The stub `own_names.pyi` lists those of this package.
 """
 
-import lazy_loader
-
 import parallelism
+from parallelism.faces import load_names
 
 HOST = -1
 """The rank of the process that owns the cluster, as in ``device.channel(HOST)``."""
 
 __version__ = "0.1.0"
 
-_own, _, _own_names = lazy_loader.attach_stub(__name__, __file__.replace("__init__.py", "own_names.pyi"))
+_own, _, _own_names = load_names(__name__, __file__.replace("__init__.py", "own_names.pyi"))
 __all__ = sorted({"HOST", *_own_names, *parallelism.__all__})
 
 

@@ -1,5 +1,5 @@
 """What happened, as one value, with its tables, files and pictures."""
 
-import lazy_loader
+from parallelism.faces import load_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)

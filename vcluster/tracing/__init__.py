@@ -1,5 +1,5 @@
 """The record that a device keeps of what it does."""
 
-import lazy_loader
+from parallelism.faces import load_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)

@@ -1,5 +1,5 @@
 """The program of each device, from a program with layouts."""
 
-import lazy_loader
+from parallelism.faces import load_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)

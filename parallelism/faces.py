@@ -1,0 +1,36 @@
+"""The face of a room: the names in its stub, each loaded from its module when it is first used.
+
+A stub `__init__.pyi` is what type checkers read. It holds nothing but lines as ``from .module import Name as Name``, so
+a few splits read it. A device reads some thirty stubs as it starts, and a parser of Python takes seven times as long.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+
+def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its stub.
+
+    ``stub`` is the path of the stub, or that of the package's ``__init__.py``, with the stub beside it.
+    """
+    path = stub if stub.endswith("i") else f"{stub}i"
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes longer to import than all of this
+        _, *imports = f"\n{file.read()}".split("\nfrom .")
+    module_of: dict[str, str] = {}
+    for module, _, names in (line.partition(" import ") for line in imports):
+        for name in names.replace("(", "").replace(")", "").split(","):
+            module_of[name.partition(" as ")[0].strip()] = module
+    module_of.pop("", None)  # behind a comma at the end
+
+    def load(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = module_of[name]
+        loaded = import_module(f"{package}.{module or name}")
+        value = getattr(loaded, name) if module else loaded
+        setattr(sys.modules[package], name, value)  # found without this function from now on
+        return value
+
+    names = sorted(module_of)
+    return load, names.copy, names
