@@ -32,5 +32,5 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
         setattr(sys.modules[package], name, value)  # found without this function from now on
         return value
 
-    names = sorted(module_of)
-    return load, names.copy, names
+    every_name = sorted(module_of)
+    return load, every_name.copy, every_name
