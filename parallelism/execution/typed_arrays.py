@@ -17,8 +17,7 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from parallelism.ir import Op
-from parallelism.ir.core import TensorType
-from parallelism.ir.core.types import resolved
+from parallelism.ir.core import TensorType, resolved
 
 
 @runtime_checkable

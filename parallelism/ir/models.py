@@ -14,8 +14,7 @@ import numpy as np
 
 from parallelism.ir.core import Extent, Function, TensorType
 from parallelism.ir.recording import record
-from parallelism.ir.tracing.current import region
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply, region
 
 Parameters = dict[str, Any]
 

@@ -13,11 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType, ceil_div, checked_axis
-from parallelism.ir.core.rules import along, elementwise, letters, rule
-from parallelism.ir.core.table import first_dtype, register
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    along,
+    ceil_div,
+    checked_axis,
+    elementwise,
+    first_dtype,
+    letters,
+    register,
+    rule,
+)
 from parallelism.ir.operators.shapes import created
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply
 from parallelism.sharding import check_op
 
 _GROUP = {"axes": "a list of strings", "group": "an extent"}

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType
-from parallelism.ir.core.rules import broadcast, letters, rule
-from parallelism.ir.core.table import register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import Extent, Operator, Rule, TensorType, broadcast, letters, register, rule
+from parallelism.ir.tracing import apply
 
 _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
 

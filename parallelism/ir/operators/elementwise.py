@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Linear, Operator, TensorType
-from parallelism.ir.core.rules import elementwise as aligned
-from parallelism.ir.core.table import register
-from parallelism.ir.core.types import resolved
+from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
 from parallelism.kernels import ACTIVATIONS
 
 Derivative = Callable[..., Sequence[Any]]

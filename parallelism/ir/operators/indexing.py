@@ -6,10 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType, checked_axis
-from parallelism.ir.core.rules import letters, rule
-from parallelism.ir.core.table import along_whole, first_dtype, register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    along_whole,
+    checked_axis,
+    first_dtype,
+    letters,
+    register,
+    rule,
+)
+from parallelism.ir.tracing import apply
 from parallelism.kernels import lookup_backward
 
 

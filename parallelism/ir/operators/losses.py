@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType
-from parallelism.ir.core.rules import rule
-from parallelism.ir.core.table import register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import Extent, Operator, Rule, TensorType, register, rule
+from parallelism.ir.tracing import apply
 from parallelism.kernels import LOSSES
 
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, TensorType
-from parallelism.ir.core.rules import letters, rule
-from parallelism.ir.core.table import along_whole, register
+from parallelism.ir.core import Operator, Rule, TensorType, along_whole, letters, register, rule
 from parallelism.kernels import layer_norm, rms_norm
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, Shape, TensorType, shape_text
-from parallelism.ir.core.table import register
+from parallelism.ir.core import Operator, Rule, Shape, TensorType, register, shape_text
 from parallelism.ir.operators.shapes import created
 from parallelism.kernels import dropout_mask, splitmix64
 

@@ -8,10 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Linear, Operator, Rule, TensorType, checked_axis
-from parallelism.ir.core.rules import along, letters, rule
-from parallelism.ir.core.table import along_whole, register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import (
+    Linear,
+    Operator,
+    Rule,
+    TensorType,
+    along,
+    along_whole,
+    checked_axis,
+    letters,
+    register,
+    rule,
+)
+from parallelism.ir.tracing import apply
 
 
 def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule:

@@ -11,11 +11,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from parallelism.ir.core import Dim, Extent, Operator, Rule, TensorType, shape_text
-from parallelism.ir.core.rules import elementwise, letters
-from parallelism.ir.core.table import first_dtype, register
+from parallelism.ir.core import (
+    Dim,
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    elementwise,
+    first_dtype,
+    letters,
+    register,
+    shape_text,
+)
 from parallelism.ir.operators.collectives import alone, changed, check_group
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply
 from parallelism.sharding import TensorSharding
 
 

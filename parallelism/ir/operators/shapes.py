@@ -11,11 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType, checked_axis, shape_text
-from parallelism.ir.core.extents import largest, quotient
-from parallelism.ir.core.rules import broadcast, letters, reshape, rule
-from parallelism.ir.core.table import along_whole, first_dtype, register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    Shape,
+    TensorType,
+    along_whole,
+    broadcast,
+    checked_axis,
+    first_dtype,
+    largest,
+    letters,
+    quotient,
+    register,
+    reshape,
+    rule,
+    shape_text,
+)
+from parallelism.ir.tracing import apply
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
 

@@ -9,9 +9,7 @@ import numpy as np
 
 from parallelism.ir.core import Builder, Function, TensorType, Value
 from parallelism.ir.operators import layout_text
-from parallelism.ir.tracing import Traced
-from parallelism.ir.tracing.current import recording
-from parallelism.ir.tracing.tracing import apply, emit
+from parallelism.ir.tracing import Traced, apply, emit, recording
 from parallelism.sharding import TensorSharding
 
 MARK = "gradient"

@@ -6,8 +6,7 @@ that reads it or a view of it (``reshape`` makes views).  While an op runs, its 
 
 from __future__ import annotations
 
-from parallelism.ir.core import Extent, Function, Value
-from parallelism.ir.core.extents import largest
+from parallelism.ir.core import Extent, Function, Value, largest
 
 
 def freed_after(function: Function) -> tuple[tuple[Value, ...], ...]:

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Expression, checked_dtype, checked_shape
-from parallelism.ir.core.extents import product
+from parallelism.ir.core import Expression, checked_dtype, checked_shape, product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
-from parallelism.ir.tracing import CALLS, Traced
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
 
 
 def _of_one_dtype(*operands: Any) -> list[Traced]:

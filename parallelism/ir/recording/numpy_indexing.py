@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Expression, Extent
-from parallelism.ir.core.extents import product
-from parallelism.ir.core.rules import broadcast as common_shape
+from parallelism.ir.core import Expression, Extent, broadcast as common_shape, product
 from parallelism.ir.operators.shapes import count
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
-from parallelism.ir.tracing import CALLS, Traced
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
 
 Span = tuple[Extent, Extent, int]
 """``begin, end, step`` of a dim.  A negative step goes backwards from ``end - 1``."""

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent
-from parallelism.ir.core.extents import quotient
+from parallelism.ir.core import Extent, quotient
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, expanded, part, reshaped, stands_for
-from parallelism.ir.tracing import CALLS
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, apply, lift, refuse
 
 # -- joining -----------------------------------------------------------------------------------------------------------
 

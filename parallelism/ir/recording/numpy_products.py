@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core.rules import letters
+from parallelism.ir.core import letters
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for
-from parallelism.ir.tracing import CALLS
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, apply, lift, refuse
 
 
 @stands_for(np.matmul, np.linalg.matmul)

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, rules
-from parallelism.ir.core.extents import quotient
-from parallelism.ir.tracing import CALLS, VIEWS
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.core import Extent, quotient, rules
+from parallelism.ir.tracing import CALLS, VIEWS, apply, lift
 
 
 def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

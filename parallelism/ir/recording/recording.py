@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelism.ir.core import Builder, Function, RecordError, TensorType
-from parallelism.ir.tracing import Traced
-from parallelism.ir.tracing.current import recording
-from parallelism.ir.tracing.tracing import lift
+from parallelism.ir.tracing import Traced, lift, recording
 
 
 def record(function: Callable[..., Any], *types: Any, name: str | None = None) -> Function:

@@ -5,8 +5,18 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, NoReturn
 
-from parallelism.ir.core import DTYPES, MOST_DIMS, RESERVED, Extent, ParseError, TensorType, rounded_up
-from parallelism.ir.core.extents import divided, largest, symbol
+from parallelism.ir.core import (
+    DTYPES,
+    MOST_DIMS,
+    RESERVED,
+    Extent,
+    ParseError,
+    TensorType,
+    divided,
+    largest,
+    rounded_up,
+    symbol,
+)
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*", re.ASCII)
 _TOKEN = re.compile(

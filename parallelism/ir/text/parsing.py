@@ -21,8 +21,18 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from parallelism.ir.core import DTYPES, Function, IRError, Op, TensorType, Value, check_path, print_type
-from parallelism.ir.core.table import meaning, operator
+from parallelism.ir.core import (
+    DTYPES,
+    Function,
+    IRError,
+    Op,
+    TensorType,
+    Value,
+    check_path,
+    meaning,
+    operator,
+    print_type,
+)
 from parallelism.ir.text.lexing import Reader, Token
 from parallelism.sharding import OPS, TensorSharding
 

@@ -25,9 +25,9 @@ from parallelism.ir.core import (
     Value,
     checked_dtype,
     frozen_attributes,
+    operator,
+    resolved,
 )
-from parallelism.ir.core.table import operator
-from parallelism.ir.core.types import resolved
 from parallelism.ir.tracing.current import current
 from parallelism.ir.tracing.in_place import Writable
 from parallelism.ir.tracing.refusing import REASONS, refuse
