@@ -6,6 +6,7 @@ from .extents import (
     Extent as Extent,
     ceil_div as ceil_div,
     divided as divided,
+    is_negative as is_negative,
     largest as largest,
     names_in as names_in,
     product as product,

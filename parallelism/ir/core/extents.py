@@ -165,6 +165,11 @@ def largest(*extents: Extent) -> Extent:
     return kept[0] if len(kept) == 1 else _atom(Call("max", tuple(sorted(kept, key=str))))
 
 
+def is_negative(extent: Extent) -> bool:
+    """Whether it is a number below 0; symbols are not negative."""
+    return isinstance(extent, int) and extent < 0
+
+
 def names_in(extent: Extent) -> frozenset[str]:
     """The symbols in an extent."""
     return extent.symbols if isinstance(extent, Expression) else frozenset()

@@ -17,7 +17,7 @@ import numpy as np
 
 from parallelism.ir.core import regions
 from parallelism.ir.core.errors import VerifyError
-from parallelism.ir.core.extents import Expression, Extent, names_in, specialized
+from parallelism.ir.core.extents import Expression, Extent, is_negative, names_in, specialized
 from parallelism.ir.core.printing import names, print_function, print_op, print_value
 from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, flops, meaning, operator
@@ -158,7 +158,7 @@ class Function:
                                  f"{', '.join(sorted(self.symbols)) or 'none'}")
             if isinstance(number, bool) or not isinstance(number, int | Expression):
                 raise TypeError(f"symbol {name} must be an integer or an expression, got {number!r}")
-            if isinstance(number, int) and number < 0:
+            if is_negative(number):
                 raise ValueError(f"symbol {name} must be at least 0, because it is an extent, got {number}")
         values = {value: replace(value, type=value.type.specialize(numbers)) for value in self.values}
         ops = (

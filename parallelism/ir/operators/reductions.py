@@ -13,12 +13,12 @@ from parallelism.ir.core import (
     Operator,
     Rule,
     TensorType,
-    along,
     along_whole,
     checked_axis,
     letters,
     register,
     rule,
+    terms_along,
 )
 from parallelism.ir.tracing import apply
 
@@ -88,7 +88,7 @@ _reduction("all", np.all, "min", None)
 
 def _argument_rule(x: TensorType, axis: int) -> Rule:
     _check_some(x, [checked_axis(axis, x.ndim)])
-    return rule(f"{along(x.ndim, axis, 'z!')}->{along(x.ndim, axis, '')}", [x.shape])
+    return rule("->".join(terms_along(x.ndim, axis, "z!", "")), [x.shape])
 
 
 for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):

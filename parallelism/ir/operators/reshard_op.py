@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 from parallelism.ir.core import (
-    Dim,
     Extent,
     Operator,
     Rule,
@@ -21,6 +20,7 @@ from parallelism.ir.core import (
     first_dtype,
     letters,
     register,
+    rule,
     shape_text,
 )
 from parallelism.ir.operators.collectives import alone, changed, check_group
@@ -66,16 +66,10 @@ def _relayout_rule(
                          f"{shape_text(shape)} and {x}")
     old, new = (TensorSharding.parse(text).over(x.ndim).dims for text in (before, after))
     names = letters(2 * x.ndim)
-    sides: tuple[list[Dim], list[Dim]] = [], []
-    extents: dict[str, Extent] = {}
-    for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)):
-        kept = old[d] == new[d] and n == m
-        pair = names[d], names[d] if kept else names[d + x.ndim]
-        extents |= dict(zip(pair, (n, m), strict=True))
-        sides[0].append((pair[0],))
-        sides[1].append((pair[1],))
-    moving = frozenset(letter for left, right in zip(*sides, strict=True) if left != right for letter in left + right)
-    return Rule((tuple(sides[0]),), (tuple(sides[1]),), extents, moving)
+    moves = [a != b or n != m for a, b, n, m in zip(old, new, x.shape, shape, strict=True)]
+    sides = ["".join(f"{names[d + first]}!" if moved else names[d] for d, moved in enumerate(moves))
+             for first in (0, x.ndim)]
+    return rule("->".join(sides), [x.shape], dict(zip(names[x.ndim:], shape, strict=True)))
 
 
 register(Operator("reshard", _reshard_rule, first_dtype, lambda x, layout: x, _reshard_derivative,
