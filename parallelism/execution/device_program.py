@@ -24,7 +24,8 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
-from parallelism.ir import Function, Op, Value, freed_after
+from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes import freed_after, unread_after
 from parallelism.ir.passes.interpreter import run as run_kernel
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
@@ -93,19 +94,11 @@ class DeviceProgram:
     def steps(self) -> tuple[ProgramStep, ...]:
         """The ops in their order."""
         function = self.function
-        outputs = {value.name for value in function.outputs}
-        last: dict[str, int] = {value.name: -1 for value in function.inputs}
-        for number, op in enumerate(function.ops):
-            for value in (*op.inputs, *op.outputs):
-                last[value.name] = number
-        unread: list[list[str]] = [[] for _ in function.ops]
-        for name, number in last.items():
-            if name not in outputs and number >= 0:
-                unread[number].append(name)
         return tuple(
             ProgramStep(
-                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed), tuple(names))
-            for op, freed, names in zip(function.ops, freed_after(function), unread, strict=True)
+                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed),
+                tuple(value.name for value in unread))
+            for op, freed, unread in zip(function.ops, freed_after(function), unread_after(function), strict=True)
         )
 
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
