@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,7 @@ def _inner(a: Any, b: Any) -> Any:
 @stands_for(np.linalg.multi_dot)
 def _multi_dot(arrays: Any) -> Any:
     """The products are computed from left to right; NumPy chooses the cheapest order."""
-    product = lift(arrays[0])
-    for array in arrays[1:]:
-        product = _dot(product, array)
-    return product
+    return reduce(_dot, map(lift, arrays))
 
 
 @stands_for(np.linalg.norm)

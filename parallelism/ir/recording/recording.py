@@ -49,11 +49,9 @@ def _traced(builder: Builder, name: str, type: Any) -> Any:
         return Traced(builder, builder.input(re.sub(r"[^A-Za-z0-9_.]", "_", name), type))
     if isinstance(type, dict):
         return {key: _traced(builder, f"{name}.{key}", part) for key, part in type.items()}
-    if isinstance(type, list):
-        return [_traced(builder, f"{name}.{i}", part) for i, part in enumerate(type)]
-    if isinstance(type, tuple):
+    if isinstance(type, list | tuple):
         parts = [_traced(builder, f"{name}.{i}", part) for i, part in enumerate(type)]
-        return type.__class__(*parts) if hasattr(type, "_fields") else tuple(parts)
+        return type.__class__(*parts) if hasattr(type, "_fields") else type.__class__(parts)
     return type
 
 
