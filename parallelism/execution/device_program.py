@@ -14,6 +14,7 @@ Flops are counted where there are floats; an op on integers or bools is counted 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes import freed_after, unread_after
@@ -34,7 +35,6 @@ from parallelism.operation import Device
 from parallelism.resharding import run_step
 from parallelism.sharding import device_op
 
-Array = NDArray[Any]
 Held = tuple[tuple[str, int], ...]
 """Categories of memory with their bytes."""
 
@@ -81,8 +81,7 @@ class DeviceProgram:
     seconds: Callable[[Op], float] | None = None
 
     def __post_init__(self) -> None:
-        if self.function.symbols:
-            symbols = ", ".join(sorted(self.function.symbols))
+        if symbols := ", ".join(sorted(self.function.symbols)):
             raise ValueError(f"@{self.function.name} has symbols, {symbols}; specialize it first")
 
     @cached_property
@@ -133,26 +132,24 @@ class DeviceProgram:
             return None
         cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
         nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
-        floats = (value.type.dtype.name for value in (*op.outputs, *op.inputs) if value.type.dtype.kind == "f")
-        dtype = next(floats, None)
+        dtypes = (value.type.dtype for value in (*op.outputs, *op.inputs))
+        dtype = next((dtype.name for dtype in dtypes if dtype.kind == "f"), None)
         flops = float(op.flops) if dtype is not None else 0.0
         if not flops and not nbytes:
             return None
         return DeclaredCost(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))
 
     def _held(self, values: Sequence[Value]) -> Held:
-        held: dict[str, int] = {}
+        held: Counter[str] = Counter()
         for value in values:
-            nbytes = int(value.type.nbytes)
-            if nbytes:
-                category = self.categories.get(value.name) or self._others.get(value.name, ACTIVATIONS)
-                held[category] = held.get(category, 0) + nbytes
-        return tuple(held.items())
+            held[self._category.get(value.name, ACTIVATIONS)] += int(value.type.nbytes)
+        return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
 
     @cached_property
-    def _others(self) -> dict[str, str]:
+    def _category(self) -> dict[str, str]:
         outputs = dict.fromkeys((value.name for value in self.function.outputs), OUTPUTS)
-        return outputs | dict.fromkeys((value.name for value in self.function.inputs), INPUTS)
+        inputs = dict.fromkeys((value.name for value in self.function.inputs), INPUTS)
+        return {**outputs, **inputs, **self.categories}
 
 
 def communicates(op: Op) -> bool:
@@ -192,10 +189,9 @@ class KernelArrays:
         if op.kind == "send":
             self.device.send(inputs[0], op["destination"], tag=op["tag"])
             return ()
-        method = METHODS.get(op.kind)
-        if method is None:
+        if op.kind not in METHODS:
             return run_kernel(op, inputs)
-        array = np.asarray(method(self.device, op, inputs[0]))
+        array = np.asarray(METHODS[op.kind](self.device, op, inputs[0]))
         if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
             array = np.array(array, order="C")
         return array,
@@ -205,8 +201,7 @@ class KernelArrays:
 
 
 def _all_slice(device: Device, op: Op, x: Array) -> Any:
-    extents = device.mesh.shape
-    places = starts(split_sizes(x.shape[op["dim"]], tuple(extents[axis] for axis in op["axes"])))
+    places = starts(split_sizes(x.shape[op["dim"]], tuple(device.mesh.shape[axis] for axis in op["axes"])))
     mine = device.position(op["axes"])
     return x[(slice(None),) * op["dim"] + (slice(places[mine], places[mine + 1]),)]
 

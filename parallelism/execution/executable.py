@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
+from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram, contiguous
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import checked_arrays
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
 from parallelism.sharding import TensorSharding
-
-Array = NDArray[Any]
 
 
 class LocalPrograms(Protocol):
@@ -71,9 +68,8 @@ class Executable(Operation):
         self.programs = _localized(program, mesh)
         self.categories = dict(categories or {})
         known = {value.name for value in self.programs.function.values}
-        for name in self.categories:
-            if name not in known:
-                raise ValueError(f"categories name %{name}, which @{self.programs.function.name} has not")
+        if unknown := [name for name in self.categories if name not in known]:
+            raise ValueError(f"categories name %{unknown[0]}, which {self.name} has not")
         self._by_class: dict[int, DeviceProgram] = {}
         self._own_operators: tuple[Operator, ...] = ()
 
@@ -90,8 +86,8 @@ class Executable(Operation):
     def of_class(self, number: int) -> DeviceProgram:
         """The program of the ranks of a class."""
         if number not in self._by_class:
-            first, _ = self.programs.classes[number]
-            self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories, self.seconds)
+            function = self.programs.program(self.programs.classes[number][0])
+            self._by_class[number] = DeviceProgram(function, self.categories, self.seconds)
         return self._by_class[number]
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
@@ -121,17 +117,15 @@ class Executable(Operation):
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs, each put together by its layout."""
-        layouts = self.programs.outputs
-        return tuple(layout.unshard([each[i] for each in outputs], mesh) for i, layout in enumerate(layouts))
+        return tuple(layout.unshard([each[i] for each in outputs], mesh)
+                     for i, layout in enumerate(self.programs.outputs))
 
     def __getstate__(self) -> dict[str, Any]:
         """Devices get the prepared programs, and the operators that are not the library's."""
-        return self.__dict__ | {"_own_operators": self._operators()}
-
-    def _operators(self) -> tuple[Operator, ...]:
         kinds = {op.kind for program in self._by_class.values() for op in program.function.ops}
         entries = (OPERATORS[kind] for kind in sorted(kinds))
-        return tuple(entry for entry in entries if not entry.rule.__module__.startswith("parallelism."))
+        own = tuple(entry for entry in entries if not entry.rule.__module__.startswith("parallelism."))
+        return self.__dict__ | {"_own_operators": own}
 
 
 def _localized(program: Function | LocalPrograms, mesh: Mesh | None) -> LocalPrograms:
