@@ -11,38 +11,15 @@ declares and holds (`parallelism.execution.device_program`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram, contiguous
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import checked_arrays
+from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
-from parallelism.sharding import TensorSharding
-
-
-class LocalPrograms(Protocol):
-    """The programs of all devices of a mesh, as `parallelism.layouts.localize` makes them."""
-
-    @property
-    def function(self) -> Function:
-        """The whole program."""
-    @property
-    def mesh(self) -> Mesh: ...
-    @property
-    def inputs(self) -> Sequence[TensorSharding]:
-        """The layouts of the inputs."""
-    @property
-    def outputs(self) -> Sequence[TensorSharding]:
-        """The layouts of the outputs."""
-    @property
-    def classes(self) -> Sequence[tuple[int, int]]:
-        """The classes of ranks with equal programs: the first rank of each, and the number of its ranks."""
-    def class_of(self, rank: int) -> int:
-        """The number of a rank's class."""
-    def program(self, rank: int) -> Function:
-        """The function that a rank runs: its shapes are local, and its collectives are ops."""
 
 
 class Executable(Operation):
@@ -61,7 +38,7 @@ class Executable(Operation):
     declares_all = True
 
     def __init__(
-        self, program: Function | LocalPrograms, mesh: Mesh | None = None, *,
+        self, program: Function | Localized, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
     ) -> None:
         self.seconds = seconds
@@ -128,12 +105,10 @@ class Executable(Operation):
         return self.__dict__ | {"_own_operators": own}
 
 
-def _localized(program: Function | LocalPrograms, mesh: Mesh | None) -> LocalPrograms:
+def _localized(program: Function | Localized, mesh: Mesh | None) -> Localized:
     if isinstance(program, Function):
         if mesh is None:
             raise TypeError(f"@{program.name} needs a mesh to be laid out on: Executable(function, mesh)")
-        from parallelism.layouts import localize
-
         return localize(program, mesh)
     if mesh is not None and mesh != program.mesh:
         raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")
