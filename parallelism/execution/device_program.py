@@ -12,8 +12,6 @@ step holds the memory of its outputs, computes or communicates, and then frees t
 Flops are counted where there are floats; an op on integers or bools is counted by its bytes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

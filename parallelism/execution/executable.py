@@ -8,8 +8,6 @@ Each device runs its own part of the program (`parallelism.layouts.localize`), o
 declares and holds (`parallelism.execution.device_program`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ op runs on numbers between 0 and 1, with indices 0, several times; the fastest r
 checked when it is read, and nothing in it is evaluated.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """A program cut into stages, run on a pipeline: the loss of a batch, and its gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -1,7 +1,5 @@
 """`ProgramStage`: a stage of a program on a device; it runs for each microbatch and keeps values for later actions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

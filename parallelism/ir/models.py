@@ -4,8 +4,6 @@ Each function returns the program of a loss.  Its inputs are the parameters and 
 parts of a model are regions.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import sqrt
 from typing import Any

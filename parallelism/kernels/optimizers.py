@@ -1,7 +1,5 @@
 """Optimizers: pure functions from parameters and gradients to new parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

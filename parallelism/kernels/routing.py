@@ -12,8 +12,6 @@ The order does not depend on devices, so the same choices are dropped on every m
 Tokens are counted by *run* to find the order: a run is a stretch of consecutive tokens of the whole batch.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A builder collects the inputs and ops of a function that is being written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, filterfalse

@@ -8,8 +8,6 @@ not.  Symbols stand for extents and counts, so they are not negative; `largest` 
 be the largest.  An expression without symbols is an ``int``, never an `Expression`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

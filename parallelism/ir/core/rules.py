@@ -10,8 +10,6 @@ A rule determines the shapes of the outputs, which dims may be split over device
 reduction over shards is pending), and how many points the operator visits; flops are counted per point.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

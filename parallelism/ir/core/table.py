@@ -4,8 +4,6 @@ It has the rule that relates dims (`parallelism.ir.core.rules`), the dtypes of t
 floating-point operations per point and the derivative.  Shapes, costs and possible splits follow from the rule.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

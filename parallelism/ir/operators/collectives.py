@@ -6,8 +6,6 @@ those of the local shards.  Bytes are what one device receives under the direct 
 input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

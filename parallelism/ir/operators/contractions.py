@@ -1,7 +1,5 @@
 """Operators that multiply and sum: ``einsum`` and ``matmul``."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators that work on each element alone.  Inputs are broadcast as in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators that pick elements by index, and that sort.  Gradients of one element that was picked twice are summed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

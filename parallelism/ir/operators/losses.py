@@ -1,7 +1,5 @@
 """Losses as operators.  They are divided by the rows of the whole batch, so the losses of its parts add up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators that need a whole dim at once: softmax, and the normalizations along the last dim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ tensor, ``starts`` the position where the part begins, ``shape`` the shape of th
 integer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

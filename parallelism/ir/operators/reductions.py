@@ -1,7 +1,5 @@
 """Operators that reduce along some dims, and those that find or accumulate along one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any

@@ -5,8 +5,6 @@
 slice of a local shard, the second runs one step of a resharding plan that is no collective along one dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -4,8 +4,6 @@
 ``windows`` and ``windows_sum``, of which convolutions consist.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from string import ascii_letters
 from typing import Any

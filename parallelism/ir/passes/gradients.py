@@ -1,7 +1,5 @@
 """Reverse-mode differentiation of a function, by the derivatives in the table of operators."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

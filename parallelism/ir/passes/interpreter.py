@@ -1,7 +1,5 @@
 """The reference executor: it runs a function op by op in one process, each op by its NumPy kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

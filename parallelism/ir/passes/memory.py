@@ -4,8 +4,6 @@ Inputs stay in memory because the caller owns them, and outputs stay, too.  Any 
 that reads it or a view of it (``reshape`` makes views).  While an op runs, its inputs and its outputs are in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from parallelism.ir.core import Extent, Function, Value, largest

@@ -1,7 +1,5 @@
 """Recording of NumPy's functions that compute.  Most become one operator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Recording of ``x[...]``, read and written, and of NumPy's functions that pick elements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

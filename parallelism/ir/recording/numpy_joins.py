@@ -1,7 +1,5 @@
 """Recording of NumPy's functions that join, split, repeat and pad arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

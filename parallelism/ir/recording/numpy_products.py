@@ -1,7 +1,5 @@
 """Recording of NumPy's products: they become ``matmul`` and ``einsum``."""
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

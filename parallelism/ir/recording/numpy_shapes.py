@@ -1,7 +1,5 @@
 """Recording of NumPy's functions that reshape and reorder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

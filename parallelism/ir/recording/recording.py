@@ -1,7 +1,5 @@
 """Recording: a plain NumPy function runs once on traced arrays, and its NumPy calls become a program."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator

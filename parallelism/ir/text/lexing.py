@@ -1,7 +1,5 @@
 """A reader of the text of a program, token by token.  Unexpected text raises `ParseError` with line and column."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar

@@ -15,8 +15,6 @@ does text that is not a valid program: a value that is undefined or defined twic
 types that differ from those of the operator.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
