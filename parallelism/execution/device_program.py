@@ -12,8 +12,7 @@ step holds the memory of its outputs, computes or communicates, and then frees t
 Flops are counted where there are floats; an op on integers or bools is counted by its bytes.
 """
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.typing import NDArray
 
+from parallelism.arrays import Array
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
-from parallelism.ir import Function, Op, Value, freed_after
+from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes import freed_after, unread_after
 from parallelism.ir.passes.interpreter import run as run_kernel
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
@@ -33,7 +33,6 @@ from parallelism.operation import Device
 from parallelism.resharding import run_step
 from parallelism.sharding import device_op
 
-Array = NDArray[Any]
 Held = tuple[tuple[str, int], ...]
 """Categories of memory with their bytes."""
 
@@ -80,8 +79,7 @@ class DeviceProgram:
     seconds: Callable[[Op], float] | None = None
 
     def __post_init__(self) -> None:
-        if self.function.symbols:
-            symbols = ", ".join(sorted(self.function.symbols))
+        if symbols := ", ".join(sorted(self.function.symbols)):
             raise ValueError(f"@{self.function.name} has symbols, {symbols}; specialize it first")
 
     @cached_property
@@ -93,19 +91,11 @@ class DeviceProgram:
     def steps(self) -> tuple[ProgramStep, ...]:
         """The ops in their order."""
         function = self.function
-        outputs = {value.name for value in function.outputs}
-        last: dict[str, int] = {value.name: -1 for value in function.inputs}
-        for number, op in enumerate(function.ops):
-            for value in (*op.inputs, *op.outputs):
-                last[value.name] = number
-        unread: list[list[str]] = [[] for _ in function.ops]
-        for name, number in last.items():
-            if name not in outputs and number >= 0:
-                unread[number].append(name)
         return tuple(
             ProgramStep(
-                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed), tuple(names))
-            for op, freed, names in zip(function.ops, freed_after(function), unread, strict=True)
+                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed),
+                tuple(value.name for value in unread))
+            for op, freed, unread in zip(function.ops, freed_after(function), unread_after(function), strict=True)
         )
 
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
@@ -140,26 +130,24 @@ class DeviceProgram:
             return None
         cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
         nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
-        floats = (value.type.dtype.name for value in (*op.outputs, *op.inputs) if value.type.dtype.kind == "f")
-        dtype = next(floats, None)
+        dtypes = (value.type.dtype for value in (*op.outputs, *op.inputs))
+        dtype = next((dtype.name for dtype in dtypes if dtype.kind == "f"), None)
         flops = float(op.flops) if dtype is not None else 0.0
         if not flops and not nbytes:
             return None
         return DeclaredCost(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))
 
     def _held(self, values: Sequence[Value]) -> Held:
-        held: dict[str, int] = {}
+        held: Counter[str] = Counter()
         for value in values:
-            nbytes = int(value.type.nbytes)
-            if nbytes:
-                category = self.categories.get(value.name) or self._others.get(value.name, ACTIVATIONS)
-                held[category] = held.get(category, 0) + nbytes
-        return tuple(held.items())
+            held[self._category.get(value.name, ACTIVATIONS)] += int(value.type.nbytes)
+        return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
 
     @cached_property
-    def _others(self) -> dict[str, str]:
+    def _category(self) -> dict[str, str]:
         outputs = dict.fromkeys((value.name for value in self.function.outputs), OUTPUTS)
-        return outputs | dict.fromkeys((value.name for value in self.function.inputs), INPUTS)
+        inputs = dict.fromkeys((value.name for value in self.function.inputs), INPUTS)
+        return {**outputs, **inputs, **self.categories}
 
 
 def communicates(op: Op) -> bool:
@@ -199,10 +187,9 @@ class KernelArrays:
         if op.kind == "send":
             self.device.send(inputs[0], op["destination"], tag=op["tag"])
             return ()
-        method = METHODS.get(op.kind)
-        if method is None:
+        if op.kind not in METHODS:
             return run_kernel(op, inputs)
-        array = np.asarray(method(self.device, op, inputs[0]))
+        array = np.asarray(METHODS[op.kind](self.device, op, inputs[0]))
         if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
             array = np.array(array, order="C")
         return array,
@@ -212,8 +199,7 @@ class KernelArrays:
 
 
 def _all_slice(device: Device, op: Op, x: Array) -> Any:
-    extents = device.mesh.shape
-    places = starts(split_sizes(x.shape[op["dim"]], tuple(extents[axis] for axis in op["axes"])))
+    places = starts(split_sizes(x.shape[op["dim"]], tuple(device.mesh.shape[axis] for axis in op["axes"])))
     mine = device.position(op["axes"])
     return x[(slice(None),) * op["dim"] + (slice(places[mine], places[mine + 1]),)]
 

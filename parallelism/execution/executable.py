@@ -8,44 +8,16 @@ Each device runs its own part of the program (`parallelism.layouts.localize`), o
 declares and holds (`parallelism.execution.device_program`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from numpy.typing import NDArray
-
+from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram, contiguous
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import checked_arrays
+from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
-from parallelism.sharding import TensorSharding
-
-Array = NDArray[Any]
-
-
-class LocalPrograms(Protocol):
-    """The programs of all devices of a mesh, as `parallelism.layouts.localize` makes them."""
-
-    @property
-    def function(self) -> Function:
-        """The whole program."""
-    @property
-    def mesh(self) -> Mesh: ...
-    @property
-    def inputs(self) -> Sequence[TensorSharding]:
-        """The layouts of the inputs."""
-    @property
-    def outputs(self) -> Sequence[TensorSharding]:
-        """The layouts of the outputs."""
-    @property
-    def classes(self) -> Sequence[tuple[int, int]]:
-        """The classes of ranks with equal programs: the first rank of each, and the number of its ranks."""
-    def class_of(self, rank: int) -> int:
-        """The number of a rank's class."""
-    def program(self, rank: int) -> Function:
-        """The function that a rank runs: its shapes are local, and its collectives are ops."""
 
 
 class Executable(Operation):
@@ -64,16 +36,15 @@ class Executable(Operation):
     declares_all = True
 
     def __init__(
-        self, program: Function | LocalPrograms, mesh: Mesh | None = None, *,
+        self, program: Function | Localized, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
     ) -> None:
         self.seconds = seconds
         self.programs = _localized(program, mesh)
         self.categories = dict(categories or {})
         known = {value.name for value in self.programs.function.values}
-        for name in self.categories:
-            if name not in known:
-                raise ValueError(f"categories name %{name}, which @{self.programs.function.name} has not")
+        if unknown := [name for name in self.categories if name not in known]:
+            raise ValueError(f"categories name %{unknown[0]}, which {self.name} has not")
         self._by_class: dict[int, DeviceProgram] = {}
         self._own_operators: tuple[Operator, ...] = ()
 
@@ -90,8 +61,8 @@ class Executable(Operation):
     def of_class(self, number: int) -> DeviceProgram:
         """The program of the ranks of a class."""
         if number not in self._by_class:
-            first, _ = self.programs.classes[number]
-            self._by_class[number] = DeviceProgram(self.programs.program(first), self.categories, self.seconds)
+            function = self.programs.program(self.programs.classes[number][0])
+            self._by_class[number] = DeviceProgram(function, self.categories, self.seconds)
         return self._by_class[number]
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
@@ -121,25 +92,21 @@ class Executable(Operation):
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs, each put together by its layout."""
-        layouts = self.programs.outputs
-        return tuple(layout.unshard([each[i] for each in outputs], mesh) for i, layout in enumerate(layouts))
+        return tuple(layout.unshard([each[i] for each in outputs], mesh)
+                     for i, layout in enumerate(self.programs.outputs))
 
     def __getstate__(self) -> dict[str, Any]:
         """Devices get the prepared programs, and the operators that are not the library's."""
-        return self.__dict__ | {"_own_operators": self._operators()}
-
-    def _operators(self) -> tuple[Operator, ...]:
         kinds = {op.kind for program in self._by_class.values() for op in program.function.ops}
         entries = (OPERATORS[kind] for kind in sorted(kinds))
-        return tuple(entry for entry in entries if not entry.rule.__module__.startswith("parallelism."))
+        own = tuple(entry for entry in entries if not entry.rule.__module__.startswith("parallelism."))
+        return self.__dict__ | {"_own_operators": own}
 
 
-def _localized(program: Function | LocalPrograms, mesh: Mesh | None) -> LocalPrograms:
+def _localized(program: Function | Localized, mesh: Mesh | None) -> Localized:
     if isinstance(program, Function):
         if mesh is None:
             raise TypeError(f"@{program.name} needs a mesh to be laid out on: Executable(function, mesh)")
-        from parallelism.layouts import localize
-
         return localize(program, mesh)
     if mesh is not None and mesh != program.mesh:
         raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")

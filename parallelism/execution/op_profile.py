@@ -9,8 +9,6 @@ op runs on numbers between 0 and 1, with indices 0, several times; the fastest r
 checked when it is read, and nothing in it is evaluated.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -34,20 +32,18 @@ Measure = Callable[[Op], float]
 def measured(op: Op) -> float:
     """Seconds of wall time that an op takes on this machine: the least of several runs after the first."""
     rng = np.random.default_rng(0)
-    arrays = []
-    for type in op.types:
-        shape = tuple(int(extent) for extent in type.shape)
-        drawn = rng.random(shape) if type.dtype.kind == "f" else np.zeros(shape)
-        arrays.append(np.asarray(drawn, type.dtype))
+    arrays = [
+        np.asarray(rng.random(type.shape) if type.dtype.kind == "f" else np.zeros(type.shape), type.dtype)
+        for type in op.types
+    ]
     with np.errstate(all="ignore"):
         run(op, arrays)
-        best, spent, runs = np.inf, 0.0, 0
-        while runs < LEAST_RUNS or (spent < LEAST_SECONDS and runs < MOST_RUNS):
+        taken: list[float] = []
+        while len(taken) < LEAST_RUNS or (sum(taken) < LEAST_SECONDS and len(taken) < MOST_RUNS):
             start = time.perf_counter()
             run(op, arrays)
-            taken = time.perf_counter() - start
-            best, spent, runs = min(best, taken), spent + taken, runs + 1
-    return float(best)
+            taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 class Profile:
@@ -60,11 +56,9 @@ class Profile:
 
     def __init__(self, path: str | PathLike[str] | None = None, measure: Measure = measured) -> None:
         self.path = None if path is None else Path(path)
-        self.seconds: dict[str, float] = {}
+        self.seconds = _read(self.path) if self.path is not None and self.path.exists() else {}
         """The seconds of each op, by its `key_of`."""
         self._measure = measure
-        if self.path is not None and self.path.exists():
-            self.seconds = _read(self.path)
 
     def __call__(self, op: Op) -> float:
         """The seconds of an op; a new op is measured and written to the file.  ``ValueError`` for one with symbols."""
@@ -81,16 +75,14 @@ class Profile:
 
     def _write(self, path: Path) -> None:
         document = {"format": FORMAT, "version": VERSION, "seconds": dict(sorted(self.seconds.items()))}
-        text = json.dumps(document, indent=1)
         beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
+        beside.write_text(json.dumps(document, indent=1), encoding="utf-8")
         beside.replace(path)    # a reader sees the old file or the new one
 
 
 def key_of(op: Op) -> str:
     """The text of an op, which is equal for ops that take equal time.  ``ValueError`` for an op with symbols."""
-    symbols = {name for value in (*op.inputs, *op.outputs) for name in value.type.symbols}
-    if symbols:
+    if symbols := {name for value in (*op.inputs, *op.outputs) for name in value.type.symbols}:
         raise ValueError(f"{op.kind} has symbols, {', '.join(sorted(symbols))}, and cannot be measured")
     inputs = tuple(Value(f"x{i}", type) for i, type in enumerate(op.types))
     outputs = tuple(Value(f"y{i}", value.type) for i, value in enumerate(op.outputs))
@@ -115,7 +107,6 @@ def _read(path: Path) -> dict[str, float]:
     if not isinstance(seconds, dict):
         raise ValueError(f"{path}: seconds should be a table by op, got {str(seconds)[:40]}")
     for key, value in seconds.items():
-        number = not isinstance(value, bool) and isinstance(value, int | float)
-        if not number or not 0 <= value < np.inf:
+        if type(value) not in (int, float) or not 0 <= value < np.inf:
             raise ValueError(f"{path}: seconds of {key[:60]!r} should be a number from 0 on, got {str(value)[:40]}")
     return {key: float(value) for key, value in seconds.items()}

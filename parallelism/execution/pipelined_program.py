@@ -1,15 +1,13 @@
 """A program cut into stages, run on a pipeline: the loss of a batch, and its gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.execution.stage_code import GRADIENTS, StagePrograms
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
@@ -19,8 +17,6 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag, pipeline_axes
 from parallelism.sharding import TensorSharding
-
-Array = npt.NDArray[Any]
 
 
 class LossAndGradients(NamedTuple):
@@ -185,9 +181,7 @@ class PipelinedProgram(PipelinedOperation):
             for name, gradient in zip(stage.programs.functions.trained, stage.gradients.arrays, strict=True):
                 sums[name] = sums[name] + gradient if name in sums else gradient
         here, tag = self.position(device), free_tag(self.pipeline)
-        for positions, names in self.shared:
-            if here not in positions:
-                continue
+        for positions, names in (shared for shared in self.shared if here in shared[0]):
             for dtype in dict.fromkeys(sums[name].dtype for name in names):
                 same = [name for name in names if sums[name].dtype == dtype]
                 mine = np.concatenate([sums[name].ravel() for name in same])
@@ -197,9 +191,8 @@ class PipelinedProgram(PipelinedOperation):
                 ]
                 total, start = reduce(np.add, parts), 0
                 for name in same:
-                    shape, size = sums[name].shape, sums[name].size
-                    sums[name] = total[start:start + size].reshape(shape)
-                    start += size
+                    end = start + sums[name].size
+                    sums[name], start = total[start:end].reshape(sums[name].shape), end
                 tag += 1
         return sums
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Any, TypeVar
 
 from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
@@ -17,6 +19,20 @@ _SOURCES = {"F": "F", "R": "FR", "I": "FRI"}
 """For each kind of action, the actions that computed or received the values that are kept after it."""
 
 Result = TypeVar("Result")
+
+
+def cached(answer: Callable[..., Result]) -> Callable[..., Result]:
+    """A method of `StagePrograms` that is called once for all parts of the batch that have the same programs."""
+    @wraps(answer)
+    def once(self: StagePrograms, *arguments: Any, **options: Any) -> Result:
+        *kind, part = arguments
+        key = answer.__name__, *kind, self.alike(part), *options.values()
+        if key not in self._cache:
+            self._cache[key] = answer(self, *kind, self.alike(part), **options)
+        result: Result = self._cache[key]
+        return result
+
+    return once
 
 
 class StagePrograms:
@@ -38,11 +54,9 @@ class StagePrograms:
         """The first of the parts of the batch that have the same programs."""
         return part if self._counts_places else (0, part[1])
 
+    @cached
     def of(self, part: Part) -> StageFunctions:
         """The functions for some rows of the batch."""
-        return self._cached(self._of, self.alike(part))
-
-    def _of(self, part: Part) -> StageFunctions:
         first, rows = part
         numbers = {self.batch: rows, f"{self.batch}_whole": self.whole, f"{self.batch}_first": first}
         return self.functions.specialize(**numbers)
@@ -54,11 +68,9 @@ class StagePrograms:
         return {"F": stage.forward, "B": stage.backward, "I": stage.backward_input, "W": stage.backward_weights,
                 "R": again}[kind]
 
+    @cached
     def program(self, kind: str, part: Part) -> DeviceProgram:
         """This device's part of it.  Its results count as activations, and the gradients of weights as gradients."""
-        return self._cached(self._program, kind, self.alike(part))
-
-    def _program(self, kind: str, part: Part) -> DeviceProgram:
         function = self.function(kind, part)
         if self.inside is not None:
             function = localize(function, self.inside).program(self.place)
@@ -67,44 +79,40 @@ class StagePrograms:
         categories = {value.name: ACTIVATIONS for value in function.outputs}
         return DeviceProgram(function, categories | {v.name: GRADIENTS for v in trained})
 
+    @cached
     def left(self, kind: str, part: Part) -> Held:
         """The memory that the program still holds at its end: that of its outputs."""
-        return self._cached(self._left, kind, self.alike(part))
-
-    def _left(self, kind: str, part: Part) -> Held:
-        left: dict[str, int] = {}
+        left: Counter[str] = Counter()
         for step in self.program(kind, part).steps:
-            for sign, held in ((1, step.held), (-1, step.freed)):
-                for category, nbytes in held:
-                    left[category] = left.get(category, 0) + sign * nbytes
+            left.update(dict(step.held))
+            left.subtract(dict(step.freed))
         return tuple((category, nbytes) for category, nbytes in left.items() if nbytes)
 
+    @cached
     def held(self, kind: str | None, part: Part) -> int:
         """Bytes that a microbatch keeps after an action of this kind (None: before the first), without its data."""
-        return self._cached(self._held, kind, self.alike(part)) if kind in ("F", "R", "I") else 0
-
-    def _held(self, kind: str, part: Part) -> int:
+        if kind not in _SOURCES:
+            return 0
         stage = self.of(part)
         sizes: dict[str, tuple[tuple[str, str], int]] = {
-            f"{GRADIENT}{name}": (("", name), _bytes(type))
+            f"{GRADIENT}{name}": (("", name), int(type.nbytes))
             for name, type in zip(stage.answered, self.answers(part), strict=True)
         }
         for source in _SOURCES[kind]:
             function, own = self.function(source, part), self.program(source, part).function
             there = {}
             for value, local in zip(function.inputs, own.inputs, strict=True):
-                there[local.name] = sizes.setdefault(value.name, ((source, local.name), _bytes(local.type)))
+                there[local.name] = sizes.setdefault(value.name, ((source, local.name), int(local.type.nbytes)))
             for value, local in zip(function.outputs, own.outputs, strict=True):
-                sizes.setdefault(value.name, there.get(local.name, ((source, local.name), _bytes(local.type))))
+                computed = (source, local.name), int(local.type.nbytes)
+                sizes.setdefault(value.name, there.get(local.name, computed))
         again = tuple(value.name for value in stage.recompute.outputs) if stage.recompute else ()
         names = {"F": stage.saved, "R": stage.saved + again, "I": stage.between}[kind]
         return sum(dict(sizes[name] for name in names if name not in stage.data).values())
 
+    @cached
     def message(self, kind: str, part: Part, *, last: bool) -> tuple[TensorType, ...]:
         """The types of this device's parts of the values that an action receives, in the order of the message."""
-        return self._cached(self._message, kind, self.alike(part), last)
-
-    def _message(self, kind: str, part: Part, last: bool) -> tuple[TensorType, ...]:
         stage = self.of(part)
         if kind == "F":
             return self.types(stage.forward.inputs, stage.received)
@@ -129,14 +137,3 @@ class StagePrograms:
             return value.type
         shape = [int(extent) for extent in value.type.shape]
         return TensorType(value.type.dtype, value.layout.local_shape(shape, self.inside, self.place))
-
-    def _cached(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        key = function, arguments
-        if key not in self._cache:
-            self._cache[key] = function(*arguments)
-        result: Result = self._cache[key]
-        return result
-
-
-def _bytes(type: TensorType) -> int:
-    return int(type.nbytes)

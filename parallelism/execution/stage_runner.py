@@ -1,12 +1,10 @@
 """`ProgramStage`: a stage of a program on a device; it runs for each microbatch and keeps values for later actions."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
-
+from parallelism.arrays import Array
 from parallelism.execution.device_program import ACTIVATIONS, array_maker, contiguous
 from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.typed_arrays import ArrayMaker
@@ -15,8 +13,6 @@ from parallelism.layouts.stages import GRADIENT, Part
 from parallelism.layouts.stages.messages import packed, unpacked
 from parallelism.operation import Device
 from parallelism.pipelining import Stage
-
-Array = npt.NDArray[Any]
 
 
 class ProgramStage(Stage):
@@ -145,9 +141,9 @@ class Gradients:
     """The sums of gradients over microbatches; those of one dtype lie in one array, so that they are reduced as one."""
 
     def __init__(self, types: Sequence[TensorType], arrays: ArrayMaker) -> None:
-        sizes: dict[Any, int] = {}
+        sizes: Counter[Any] = Counter()
         for type in types:
-            sizes[type.dtype] = sizes.get(type.dtype, 0) + int(type.size)
+            sizes[type.dtype] += int(type.size)
         self.flat = {dtype: arrays.full((size,), 0, dtype) for dtype, size in sizes.items()}
         self.types = types
 
@@ -162,9 +158,9 @@ class Gradients:
         starts = dict.fromkeys(self.flat, 0)
         views = []
         for type in self.types:
-            start, size = starts[type.dtype], int(type.size)
-            views.append(self.flat[type.dtype][start:start + size].reshape(_shape(type)))
-            starts[type.dtype] += size
+            start, end = starts[type.dtype], starts[type.dtype] + int(type.size)
+            views.append(self.flat[type.dtype][start:end].reshape(_shape(type)))
+            starts[type.dtype] = end
         return views
 
     def add(self, gradients: Sequence[Array]) -> None:

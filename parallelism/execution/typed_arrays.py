@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from parallelism.ir import Op
-from parallelism.ir.core import TensorType
-from parallelism.ir.core.types import resolved
+from parallelism.ir.core import Op, TensorType, resolved
 
 
 @runtime_checkable

@@ -20,10 +20,12 @@ from parallelism.ir.core import (
     Value,
     VerifyError,
     ceil_div,
+    largest,
+    operator,
+    symbol,
+    symbols,
+    verify,
 )
-from parallelism.ir.core.extents import largest, symbol, symbols
-from parallelism.ir.core.function import verify
-from parallelism.ir.core.table import operator
 from parallelism.ir.operators import (  # noqa: F401
     collectives,
     contractions,
@@ -36,9 +38,7 @@ from parallelism.ir.operators import (  # noqa: F401
     reshard_op as relayouts,
     shapes,
 )
-from parallelism.ir.passes import Interpreted, freed_after, live_bytes, peak_bytes
-from parallelism.ir.passes.gradients import gradient
-from parallelism.ir.passes.interpreter import interpret
+from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes
 from parallelism.ir.recording import (  # noqa: F401
     numpy_calls,
     numpy_indexing,
@@ -48,8 +48,7 @@ from parallelism.ir.recording import (  # noqa: F401
     record,
 )
 from parallelism.ir.text.parsing import parse
-from parallelism.ir.tracing.current import region
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply, region
 
 __all__ = [
     "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",

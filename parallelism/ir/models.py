@@ -4,8 +4,6 @@ Each function returns the program of a loss.  Its inputs are the parameters and 
 parts of a model are regions.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import sqrt
 from typing import Any
@@ -14,8 +12,7 @@ import numpy as np
 
 from parallelism.ir.core import Extent, Function, TensorType
 from parallelism.ir.recording import record
-from parallelism.ir.tracing.current import region
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply, region
 
 Parameters = dict[str, Any]
 
@@ -26,10 +23,9 @@ def mlp(sizes: tuple[Extent, ...], batch: Extent, dtype: Any = np.float64) -> Fu
     Inputs: ``w0`` of shape ``(sizes[0], sizes[1])``, ``b0`` ``(sizes[1],)``, ...; ``x`` ``(batch, sizes[0])`` and
     ``targets`` ``(batch, sizes[-1])``.
     """
-    types = {}
+    types: dict[str, TensorType] = {}
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
-        types[f"w{i}"] = TensorType(dtype, (inputs, outputs))
-        types[f"b{i}"] = TensorType(dtype, (outputs,))
+        types |= {f"w{i}": TensorType(dtype, (inputs, outputs)), f"b{i}": TensorType(dtype, (outputs,))}
     layers = len(sizes) - 1
 
     def loss(p: Parameters, x: Any, targets: Any) -> Any:
@@ -199,6 +195,5 @@ def mixture(
 
 def root(extent: Extent) -> Any:
     """The square root of an extent: a number, or a value of the program if the extent is symbolic."""
-    if isinstance(extent, int):
-        return sqrt(extent)
-    return np.sqrt(apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64)))
+    return sqrt(extent) if isinstance(extent, int) else np.sqrt(
+        apply("constant", value=extent, shape=(), dtype=np.dtype(np.float64)))

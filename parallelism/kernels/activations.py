@@ -1,7 +1,5 @@
 """Activations: elementwise functions between layers, each with its backward."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

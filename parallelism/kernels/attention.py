@@ -11,8 +11,6 @@ needs the ``lse`` of the whole row and recomputes the block's weights (Dao, *Fla
 algorithm 2).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

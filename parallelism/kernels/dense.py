@@ -1,7 +1,5 @@
 """A dense layer: forward, backward, and their floating-point operations."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

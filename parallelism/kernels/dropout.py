@@ -6,8 +6,6 @@ from SplitMix64.  Its i-th number is a hash of ``seed + (i + 1) * gamma``, so it
 Dropout: Srivastava et al., JMLR 15, 2014; here the values are scaled in training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 They divide by the rows of the *whole* batch, so losses and gradients of its parts add up to those of the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

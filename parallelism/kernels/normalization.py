@@ -14,8 +14,6 @@ With g = grad * weight and scale = 1 / sqrt(...), the gradient of x is
 If the features are sharded, the sums must be reduced over the shards; nothing else changes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from parallelism.arrays import Array

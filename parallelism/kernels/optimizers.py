@@ -1,7 +1,5 @@
 """Optimizers: pure functions from parameters and gradients to new parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,13 +40,9 @@ class SGD:
         self, parameters: Sequence[Array], gradients: Sequence[Array], state: list[Array] | None
     ) -> tuple[list[Array], list[Array] | None]:
         """The next parameters, and the next state."""
-        if self.momentum:
-            state = state or [np.zeros_like(p) for p in parameters]
-            state = [self.momentum * v + g for v, g in zip(state, gradients, strict=True)]
-        else:
-            state = None
-        steps = state or gradients
-        return [p - self.lr * v for p, v in zip(parameters, steps, strict=True)], state
+        velocities = zip(state or map(np.zeros_like, parameters), gradients, strict=True)
+        state = [self.momentum * v + g for v, g in velocities] if self.momentum else None
+        return [p - self.lr * v for p, v in zip(parameters, state or gradients, strict=True)], state
 
 
 class AdamState(NamedTuple):
@@ -84,8 +78,7 @@ class Adam:
         """The next parameters, and the next state."""
         if state is None:
             state = AdamState(0, [np.zeros_like(p) for p in parameters], [np.zeros_like(p) for p in parameters])
-        a, b = self.beta1, self.beta2
-        t = state.updates + 1
+        a, b, t = self.beta1, self.beta2, state.updates + 1
         means = [a * m + (1 - a) * g for m, g in zip(state.means, gradients, strict=True)]
         squares = [b * v + (1 - b) * (g * g) for v, g in zip(state.squares, gradients, strict=True)]
         updated = [

@@ -4,8 +4,6 @@ Su et al., *RoFormer: Enhanced Transformer with Rotary Position Embedding*, 2021
 equation 34: features 2i and 2i + 1 are rotated by ``position * base ** (-2i / head_dim)`` radians.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

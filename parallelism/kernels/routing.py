@@ -12,8 +12,6 @@ The order does not depend on devices, so the same choices are dropped on every m
 Tokens are counted by *run* to find the order: a run is a stretch of consecutive tokens of the whole batch.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import NamedTuple
 
@@ -54,8 +52,7 @@ def choose_experts_backward(choice: Choice, gates_grad: Array, probabilities_gra
         chosen = np.take_along_axis(probabilities, experts, axis=-1).sum(axis=-1, keepdims=True)
         gates_grad = (gates_grad - (gates_grad * gates).sum(axis=-1, keepdims=True)) / chosen
     grad = np.broadcast_to(probabilities_grad, probabilities.shape).astype(probabilities.dtype)
-    rows = np.arange(len(experts))[:, None]
-    grad[rows, experts] += gates_grad
+    grad[np.arange(len(experts))[:, None], experts] += gates_grad
     logits_grad: Array = probabilities * (grad - (grad * probabilities).sum(axis=-1, keepdims=True))
     return logits_grad
 
@@ -103,7 +100,6 @@ def balance_loss(first_choices: Array, probability_sums: Array, tokens: int) -> 
     p is the mean probability of the expert.  It is 1 if both are even (Fedus et al., equations 4 to 6, without their
     factor alpha).  f has no gradient.
     """
-    experts = len(first_choices)
     shares = first_choices / max(1, tokens)
-    grad: Array = shares * (experts / max(1, tokens))
+    grad: Array = shares * (len(first_choices) / max(1, tokens))
     return float((grad * probability_sums).sum()), grad

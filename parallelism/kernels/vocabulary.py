@@ -9,8 +9,6 @@ the largest logit of a token, s the sum of exp(logit - m) and t the logit of its
 where [...] is 1 if true and 0 if not.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from parallelism.arrays import Array

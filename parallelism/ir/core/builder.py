@@ -1,9 +1,8 @@
 """A builder collects the inputs and ops of a function that is being written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count, filterfalse
 from typing import Any
 
 from parallelism.ir.core import regions
@@ -20,28 +19,30 @@ class Builder:
         self.inputs: list[Value] = []
         self.ops: list[Op] = []
         self._names: set[str] = set()
-        self._next = 0
-        self._constants: dict[Any, Value] = {}
+        self._numbers = filterfalse(self._names.__contains__, map(str, count()))
+        self._constants: dict[Any, tuple[Value, ...]] = {}
         self._region: str | None = None
 
     def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
         """Add an input.  ``ValueError`` if the name is taken."""
-        value = Value(self._own(name), type, layout)
-        self.inputs.append(value)
-        return value
+        if name in self._names:
+            raise ValueError(f"two inputs are named %{name}")
+        self._names.add(name)
+        self.inputs.append(Value(name, type, layout))
+        return self.inputs[-1]
 
     def emit(self, kind: str, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> tuple[Value, ...]:
         """Add an op and return its outputs.  An equal constant of the same region is reused."""
         frozen = frozen_attributes(attributes)
         # 1, 1.0 and True are equal as keys of a dict, but they are different constants.
         key = (self._region, frozen, repr(frozen)) if not inputs and kind == "constant" else None
-        if key is not None and key in self._constants:
-            return (self._constants[key],)
+        if key in self._constants:
+            return self._constants[key]
         types = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
-        outputs = tuple(Value(self._number(), type) for type in types)
+        outputs = tuple(Value(next(self._numbers), type) for type in types)
         self.ops.append(Op(kind, tuple(inputs), frozen, outputs, self._region))
         if key is not None:
-            self._constants[key], = outputs
+            self._constants[key] = outputs
         return outputs
 
     @contextmanager
@@ -56,11 +57,9 @@ class Builder:
 
     def copy(self, function: Function) -> None:
         """Add all inputs and ops of ``function`` under their names.  Call it before adding anything else."""
-        for value in function.inputs:
-            self.input(value.name, value.type, value.layout)
-        for op in function.ops:
-            self._names.update(value.name for value in op.outputs)
-            self.ops.append(op)
+        self.inputs.extend(function.inputs)
+        self.ops.extend(function.ops)
+        self._names.update(value.name for value in function.values)
 
     def function(self, name: str, outputs: Iterable[Value], *, prune: bool = False) -> Function:
         """The function built so far.  With ``prune``, ops that no output needs are left out; messages always stay."""
@@ -74,15 +73,3 @@ class Builder:
                     kept.append(op)
             ops = kept[::-1]
         return Function(name, tuple(self.inputs), tuple(ops), outputs)
-
-    def _own(self, name: str) -> str:
-        if name in self._names:
-            raise ValueError(f"two inputs are named %{name}")
-        self._names.add(name)
-        return name
-
-    def _number(self) -> str:
-        while str(self._next) in self._names:
-            self._next += 1
-        self._next += 1
-        return str(self._next - 1)

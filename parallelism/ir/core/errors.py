@@ -1,7 +1,5 @@
 """The errors of programs.  Each is a ``ValueError`` that says where the program is wrong."""
 
-from __future__ import annotations
-
 
 class IRError(ValueError):
     """The base class of the errors of `parallelism.ir`."""

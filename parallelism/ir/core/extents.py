@@ -8,10 +8,9 @@ not.  Symbols stand for extents and counts, so they are not negative; `largest` 
 be the largest.  An expression without symbols is an ``int``, never an `Expression`.
 """
 
-from __future__ import annotations
-
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -34,24 +33,27 @@ class Call:
     name: str
     arguments: tuple[Extent, ...]
 
+    @property
+    def symbols(self) -> frozenset[str]:
+        return frozenset().union(*map(names_in, self.arguments))
+
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.arguments))})"
 
 
 Atom = str | Call
 Monomial = tuple[tuple[Atom, int], ...]
+Terms = tuple[tuple[Monomial, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A sum of terms ``coefficient * atom**power * ...``.  Build one with `symbols` and arithmetic."""
 
-    terms: tuple[tuple[Monomial, Number], ...]
+    terms: Terms
 
     def __add__(self, other: Any) -> Any:
-        if not isinstance(other, int | Expression):
-            return NotImplemented
-        return _normal(_added((*self.terms, *_terms(other))))
+        return _normal(_added((*self.terms, *_terms(other)))) if isinstance(other, int | Expression) else NotImplemented
 
     __radd__ = __add__
 
@@ -65,16 +67,12 @@ class Expression:
         return self * -1 + other
 
     def __mul__(self, other: Any) -> Any:
-        if not isinstance(other, int | Expression):
-            return NotImplemented
-        return _normal(_added((_product(a, b), x * y) for a, x in self.terms for b, y in _terms(other)))
+        return _normal(_times(self.terms, _terms(other))) if isinstance(other, int | Expression) else NotImplemented
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        if not isinstance(other, int | Expression):
-            return NotImplemented
-        return _quotient(self, other)
+        return _quotient(self, other) if isinstance(other, int | Expression) else NotImplemented
 
     def __rfloordiv__(self, other: Any) -> Any:
         return _quotient(other, self) if isinstance(other, int) else NotImplemented
@@ -92,7 +90,8 @@ class Expression:
     @property
     def symbols(self) -> frozenset[str]:
         """The names of its symbols."""
-        return frozenset(_names(self))
+        atoms = (atom for monomial, _ in self.terms for atom, _ in monomial)
+        return frozenset().union(*({atom} if isinstance(atom, str) else atom.symbols for atom in atoms))
 
     def example(self) -> str:
         """The arguments of a call of specialize that gives every symbol a value, for messages."""
@@ -105,14 +104,11 @@ class Expression:
         """
         if not self.symbols & numbers.keys():
             return self
-        terms = _added(term for monomial, number in self.terms for term in _substituted(monomial, number, numbers))
-        if len(terms) <= 1 and set(terms) <= {()}:
-            number = terms.get((), 0)
-            if number.denominator != 1:
-                given = ", ".join(f"{name}={numbers[name]}" for name in sorted(self.symbols & numbers.keys()))
-                raise ValueError(f"{self} must be whole; with {given} it is {number}")
-            return int(number)
-        return _normal(terms)
+        result = _with(self, numbers)
+        if isinstance(result, Expression) and not result.symbols:
+            given = ", ".join(f"{name}={numbers[name]}" for name in sorted(self.symbols & numbers.keys()))
+            raise ValueError(f"{self} must be whole; with {given} it is {result}")
+        return result
 
     def __str__(self) -> str:
         text = ""
@@ -167,6 +163,11 @@ def largest(*extents: Extent) -> Extent:
     return kept[0] if len(kept) == 1 else _atom(Call("max", tuple(sorted(kept, key=str))))
 
 
+def is_negative(extent: Extent) -> bool:
+    """Whether it is a number below 0; symbols are not negative."""
+    return isinstance(extent, int) and extent < 0
+
+
 def names_in(extent: Extent) -> frozenset[str]:
     """The symbols in an extent."""
     return extent.symbols if isinstance(extent, Expression) else frozenset()
@@ -184,13 +185,9 @@ def product(extents: Iterable[Extent]) -> Extent:
 
 def quotient(extents: Iterable[Extent], divisors: Iterable[Extent]) -> Extent | None:
     """The product of ``extents`` divided by the product of ``divisors``; None if that is not whole."""
-    numerator, denominator = list(extents), list(divisors)
-    for divisor in list(denominator):
-        if divisor in numerator:
-            numerator.remove(divisor)
-            denominator.remove(divisor)
+    above, below = Counter(extents), Counter(divisors)
     try:
-        return _quotient(product(numerator), product(denominator))
+        return _quotient(product((above - below).elements()), product((below - above).elements()))
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -206,16 +203,19 @@ def _added(terms: Iterable[tuple[Monomial, Number]]) -> dict[Monomial, Number]:
     return total
 
 
+def _times(a: Iterable[tuple[Monomial, Number]], b: Terms) -> dict[Monomial, Number]:
+    return _added((_product(m, n), x * y) for m, x in a for n, y in b)
+
+
 def _normal(terms: Mapping[Monomial, Number]) -> Extent:
     kept = {m: int(c) if c.denominator == 1 else c for m, c in terms.items() if c}
-    if not kept:
-        return 0
+    constant = kept.get((), 0)
+    if kept.keys() <= {()} and isinstance(constant, int):
+        return constant
     if len(kept) > MOST_TERMS:
         raise ValueError(f"an expression has at most {MOST_TERMS} terms, this one has {len(kept)}")
     if any(max(abs(c.numerator), c.denominator) > MOST_NUMBER for c in kept.values()):
         raise ValueError(f"a number in an expression has at most {MOST_NUMBER.bit_length()} bits")
-    if kept.keys() == {()} and kept[()].denominator == 1:
-        return int(kept[()])
     return Expression(tuple(sorted(kept.items(), key=lambda item: _order(item[0]))))
 
 
@@ -224,7 +224,7 @@ def _order(monomial: Monomial) -> tuple[Any, ...]:
     return -sum(power for _, power in monomial), [(str(atom), power) for atom, power in monomial]
 
 
-def _terms(extent: Extent) -> tuple[tuple[Monomial, Number], ...]:
+def _terms(extent: Extent) -> Terms:
     return extent.terms if isinstance(extent, Expression) else (((), extent),)
 
 
@@ -251,8 +251,6 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
             raise ValueError(f"{extent} is not a multiple of {divisor}")
         return _normal({(): Fraction(extent, divisor)})
     below = _terms(divisor)
-    if extent == divisor:
-        return 1
     if len(below) > 1:
         above = _terms(extent)
         ratio = Fraction(above[0][1]) / below[0][1]
@@ -264,64 +262,47 @@ def _quotient(extent: Extent, divisor: Extent, *, whole: bool = True) -> Extent:
     return _normal({_product(a, inverse): Fraction(x) / coefficient for a, x in _terms(extent)})
 
 
-def _substituted(
-    monomial: Monomial, coefficient: Number, numbers: Mapping[str, Extent]
-) -> list[tuple[Monomial, Number]]:
-    terms: list[tuple[Monomial, Number]] = [((), coefficient)]
+def _with(extent: Extent, numbers: Mapping[str, Extent]) -> Extent:
+    """The extent with symbols replaced by numbers or expressions; it may be a fraction."""
+    return _normal(_added(term for monomial, coefficient in _terms(extent)
+                          for term in _substituted(monomial, coefficient, numbers)))
+
+
+def _substituted(monomial: Monomial, coefficient: Number, numbers: Mapping[str, Extent]) -> Terms:
+    terms: Terms = (((), coefficient),)
     for atom, power in monomial:
         value: Extent = numbers.get(atom, _atom(atom)) if isinstance(atom, str) else _called(atom, numbers)
         below = _terms(value)
         for _ in range(abs(power)):
             if power > 0:
-                terms = list(_added((_product(a, b), x * y) for a, x in terms for b, y in below).items())
+                terms = tuple(_times(terms, below).items())
             elif value == 0 or len(below) > 1:
                 raise ValueError(f"{_text_of(monomial, coefficient)} cannot be divided by {atom} = {value}")
             else:
                 inverse = tuple((a, -p) for a, p in below[0][0])
-                terms = [(_product(a, inverse), Fraction(x) / below[0][1]) for a, x in terms]
+                terms = tuple((_product(a, inverse), Fraction(x) / below[0][1]) for a, x in terms)
     return terms
 
 
 def _called(call: Call, numbers: Mapping[str, Extent]) -> Extent:
     if call.name == "max":
         return largest(*(specialized(argument, numbers) for argument in call.arguments))
-    total = _added(
-        term for monomial, number in _terms(call.arguments[0]) for term in _substituted(monomial, number, numbers))
-    terms = {monomial: c for monomial, c in total.items() if c}
-    if set(terms) <= {()}:
-        return math.ceil(terms.get((), 0))
-    return _atom(Call("ceil", (_normal(terms),)))
+    return rounded_up(_with(call.arguments[0], numbers))
 
 
 def _flattened(extents: Iterable[Extent]) -> Iterator[Extent]:
     for extent in extents:
-        terms = _terms(extent)
-        monomial = terms[0][0] if terms else ()
-        if len(terms) == 1 and terms[0][1] == 1 and len(monomial) == 1 and monomial[0][1] == 1:
-            atom = monomial[0][0]
-            if isinstance(atom, Call) and atom.name == "max":
-                yield from atom.arguments
-                continue
-        yield extent
+        atom = next((atom for monomial, _ in _terms(extent) for atom, _ in monomial), None)
+        if isinstance(atom, Call) and atom.name == "max" and extent == _atom(atom):
+            yield from atom.arguments
+        else:
+            yield extent
 
 
 def _at_least(a: Extent, b: Extent) -> bool:
     """Whether ``a >= b`` for all values of the symbols."""
-    rest = dict(_terms(a))
-    for monomial, coefficient in _terms(b):
-        if rest.pop(monomial, 0) < coefficient:
-            return False
-    return all(coefficient >= 0 for coefficient in rest.values())
-
-
-def _names(extent: Extent) -> Iterator[str]:
-    for monomial, _ in _terms(extent):
-        for atom, _ in monomial:
-            if isinstance(atom, str):
-                yield atom
-            else:
-                for argument in atom.arguments:
-                    yield from _names(argument)
+    difference = _added((*_terms(a), *((monomial, -coefficient) for monomial, coefficient in _terms(b))))
+    return all(coefficient >= 0 for coefficient in difference.values())
 
 
 def _text_of(monomial: Monomial, coefficient: Number) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 
 from parallelism.ir.core import regions
 from parallelism.ir.core.errors import VerifyError
-from parallelism.ir.core.extents import Expression, Extent, specialized
-from parallelism.ir.core.printing import print_function, print_op, print_value
+from parallelism.ir.core.extents import Expression, Extent, is_negative, names_in, specialized
+from parallelism.ir.core.printing import names, print_function, print_op, print_value
 from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, flops, meaning, operator
 from parallelism.ir.core.types import DTYPE_NAMES, TensorType
@@ -42,17 +42,14 @@ class Value:
             raise VerifyError(f"the name of a value must consist of letters, digits, _ and ., got {self.name!r}")
         if not isinstance(self.type, TensorType):
             raise TypeError(f"%{self.name}: its type must be a TensorType, got {self.type!r}")
-        if self.layout is None:
-            return
-        if not isinstance(self.layout, TensorSharding):
+        if not isinstance(self.layout, TensorSharding | None):
             raise TypeError(f"%{self.name}: its layout must be a TensorSharding or None, got {self.layout!r}")
         try:
-            object.__setattr__(self, "layout", self.layout.over(self.type.ndim))
+            object.__setattr__(self, "layout", self.layout and self.layout.over(self.type.ndim))
         except ValueError as error:
             raise VerifyError(f"%{self.name}: {error}: {self.type}") from None
 
-    def __str__(self) -> str:
-        return print_value(self)
+    __str__ = print_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +97,8 @@ class Op:
     @property
     def nbytes(self) -> Extent:
         """Bytes read and written: each input and output once; 0 for a view."""
-        if self.operator.view:
-            return 0
-        return sum((value.type.nbytes for value in (*self.inputs, *self.outputs)), 0)
+        values = () if self.operator.view else (*self.inputs, *self.outputs)
+        return sum((value.type.nbytes for value in values), 0)
 
     @property
     def bytes_received(self) -> Extent:
@@ -110,8 +106,7 @@ class Op:
         received = self.operator.received
         return received(*self.types, **dict(self.attributes)) if received else 0
 
-    def __str__(self) -> str:
-        return print_op(self)
+    __str__ = print_op
 
 
 @dataclass(frozen=True)
@@ -159,22 +154,19 @@ class Function:
         """
         for name, number in numbers.items():
             if name not in self.symbols:
-                known = ", ".join(sorted(self.symbols)) or "none"
-                raise ValueError(f"@{self.name} has no symbol {name}: its symbols are {known}")
+                raise ValueError(f"@{self.name} has no symbol {name}: its symbols are "
+                                 f"{', '.join(sorted(self.symbols)) or 'none'}")
             if isinstance(number, bool) or not isinstance(number, int | Expression):
                 raise TypeError(f"symbol {name} must be an integer or an expression, got {number!r}")
-            if isinstance(number, int) and number < 0:
+            if is_negative(number):
                 raise ValueError(f"symbol {name} must be at least 0, because it is an extent, got {number}")
         values = {value: replace(value, type=value.type.specialize(numbers)) for value in self.values}
-        ops = tuple(
-            Op(
-                op.kind, tuple(values[v] for v in op.inputs),
-                tuple((name, _specialized(value, numbers)) for name, value in op.attributes),
-                tuple(values[v] for v in op.outputs), op.region,
-            )
+        ops = (
+            replace(op, inputs=regions.each(op.inputs, values), outputs=regions.each(op.outputs, values),
+                    attributes=tuple((name, _specialized(value, numbers)) for name, value in op.attributes))
             for op in self.ops
         )
-        return Function(self.name, tuple(values[v] for v in self.inputs), ops, tuple(values[v] for v in self.outputs))
+        return Function(self.name, regions.each(self.inputs, values), tuple(ops), regions.each(self.outputs, values))
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -198,8 +190,7 @@ class Function:
         """
         return regions.replaced(self, path, part)
 
-    def __str__(self) -> str:
-        return print_function(self)
+    __str__ = print_function
 
 
 def verify(function: Function) -> None:
@@ -221,7 +212,8 @@ def verify(function: Function) -> None:
                     raise ValueError(f"%{value.name} is defined already; every value is defined once")
                 known[value.name] = value
         except (ValueError, TypeError) as error:
-            raise VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}") from None
+            short = f'{names(op.outputs)} = "{op.kind}"({names(op.inputs)})'[:120]
+            raise VerifyError(f"@{function.name}, op {number}, {short}: {error}") from None
     for value in function.outputs:
         try:
             _check_known(value, known)
@@ -274,18 +266,9 @@ def _check_known(value: Value, known: Mapping[str, Value]) -> None:
 
 
 def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_specialized(part, numbers) for part in value)
-    return specialized(value, numbers) if isinstance(value, Expression) else value
+    return tuple(_specialized(part, numbers) for part in value) if isinstance(value, tuple) \
+        else specialized(value, numbers)
 
 
 def _symbols(value: Any) -> frozenset[str]:
-    if isinstance(value, tuple):
-        return frozenset().union(*(_symbols(part) for part in value if isinstance(part, tuple | Expression)))
-    return value.symbols if isinstance(value, Expression) else frozenset()
-
-
-def _short(op: Op) -> str:
-    outputs = ", ".join(f"%{value.name}" for value in op.outputs)
-    inputs = ", ".join(f"%{value.name}" for value in op.inputs)
-    return f'{outputs} = "{op.kind}"({inputs})'[:120]
+    return frozenset().union(*map(_symbols, value)) if isinstance(value, tuple) else names_in(value)

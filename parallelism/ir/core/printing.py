@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,24 +24,25 @@ def print_function(function: Function) -> str:
     """The text of a function; `parallelism.ir.parse` reads it back."""
     inputs = ", ".join(map(print_value, function.inputs))
     outputs = ", ".join(map(print_type, function.outputs))
-    returned = ", ".join(f"%{value.name}" for value in function.outputs)
     lines = [f"func @{function.name}({inputs}) -> ({outputs}) {{", *(f"  {print_op(op)}" for op in function.ops)]
-    return "\n".join([*lines, f"  return {returned}".rstrip(), "}"]) + "\n"
+    return "\n".join([*lines, f"  return {names(function.outputs)}".rstrip(), "}"]) + "\n"
+
+
+def names(values: Iterable[Value]) -> str:
+    """The names of values, each with its %."""
+    return ", ".join(f"%{value.name}" for value in values)
 
 
 def print_op(op: Op) -> str:
     """The line of one op."""
-    outputs = ", ".join(f"%{value.name}" for value in op.outputs)
-    inputs = ", ".join(f"%{value.name}" for value in op.inputs)
     types = ", ".join(str(value.type) for value in op.inputs)
     results = ", ".join(map(print_type, op.outputs))
-    if len(op.outputs) != 1:
-        results = f"({results})"
     attributes = ", ".join(f"{name} = {print_attribute(value)}" for name, value in op.attributes)
     braces = f" {{{attributes}}}" if attributes else ""
-    equals = f"{outputs} = " if outputs else ""
+    equals = f"{names(op.outputs)} = " if op.outputs else ""
+    returned = results if len(op.outputs) == 1 else f"({results})"
     region = "" if op.region is None else f' region="{op.region}"'
-    return f"{equals}{json.dumps(op.kind)}({inputs}){braces} : ({types}) -> {results}{region}"
+    return f"{equals}{json.dumps(op.kind)}({names(op.inputs)}){braces} : ({types}) -> {returned}{region}"
 
 
 def print_value(value: Value) -> str:
@@ -61,8 +63,8 @@ def print_layout(layout: TensorSharding) -> str:
 
 
 def _axes(axes: tuple[str, ...]) -> str:
-    names = [name if PLAIN.fullmatch(name) else json.dumps(name) for name in axes]
-    return f"({', '.join(names)})" if len(names) > 1 else names[0] if names else "None"
+    text = ", ".join(name if PLAIN.fullmatch(name) else json.dumps(name) for name in axes)
+    return f"({text})" if len(axes) > 1 else text or "None"
 
 
 def print_attribute(value: Any) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate, chain, count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,11 +39,8 @@ def inside(op: Op, path: str) -> bool:
 
 def paths(function: Function) -> tuple[str, ...]:
     """The paths of all regions.  An outer region comes before the regions nested in it."""
-    prefixes: dict[str, None] = {}
-    for region in dict.fromkeys(op.region for op in function.ops if op.region is not None):
-        names = region.split(".")
-        prefixes.update((".".join(names[:count]), None) for count in range(1, len(names) + 1))
-    return tuple(prefixes)
+    regions = dict.fromkeys(op.region for op in function.ops if op.region is not None)
+    return tuple(dict.fromkeys(path for region in regions for path in accumulate(region.split("."), "{}.{}".format)))
 
 
 def part(function: Function, path: str) -> Function:
@@ -68,18 +66,19 @@ def replaced(function: Function, path: str, new: Function) -> Function:
             raise ValueError(f"region {path!r} of @{function.name} {what} {texts[0]}, but @{new.name} {what} "
                              f"{texts[1]}")
     before, after = _around(function, path, old)
-    values = _named(function, path, old, new)
+    values = _named(function, old, new)
     ops = [
-        replace(op, inputs=_each(op.inputs, values), outputs=_each(op.outputs, values),
+        replace(op, inputs=each(op.inputs, values), outputs=each(op.outputs, values),
                 region=op.region if inside(op, path) else joined(path, op.region))
         for op in new.ops
     ]
     results = {was: values[now] for was, now in zip(old.outputs, new.outputs, strict=True)}
-    rest = [replace(op, inputs=_each(op.inputs, results)) for op in after]
-    return replace(function, ops=(*before, *ops, *rest), outputs=_each(function.outputs, results))
+    rest = [replace(op, inputs=each(op.inputs, results)) for op in after]
+    return replace(function, ops=(*before, *ops, *rest), outputs=each(function.outputs, results))
 
 
-def _each(values: Iterable[Value], new: dict[Value, Value]) -> tuple[Value, ...]:
+def each(values: Iterable[Value], new: Mapping[Value, Value]) -> tuple[Value, ...]:
+    """The values, with the new one in place of each that has one."""
     return tuple(new.get(value, value) for value in values)
 
 
@@ -103,31 +102,18 @@ def _around(function: Function, path: str, old: Function) -> tuple[list[Op], lis
     return before, after
 
 
-def _named(function: Function, path: str, old: Function, new: Function) -> dict[Value, Value]:
+def _named(function: Function, old: Function, new: Function) -> dict[Value, Value]:
     """The value that replaces each value of ``new``.
 
     Inputs become the existing values, outputs get the names that they replace, and others a free name.
     """
     values = dict(zip(new.inputs, old.inputs, strict=True))
-    taken = {value.name for value in (*function.inputs, *_outside(function, path), *old.outputs)}
+    inner = {*old.values}.difference(old.inputs, old.outputs)
+    taken = {value.name for value in function.values if value not in inner}
     names = {now: was.name for was, now in reversed(list(zip(old.outputs, new.outputs, strict=True)))}
-    for op in new.ops:
-        for value in op.outputs:
-            name = names.get(value) or _free(value.name, taken)
-            taken.add(name)
-            values[value] = replace(value, name=name)
+    for value in (value for op in new.ops for value in op.outputs):
+        numbered = chain([value.name], (f"{value.name}.{number}" for number in count(1)))
+        name = names.get(value) or next(name for name in numbered if name not in taken)
+        taken.add(name)
+        values[value] = replace(value, name=name)
     return values
-
-
-def _outside(function: Function, path: str) -> Iterator[Value]:
-    for op in function.ops:
-        if not inside(op, path):
-            yield from op.outputs
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, count = name, 0
-    while free in taken:
-        count += 1
-        free = f"{name}.{count}"
-    return free

@@ -10,17 +10,21 @@ A rule determines the shapes of the outputs, which dims may be split over device
 reduction over shards is pending), and how many points the operator visits; flops are counted per point.
 """
 
-from __future__ import annotations
-
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, chain
+from operator import mul
 from string import ascii_letters
+from typing import Any
 
 from parallelism.ir.core.extents import Extent, product, quotient
 
 Dim = tuple[str, ...]
 Shape = tuple[Extent, ...]
+
+_DIM, _WHOLE = re.compile(r"\(\w*\)|\w"), re.compile(r"(\w)!")
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,8 @@ class Rule:
         return tuple(product(self.extents[letter] for letter in dim if letter != "1") for dim in dims)
 
     def __str__(self) -> str:
-        sides = (",".join("".join(map(self._written, tensor)) for tensor in side)
-                 for side in (self.inputs, self.outputs))
-        return "->".join(sides)
+        return "->".join(",".join("".join(map(self._written, tensor)) for tensor in side)
+                         for side in (self.inputs, self.outputs))
 
     def _written(self, dim: Dim) -> str:
         letters = "".join(f"{letter}!" if letter in self.whole else letter for letter in dim)
@@ -88,15 +91,11 @@ def rule(text: str, shapes: Sequence[Shape], new: Mapping[str, Extent] | None = 
         if len(dims) != len(shape):
             raise ValueError(f"input {number} must have {len(dims)} dims ({text}), got {len(shape)}: shape "
                              f"{shape_text(shape)}")
-        for dim, extent in zip(dims, shape, strict=True):
-            if len(dim) != 1:
-                continue
-            letter, = dim
+        for letter, extent in ((dim[0], n) for dim, n in zip(dims, shape, strict=True) if len(dim) == 1):
             known = 1 if letter == "1" else extents.setdefault(letter, extent)
             if known != extent:
-                other = ""
-                if letter in where:
-                    other = f" in input {where[letter]}, of shape {shape_text(shapes[where[letter]])}"
+                other = f" in input {where[letter]}, of shape {shape_text(shapes[where[letter]])}" \
+                    if letter in where else ""
                 raise ValueError(f"dim {letter} of {text} is {known}{other}, and {extent} in input {number}, of shape "
                                  f"{shape_text(shape)}")
             where.setdefault(letter, number)
@@ -110,30 +109,11 @@ def shape_text(shape: Sequence[Extent]) -> str:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...], frozenset[str]]:
-    left, right = text.split("->")
-    whole: set[str] = set()
-    return _side(left, whole), _side(right, whole), frozenset(whole)
-
-
-def _side(text: str, whole: set[str]) -> tuple[tuple[Dim, ...], ...]:
-    tensors = []
-    for tensor in text.split(","):
-        dims: list[Dim] = []
-        group: list[str] | None = None
-        for mark in tensor:
-            if mark == "(":
-                group = []
-            elif mark == ")":
-                dims.append(tuple(group or ()))
-                group = None
-            elif mark == "!":
-                whole.add((group or dims[-1])[-1])
-            elif group is not None:
-                group.append(mark)
-            else:
-                dims.append((mark,))
-        tensors.append(tuple(dims))
-    return tuple(tensors)
+    inputs, outputs = (
+        tuple(tuple(tuple(dim.strip("()")) for dim in _DIM.findall(tensor)) for tensor in side.split(","))
+        for side in text.replace("!", "").split("->")
+    )
+    return inputs, outputs, frozenset(_WHOLE.findall(text))
 
 
 # -- rules that many operators share -----------------------------------------------------------------------------------
@@ -148,13 +128,17 @@ def elementwise(shapes: Sequence[Shape]) -> Rule:
     """The rule of an elementwise operator.  Inputs are broadcast as in NumPy."""
     out = broadcast(shapes)
     names = letters(len(out))
-    texts = []
-    for shape in shapes:
-        first = len(out) - len(shape)
-        texts.append("".join(
-            "1" if extent == 1 and out[first + d] != 1 else names[first + d] for d, extent in enumerate(shape)
-        ))
-    return rule(f"{','.join(texts)}->{names}", shapes)
+    return rule(f"{','.join(broadcast_term(shape, out, names) for shape in shapes)}->{names}", shapes)
+
+
+def broadcast_term(shape: Shape, out: Shape, names: str) -> str:
+    """The term of a tensor that is broadcast to the shape ``out``, with the letters ``names``.
+
+    A dim that is broadcast is written 1.
+    """
+    first = len(out) - len(shape)
+    dims = zip(shape, out[first:], names[first:], strict=True)
+    return "".join("1" if extent == 1 and wide != 1 else name for extent, wide, name in dims)
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
@@ -172,49 +156,50 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 def along(ndim: int, axis: int, inside: str) -> str:
     """Letters for ``ndim`` dims, with the text ``inside`` in place of dim ``axis``."""
-    names = letters(ndim - 1, inside)
-    return names[:axis] + inside + names[axis:]
+    return terms_along(ndim, axis, inside)[0]
+
+
+def terms_along(ndim: int, axis: int, *insides: str) -> list[str]:
+    """The terms of tensors that differ along dim ``axis`` only, where each has the text of one of ``insides``."""
+    names = letters(ndim - 1, "".join(insides))
+    return [names[:axis] + inside + names[axis:] for inside in insides]
 
 
 def reshape(before: Shape, after: Shape) -> Rule:
     """The rule of a reshape: the common factors of the dims of both shapes, outermost first."""
     names = iter(ascii_letters)
     extents: dict[str, Extent] = {}
-    sides: tuple[list[list[str]], list[list[str]]] = [[] for _ in before], [[] for _ in after]
-    whole: set[str] = set()
-    left, right = [(d, n) for d, n in enumerate(before) if n != 1], [(d, n) for d, n in enumerate(after) if n != 1]
-    while left and right:
-        (i, m), (j, n) = left[0], right[0]
-        factor = _common(m, n, [n for _, n in left[1:]], [n for _, n in right[1:]])
-        if factor is None:
-            break
+    sides: list[list[list[str]]] = [[[] for _ in shape] for shape in (before, after)]
+    rests: list[list[tuple[list[str], Any]]] = [
+        [(dim, n) for dim, n in zip(side, shape, strict=True) if n != 1]
+        for side, shape in zip(sides, (before, after), strict=True)
+    ]
+    while all(rests) and (factor := _common(*([n for _, n in rest] for rest in rests))) is not None:
         letter = next(names)
         extents[letter] = factor
-        sides[0][i].append(letter)
-        sides[1][j].append(letter)
-        for rest, extent, at in ((left, m, i), (right, n, j)):
+        for rest in rests:
+            dim, extent = rest[0]
+            dim.append(letter)
             remaining = quotient((extent,), (factor,))
-            assert remaining is not None
-            rest[:1] = [] if remaining == 1 else [(at, remaining)]
-    for side, rest in zip(sides, (left, right), strict=True):
-        for d, extent in rest:
-            letter = next(names)
-            extents[letter] = extent
-            whole.add(letter)
-            side[d].append(letter)
+            rest[:1] = [] if remaining == 1 else [(dim, remaining)]
     # A split of a dim splits its outer factors first; the factors that two dims do not share are kept whole.
-    dims = [tuple(tuple(names) or ("1",) for names in side) for side in sides]
-    return Rule((dims[0],), (dims[1],), extents, frozenset(whole))
+    shared = {*extents}
+    for letter, (dim, extent) in zip(names, chain(*rests), strict=False):
+        extents[letter] = extent
+        dim.append(letter)
+    inputs, outputs = (tuple(tuple(dim) or ("1",) for dim in side) for side in sides)
+    return Rule((inputs,), (outputs,), extents, frozenset(extents.keys() - shared))
 
 
-def _common(m: Extent, n: Extent, after_m: Sequence[Extent], after_n: Sequence[Extent]) -> Extent | None:
-    """The outermost factor that both extents share: the smaller of them, if it divides the other; else None."""
+def _common(left: Sequence[Extent], right: Sequence[Extent]) -> Extent | None:
+    """The outermost factor that the first extents share: the smaller of them, if it divides the other; else None."""
+    (m, *after_m), (n, *after_n) = left, right
     if m == n:
-        return m if m != 0 else None
+        return m or None
     if isinstance(m, int) and isinstance(n, int):
         return min(m, n) if min(m, n) and max(m, n) % min(m, n) == 0 else None
     for small, large, after in ((n, m, after_n), (m, n, after_m)):
         remaining = quotient((large,), (small,)) if small != 0 else None
-        if remaining is not None and any(remaining == product(after[:k]) for k in range(1, len(after) + 1)):
+        if remaining is not None and remaining in accumulate(after, mul):
             return small
     return None

@@ -4,8 +4,6 @@ It has the rule that relates dims (`parallelism.ir.core.rules`), the dtypes of t
 floating-point operations per point and the derivative.  Shapes, costs and possible splits follow from the rule.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from parallelism.ir.core.extents import Expression, Extent
-from parallelism.ir.core.rules import Rule, along, rule
+from parallelism.ir.core.rules import Rule, rule, terms_along
 from parallelism.ir.core.types import TensorType
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -107,8 +105,8 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
     entry = operator(kind)
     given = dict(attributes)
     if given.keys() != entry.attributes.keys():
-        wanted = ", ".join(sorted(entry.attributes)) or "none"
-        raise ValueError(f"{kind}: its attributes are {wanted}; got {', '.join(sorted(given)) or 'none'}")
+        raise ValueError(f"{kind}: its attributes are {', '.join(sorted(entry.attributes)) or 'none'}; got "
+                         f"{', '.join(sorted(given)) or 'none'}")
     for name, wanted in entry.attributes.items():
         if not KINDS[wanted](given[name]):
             raise TypeError(f"{kind}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
@@ -157,16 +155,8 @@ def of_a_part(attributes: Attributes, shape: Sequence[Extent], starts: Sequence[
 # -- attributes --------------------------------------------------------------------------------------------------------
 
 
-def _is_int(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_extent(value: Any) -> bool:
-    return type(value) is int or isinstance(value, Expression)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float, bool) or isinstance(value, Expression)
+def _of(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
 
 
 def _each(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -174,17 +164,18 @@ def _each(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 KINDS: dict[str, Callable[[Any], bool]] = {
-    "an integer": _is_int,
-    "a number": lambda value: type(value) in (int, float),
-    "a bool": lambda value: type(value) is bool,
+    "an integer": _of(int),
+    "a number": _of(int, float),
+    "a bool": _of(bool),
     "a string": lambda value: isinstance(value, str),
     "a dtype": lambda value: isinstance(value, np.dtype),
-    "an extent": _is_extent,
-    "a shape": _each(_is_extent),
-    "a list of integers": _each(_is_int),
+    "an extent": _of(int, Expression),
+    "a shape": _each(_of(int, Expression)),
+    "a list of integers": _each(_of(int)),
     "a list of strings": _each(lambda value: isinstance(value, str)),
-    "a list of pairs": _each(lambda value: _each(_is_int)(value) and len(value) == 2),
-    "a number or a list of them": lambda value: _is_number(value) or _each(_is_number)(value),
+    "a list of pairs": _each(lambda value: _each(_of(int))(value) and len(value) == 2),
+    "a number or a list of them": lambda value: all(
+        map(_of(int, float, bool, Expression), value if isinstance(value, tuple) else (value,))),
 }
 """The kinds of attributes, each with a test of a value."""
 
@@ -206,5 +197,4 @@ def first_dtype(x: TensorType, *_: Any, **__: Any) -> np.dtype[Any]:
 
 def along_whole(x: TensorType, axis: int) -> Rule:
     """The rule of an operator that keeps the shape and needs dim ``axis`` whole."""
-    term = along(x.ndim, checked_axis(axis, x.ndim), "z!")
-    return rule(f"{term}->{term}", [x.shape])
+    return rule("->".join(terms_along(x.ndim, checked_axis(axis, x.ndim), "z!", "z!")), [x.shape])

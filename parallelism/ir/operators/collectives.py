@@ -6,18 +6,29 @@ those of the local shards.  Bytes are what one device receives under the direct 
 input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType, ceil_div, checked_axis
-from parallelism.ir.core.rules import along, elementwise, letters, rule
-from parallelism.ir.core.table import first_dtype, register
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    ceil_div,
+    checked_axis,
+    elementwise,
+    first_dtype,
+    is_negative,
+    letters,
+    register,
+    rule,
+    terms_along,
+)
 from parallelism.ir.operators.shapes import created
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply
 from parallelism.sharding import check_op
 
 _GROUP = {"axes": "a list of strings", "group": "an extent"}
@@ -40,7 +51,7 @@ def _same(x: TensorType, group: Extent) -> Rule:
 
 
 def check_group(group: Extent) -> None:
-    if isinstance(group, int) and group < 1:
+    if is_negative(group - 1):
         raise ValueError(f"a group has at least one device, got {group}")
 
 
@@ -53,9 +64,7 @@ def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
     """The rule of a collective that changes dim ``dim`` to ``extent``."""
     check_group(group)
     _alone_the_same(group, x.shape[checked_axis(dim, x.ndim)], extent)
-    term = along(x.ndim, checked_axis(dim, x.ndim), "y!")
-    other = along(x.ndim, dim, "y!").replace("y!", "Z!")
-    return rule(f"{term}->{other}", [x.shape], {"Z": extent})
+    return rule("->".join(terms_along(x.ndim, dim, "y!", "Z!")), [x.shape], {"Z": extent})
 
 
 def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:
@@ -72,22 +81,14 @@ def _reduce_scatter_rule(x: TensorType, axes: Sequence[str], group: Extent, dim:
     return changed(x, dim, extent, group)
 
 
-def _only_sums(name: str, op: str) -> None:
-    if op != "sum":
-        raise ValueError(f"{name} by {op} has no derivative")
+def _derivative_of_sum(name: str, derivative: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """The derivative of a collective that reduces.  ``ValueError`` unless it reduces by sum."""
+    def gradient(g: Any, y: Any, x: Any, *, op: str, **attributes: Any) -> list[Any]:
+        if op != "sum":
+            raise ValueError(f"{name} by {op} has no derivative")
+        return [derivative(g, x, **attributes)]
 
-
-def _all_reduce_derivative(g: Any, y: Any, x: Any, axes: Any, group: Any, op: str) -> list[Any]:
-    """The loss is the sum over devices of what each computes from y, so the gradients are summed, too."""
-    _only_sums("all_reduce", op)
-    return [apply("all_reduce", g, axes=axes, group=group, op="sum")]
-
-
-def _reduce_scatter_derivative(
-    g: Any, y: Any, x: Any, axes: Any, group: Any, dim: int, extent: Any, op: str
-) -> list[Any]:
-    _only_sums("reduce_scatter", op)
-    return [apply("all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim])]
+    return gradient
 
 
 def _all_to_all_rule(
@@ -101,16 +102,15 @@ def _all_to_all_rule(
         raise ValueError(f"split_dim and concat_dim must be different dims, both are {split_dim}")
     _alone_the_same(group, x.shape[split_dim], split_extent)
     _alone_the_same(group, x.shape[concat_dim], concat_extent)
-    names = letters(x.ndim)
-    before = "".join(f"{n}!" if d in (split_dim, concat_dim) else n for d, n in enumerate(names))
-    after = "".join(
-        "Y!" if d == split_dim else "Z!" if d == concat_dim else n for d, n in enumerate(names)
-    )
-    return rule(f"{before}->{after}", [x.shape], {"Y": split_extent, "Z": concat_extent})
+    before = [f"{name}!" if d in (split_dim, concat_dim) else name for d, name in enumerate(letters(x.ndim))]
+    after = [{split_dim: "Y!", concat_dim: "Z!"}.get(d, name) for d, name in enumerate(before)]
+    return rule(f"{''.join(before)}->{''.join(after)}", [x.shape], {"Y": split_extent, "Z": concat_extent})
 
 
 register(Operator(
-    "all_reduce", _reduced, first_dtype, alone("all_reduce"), _all_reduce_derivative,
+    "all_reduce", _reduced, first_dtype, alone("all_reduce"),
+    # The loss is the sum over devices of what each computes from y, so the gradients are summed, too.
+    _derivative_of_sum("all_reduce", lambda g, x, **group: apply("all_reduce", g, **group, op="sum")),
     attributes={**_GROUP, "op": "a string"},
     # 2(g-1)/g of the array's bytes: the other members' terms of one piece, then the other reduced pieces.  With unequal
     # pieces these are the bytes of the group's first member, which has one of the largest pieces.
@@ -125,8 +125,9 @@ register(Operator(
     received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
 ))
 register(Operator(
-    "reduce_scatter", _reduce_scatter_rule, first_dtype,
-    alone("reduce_scatter"), _reduce_scatter_derivative,
+    "reduce_scatter", _reduce_scatter_rule, first_dtype, alone("reduce_scatter"),
+    _derivative_of_sum("reduce_scatter", lambda g, x, axes, group, dim, extent: apply(
+        "all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim])),
     attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
     received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
 ))
@@ -173,8 +174,7 @@ def _no_peer(name: str) -> Callable[..., Any]:
 
 def _send_rule(x: TensorType, destination: int, tag: int) -> Rule:
     """A send has no output."""
-    names = letters(x.ndim)
-    return Rule((tuple((name,) for name in names),), (), dict(zip(names, x.shape, strict=True)), frozenset())
+    return replace(elementwise([x.shape]), outputs=())
 
 
 register(Operator(

@@ -1,16 +1,12 @@
 """Operators that multiply and sum: ``einsum`` and ``matmul``."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType
-from parallelism.ir.core.rules import broadcast, letters, rule
-from parallelism.ir.core.table import register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import Extent, Operator, Rule, TensorType, broadcast, broadcast_term, letters, register, rule
+from parallelism.ir.tracing import apply
 
 _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
 
@@ -77,29 +73,20 @@ def _terms(a: TensorType, b: TensorType) -> tuple[str, str, str]:
         raise ValueError(f"both inputs must be matrices or stacks of matrices, got {a} and {b}")
     batch = broadcast([a.shape[:-2], b.shape[:-2]])
     names = letters(len(batch), "mkn")
-    terms = []
-    for type in (a, b):
-        first = len(batch) - (type.ndim - 2)
-        terms.append("".join(
-            "1" if type.shape[d - first] == 1 and batch[d] != 1 else names[d] for d in range(first, len(batch))
-        ))
-    return f"{terms[0]}mk", f"{terms[1]}kn", f"{names}mn"
+    left, right = (broadcast_term(type.shape[:-2], batch, names) for type in (a, b))
+    return f"{left}mk", f"{right}kn", f"{names}mn"
 
 
 def _matmul_rule(a: TensorType, b: TensorType) -> Rule:
-    left, right, out = _terms(a, b)
-    return rule(f"{left},{right}->{out}", [a.shape, b.shape])
+    return rule("{},{}->{}".format(*_terms(a, b)), [a.shape, b.shape])
 
 
 def _matmul_derivative(g: Any, y: Any, a: Any, b: Any) -> list[Any]:
     left, right, out = _terms(a.type, b.type)
-    operands = [_without_ones(x, term) for x, term in ((a, left), (b, right))]
-    grads = contraction_gradients(g, tuple(operands), [left.replace("1", ""), right.replace("1", "")], out)
+    operands = tuple(x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
+                     for x, term in ((a, left), (b, right)))
+    grads = contraction_gradients(g, operands, [left.replace("1", ""), right.replace("1", "")], out)
     return [grad.reshape(x.shape) for grad, x in zip(grads, (a, b), strict=True)]
-
-
-def _without_ones(x: Any, term: str) -> Any:
-    return x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
 
 
 register(Operator("matmul", _matmul_rule, _dtype, np.matmul, _matmul_derivative, _flops, linear="each", grows=True))

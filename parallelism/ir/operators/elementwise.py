@@ -1,16 +1,11 @@
 """Operators that work on each element alone.  Inputs are broadcast as in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Linear, Operator, TensorType
-from parallelism.ir.core.rules import elementwise as aligned
-from parallelism.ir.core.table import register
-from parallelism.ir.core.types import resolved
+from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
 from parallelism.kernels import ACTIVATIONS
 
 Derivative = Callable[..., Sequence[Any]]

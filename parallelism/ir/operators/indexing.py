@@ -1,15 +1,23 @@
 """Operators that pick elements by index, and that sort.  Gradients of one element that was picked twice are summed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType, checked_axis
-from parallelism.ir.core.rules import letters, rule
-from parallelism.ir.core.table import along_whole, first_dtype, register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    along_whole,
+    checked_axis,
+    first_dtype,
+    letters,
+    register,
+    rule,
+    terms_along,
+)
+from parallelism.ir.tracing import apply
 from parallelism.kernels import lookup_backward
 
 
@@ -18,50 +26,40 @@ def _check_indices(indices: TensorType) -> None:
         raise TypeError(f"indices must be integers, got {indices.dtype}")
 
 
-def _take_terms(ndim: int, axis: int, indices: int) -> tuple[str, str, str]:
-    """The terms of table, indices and result, for example ``az!d``, ``ij`` and ``aijd``."""
-    rest, own = letters(ndim - 1, "z"), letters(ndim - 1 + indices, "z")[ndim - 1:]
-    return f"{rest[:axis]}z!{rest[axis:]}", own, f"{rest[:axis]}{own}{rest[axis:]}"
+def _take_terms(indices: TensorType, ndim: int, axis: int) -> list[str]:
+    """The terms of indices, table and result, for example ``ij``, ``az!d`` and ``aijd``."""
+    _check_indices(indices)
+    own = letters(ndim - 1 + indices.ndim, "z")[ndim - 1:]
+    return [own, *terms_along(ndim, checked_axis(axis, ndim), "z!", own)]
 
 
 def _take_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
-    _check_indices(indices)
-    table, own, out = _take_terms(x.ndim, checked_axis(axis, x.ndim), indices.ndim)
+    own, table, out = _take_terms(indices, x.ndim, axis)
     return rule(f"{table},{own}->{out}", [x.shape, indices.shape])
 
 
 def _take_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent) -> Rule:
-    _check_indices(indices)
-    ndim = grad.ndim - indices.ndim + 1
-    table, own, out = _take_terms(ndim, checked_axis(axis, ndim), indices.ndim)
+    own, table, out = _take_terms(indices, grad.ndim - indices.ndim + 1, axis)
     return rule(f"{out},{own}->{table}", [grad.shape, indices.shape], {"z": extent})
 
 
 def _take_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
     places = np.where(indices < 0, indices + extent, indices)
     rest = grad.shape[:axis] + grad.shape[axis + indices.ndim:]
-    moved = np.moveaxis(grad.reshape(*grad.shape[:axis], -1, *grad.shape[axis + indices.ndim:]), axis, 0) \
-        if grad.size else np.zeros((places.size, *rest), grad.dtype)
-    if grad.ndim == indices.ndim:
-        return lookup_backward(moved.reshape(-1, 1), places.reshape(-1), extent).reshape(-1)
+    moved = np.moveaxis(grad.reshape(*rest[:axis], places.size, *rest[axis:]), axis, 0)
     rows = lookup_backward(moved.reshape(places.size, int(np.prod(rest))), places.reshape(-1), extent)
     return np.moveaxis(rows.reshape(extent, *rest), 0, axis)
 
 
-def _along_terms(ndim: int, axis: int) -> tuple[str, str]:
-    rest = letters(ndim - 1, "zk")
-    return f"{rest[:axis]}z!{rest[axis:]}", f"{rest[:axis]}k{rest[axis:]}"
-
-
 def _take_along_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
     _check_indices(indices)
-    table, picked = _along_terms(x.ndim, checked_axis(axis, x.ndim))
+    table, picked = terms_along(x.ndim, checked_axis(axis, x.ndim), "z!", "k")
     return rule(f"{table},{picked}->{picked}", [x.shape, indices.shape])
 
 
 def _take_along_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent) -> Rule:
     _check_indices(indices)
-    table, picked = _along_terms(grad.ndim, checked_axis(axis, grad.ndim))
+    table, picked = terms_along(grad.ndim, checked_axis(axis, grad.ndim), "z!", "k")
     return rule(f"{picked},{picked}->{table}", [grad.shape, indices.shape], {"z": extent})
 
 

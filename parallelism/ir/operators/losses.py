@@ -1,16 +1,12 @@
 """Losses as operators.  They are divided by the rows of the whole batch, so the losses of its parts add up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, TensorType
-from parallelism.ir.core.rules import rule
-from parallelism.ir.core.table import register
-from parallelism.ir.tracing.tracing import apply
-from parallelism.kernels import LOSSES
+from parallelism.ir.core import Extent, Operator, Rule, TensorType, is_negative, register, rule
+from parallelism.ir.tracing import apply
+from parallelism.kernels import mean_squared_error, softmax_cross_entropy
 
 
 def _dtype(predictions: TensorType, targets: TensorType, rows: Extent) -> np.dtype[Any]:
@@ -20,15 +16,8 @@ def _dtype(predictions: TensorType, targets: TensorType, rows: Extent) -> np.dty
 
 
 def _rows(rows: Extent) -> None:
-    if isinstance(rows, int) and rows < 1:
+    if is_negative(rows - 1):
         raise ValueError(f"the whole batch must have at least one row, got rows={rows}")
-
-
-def _loss(name: str) -> Any:
-    def kernel(predictions: Any, targets: Any, rows: int) -> Any:
-        return np.asarray(LOSSES[name](predictions, targets, rows)[0], predictions.dtype)
-
-    return kernel
 
 
 def _squared_rule(predictions: TensorType, targets: TensorType, rows: Extent) -> Rule:
@@ -54,7 +43,13 @@ def _entropy_derivative(g: Any, y: Any, logits: Any, classes: Any, rows: Extent)
     return [g / rows * (apply("softmax", logits, axis=1) - chosen), None]
 
 
-register(Operator("mean_squared_error", _squared_rule, _dtype, _loss("mean_squared_error"), _squared_derivative, 3,
-                  {"rows": "an extent"}))
-register(Operator("softmax_cross_entropy", _entropy_rule, _dtype, _loss("softmax_cross_entropy"), _entropy_derivative,
-                  5, {"rows": "an extent"}))
+register(Operator(
+    "mean_squared_error", _squared_rule, _dtype,
+    lambda predictions, targets, rows: np.asarray(mean_squared_error(predictions, targets, rows)[0], predictions.dtype),
+    _squared_derivative, 3, {"rows": "an extent"},
+))
+register(Operator(
+    "softmax_cross_entropy", _entropy_rule, _dtype,
+    lambda logits, classes, rows: np.asarray(softmax_cross_entropy(logits, classes, rows)[0], logits.dtype),
+    _entropy_derivative, 5, {"rows": "an extent"},
+))

@@ -1,14 +1,10 @@
 """Operators that need a whole dim at once: softmax, and the normalizations along the last dim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, TensorType
-from parallelism.ir.core.rules import letters, rule
-from parallelism.ir.core.table import along_whole, register
+from parallelism.ir.core import Operator, Rule, TensorType, along_whole, letters, register, rule
 from parallelism.kernels import layer_norm, rms_norm
 
 

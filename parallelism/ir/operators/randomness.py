@@ -5,15 +5,13 @@ tensor, ``starts`` the position where the part begins, ``shape`` the shape of th
 integer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Operator, Rule, Shape, TensorType, shape_text
-from parallelism.ir.core.table import register
+from parallelism.ir.core import Operator, Rule, Shape, TensorType, is_negative, register, shape_text
 from parallelism.ir.operators.shapes import created
 from parallelism.kernels import dropout_mask, splitmix64
 
@@ -25,11 +23,10 @@ def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape
         raise TypeError(f"the step must be a single integer, got {step}")
     new = created(shape, starts)
     for part, start, extent in zip(shape, starts, whole, strict=True):
-        spare = extent - start - part
-        if (isinstance(spare, int) and spare < 0) or (isinstance(start, int) and start < 0):
+        if is_negative(start) or is_negative(extent - start - part):
             raise ValueError(f"a part of shape {shape_text(shape)} that starts at {shape_text(starts)} is not inside "
                              f"{shape_text(whole)}")
-    return Rule(((),), new.outputs, new.extents, new.whole)
+    return replace(new, inputs=((),))
 
 
 def _block(starts: Sequence[int], shape: Sequence[int]) -> list[slice]:

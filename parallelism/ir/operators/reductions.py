@@ -1,17 +1,24 @@
 """Operators that reduce along some dims, and those that find or accumulate along one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Linear, Operator, Rule, TensorType, checked_axis
-from parallelism.ir.core.rules import along, letters, rule
-from parallelism.ir.core.table import along_whole, register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import (
+    Linear,
+    Operator,
+    Rule,
+    TensorType,
+    along_whole,
+    checked_axis,
+    letters,
+    register,
+    rule,
+    terms_along,
+)
+from parallelism.ir.tracing import apply
 
 
 def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule:
@@ -79,7 +86,7 @@ _reduction("all", np.all, "min", None)
 
 def _argument_rule(x: TensorType, axis: int) -> Rule:
     _check_some(x, [checked_axis(axis, x.ndim)])
-    return rule(f"{along(x.ndim, axis, 'z!')}->{along(x.ndim, axis, '')}", [x.shape])
+    return rule("->".join(terms_along(x.ndim, axis, "z!", "")), [x.shape])
 
 
 for _name, _kernel in (("argmax", np.argmax), ("argmin", np.argmin)):

@@ -5,17 +5,24 @@
 slice of a local shard, the second runs one step of a resharding plan that is no collective along one dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from parallelism.ir.core import Dim, Extent, Operator, Rule, TensorType, shape_text
-from parallelism.ir.core.rules import elementwise, letters
-from parallelism.ir.core.table import first_dtype, register
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    TensorType,
+    elementwise,
+    first_dtype,
+    letters,
+    register,
+    rule,
+    shape_text,
+)
 from parallelism.ir.operators.collectives import alone, changed, check_group
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.tracing import apply
 from parallelism.sharding import TensorSharding
 
 
@@ -57,16 +64,10 @@ def _relayout_rule(
                          f"{shape_text(shape)} and {x}")
     old, new = (TensorSharding.parse(text).over(x.ndim).dims for text in (before, after))
     names = letters(2 * x.ndim)
-    sides: tuple[list[Dim], list[Dim]] = [], []
-    extents: dict[str, Extent] = {}
-    for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)):
-        kept = old[d] == new[d] and n == m
-        pair = names[d], names[d] if kept else names[d + x.ndim]
-        extents |= dict(zip(pair, (n, m), strict=True))
-        sides[0].append((pair[0],))
-        sides[1].append((pair[1],))
-    moving = frozenset(letter for left, right in zip(*sides, strict=True) if left != right for letter in left + right)
-    return Rule((tuple(sides[0]),), (tuple(sides[1]),), extents, moving)
+    moves = [a != b or n != m for a, b, n, m in zip(old, new, x.shape, shape, strict=True)]
+    sides = ["".join(f"{names[d + first]}!" if moved else names[d] for d, moved in enumerate(moves))
+             for first in (0, x.ndim)]
+    return rule("->".join(sides), [x.shape], dict(zip(names[x.ndim:], shape, strict=True)))
 
 
 register(Operator("reshard", _reshard_rule, first_dtype, lambda x, layout: x, _reshard_derivative,

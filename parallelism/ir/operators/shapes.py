@@ -4,18 +4,34 @@
 ``windows`` and ``windows_sum``, of which convolutions consist.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType, checked_axis, shape_text
-from parallelism.ir.core.extents import largest, quotient
-from parallelism.ir.core.rules import broadcast, letters, reshape, rule
-from parallelism.ir.core.table import along_whole, first_dtype, register
-from parallelism.ir.tracing.tracing import apply
+from parallelism.ir.core import (
+    Extent,
+    Operator,
+    Rule,
+    Shape,
+    TensorType,
+    along_whole,
+    broadcast,
+    broadcast_term,
+    checked_axis,
+    first_dtype,
+    is_negative,
+    largest,
+    letters,
+    quotient,
+    register,
+    reshape,
+    rule,
+    shape_text,
+    terms_along,
+)
+from parallelism.ir.tracing import apply
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
 
@@ -38,9 +54,7 @@ def _broadcast_rule(x: TensorType, shape: Shape) -> Rule:
     if len(shape) < x.ndim or broadcast([x.shape, shape]) != tuple(shape):
         raise ValueError(f"shape {shape_text(x.shape)} cannot be broadcast to {shape_text(shape)}")
     names = letters(len(shape))
-    first = len(shape) - x.ndim
-    given = "".join("1" if n == 1 and shape[first + d] != 1 else names[first + d] for d, n in enumerate(x.shape))
-    return rule(f"{given}->{names}", [x.shape], dict(zip(names, shape, strict=True)))
+    return rule(f"{broadcast_term(x.shape, shape, names)}->{names}", [x.shape], dict(zip(names, shape, strict=True)))
 
 
 register(Operator("reshape", _reshape_rule, first_dtype, lambda x, shape: np.reshape(x, shape),
@@ -61,16 +75,23 @@ register(Operator(
 # -- several arrays and one --------------------------------------------------------------------------------------------
 
 
+def _parts(count: int, ndim: int, axis: int, refused: str) -> tuple[str, list[str]]:
+    """A letter for each part of a tensor along a dim and one for the whole, and the terms of these tensors.
+
+    ``ValueError`` with the text ``refused`` if there are not enough letters.
+    """
+    own = letters(count + 1)
+    if count + ndim > len(ascii_letters):
+        raise ValueError(refused)
+    return own, terms_along(ndim, axis, *(f"{letter}!" for letter in own))
+
+
 def _concatenate_rule(*types: TensorType, axis: int) -> Rule:
     if not types:
         raise ValueError("at least one input is needed")
     ndim = types[0].ndim
-    checked_axis(axis, ndim)
-    own = letters(len(types) + 1)
-    rest = letters(ndim - 1, own)
-    if len(rest) < ndim - 1:
-        raise ValueError(f"{len(types)} arrays of {ndim} dims are more than it can join")
-    terms = [f"{rest[:axis]}{letter}!{rest[axis:]}" for letter in own]
+    own, terms = _parts(len(types), ndim, checked_axis(axis, ndim),
+                        f"{len(types)} arrays of {ndim} dims are more than it can join")
     for type in types:
         if type.ndim != ndim:
             raise ValueError(f"the inputs must have equally many dims, got {types[0]} and {type}")
@@ -82,11 +103,7 @@ def _split_rule(x: TensorType, axis: int, sizes: Shape) -> Rule:
     checked_axis(axis, x.ndim)
     if not sizes or sum(sizes) != x.shape[axis]:
         raise ValueError(f"the sizes must add up to dim {axis} of {x}, got {shape_text(sizes)}")
-    own = letters(len(sizes) + 1)
-    rest = letters(x.ndim - 1, own)
-    if len(rest) < x.ndim - 1:
-        raise ValueError(f"{len(sizes)} pieces of {x.ndim} dims are more than it can make")
-    terms = [f"{rest[:axis]}{letter}!{rest[axis:]}" for letter in own]
+    own, terms = _parts(len(sizes), x.ndim, axis, f"{len(sizes)} pieces of {x.ndim} dims are more than it can make")
     return rule(f"{terms[-1]}->{','.join(terms[:-1])}", [x.shape], dict(zip(own, sizes, strict=False)))
 
 
@@ -128,16 +145,9 @@ def count(begin: Extent, end: Extent, step: int) -> Extent:
 
 def _slice_rule(x: TensorType, axis: int, begin: Extent, end: Extent, step: int) -> Rule:
     extent = x.shape[checked_axis(axis, x.ndim)]
-    for place in (begin, end):
-        inside = extent - place
-        if (isinstance(place, int) and place < 0) or (isinstance(inside, int) and inside < 0):
-            raise ValueError(f"{begin}:{end} is not inside a dim of {extent}")
-    return rule(_sliced(x.ndim, axis), [x.shape], {"z": count(begin, end, step)})
-
-
-def _sliced(ndim: int, axis: int, before: str = "y!", after: str = "z!") -> str:
-    rest = letters(ndim - 1, "yzwv")
-    return f"{rest[:axis]}{before}{rest[axis:]}->{rest[:axis]}{after}{rest[axis:]}"
+    if any(map(is_negative, (begin, end, extent - begin, extent - end))):
+        raise ValueError(f"{begin}:{end} is not inside a dim of {extent}")
+    return rule("->".join(terms_along(x.ndim, axis, "y!", "z!")), [x.shape], {"z": count(begin, end, step)})
 
 
 def _part(ndim: int, axis: int, begin: int, end: int, step: int) -> tuple[slice, ...]:
@@ -147,10 +157,9 @@ def _part(ndim: int, axis: int, begin: int, end: int, step: int) -> tuple[slice,
 def _place_rule(x: TensorType, axis: int, begin: Extent, step: int, extent: Extent) -> Rule:
     n = x.shape[checked_axis(axis, x.ndim)]
     last = begin + (n - 1) * step
-    spare = extent - 1 - last
-    if step < 1 or (isinstance(begin, int) and begin < 0) or (n != 0 and isinstance(spare, int) and spare < 0):
+    if step < 1 or is_negative(begin) or (n != 0 and is_negative(extent - 1 - last)):
         raise ValueError(f"{n} elements that start at {begin} with step {step} do not fit into a dim of {extent}")
-    return rule(_sliced(x.ndim, axis), [x.shape], {"z": extent})
+    return rule("->".join(terms_along(x.ndim, axis, "y!", "z!")), [x.shape], {"z": extent})
 
 
 def _place(x: Any, axis: int, begin: int, step: int, extent: int) -> Any:
@@ -181,9 +190,10 @@ register(Operator(
 def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
     """``a h c -> a p c k``: windows of k elements, one every ``step`` elements, along a new last dim."""
     extent = x.shape[checked_axis(axis, x.ndim)]
-    if size < 1 or step < 1 or (isinstance(extent, int) and extent < size):
+    if size < 1 or step < 1 or is_negative(extent - size):
         raise ValueError(f"windows of {size}, one every {step}, do not fit into a dim of {extent}")
-    return rule(_sliced(x.ndim, axis) + "w!", [x.shape], {"z": _windows_in(extent, size, step), "w": size})
+    before, after = terms_along(x.ndim, axis, "y!", "z!")
+    return rule(f"{before}->{after}W!", [x.shape], {"z": _windows_in(extent, size, step), "W": size})
 
 
 def _windows_in(extent: Extent, size: int, step: int) -> Extent:
@@ -204,8 +214,8 @@ def _windows_sum_rule(x: TensorType, axis: int, step: int, extent: Extent) -> Ru
     size = x.shape[-1]
     if not isinstance(size, int) or step < 1 or size < 1 or _windows_in(extent, size, step) != x.shape[axis]:
         raise ValueError(f"a dim of {extent} does not have {x.shape[axis]} windows of {size}, one every {step}")
-    before, after = _sliced(x.ndim - 1, axis).split("->")
-    return rule(f"{before}w!->{after}", [x.shape], {"z": extent})
+    before, after = terms_along(x.ndim - 1, axis, "y!", "z!")
+    return rule(f"{before}W!->{after}", [x.shape], {"z": extent})
 
 
 def _windows_sum(x: Any, axis: int, step: int, extent: int) -> Any:
@@ -251,7 +261,7 @@ def _constant_rule(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Rule:
     return new
 
 
-def _iota_rule(dim: int, shape: Shape, starts: Shape) -> Rule:
+def _iota_rule(dim: int, shape: Shape, starts: Shape, dtype: np.dtype[Any]) -> Rule:
     checked_axis(dim, len(shape))
     return created(shape, starts)
 
@@ -266,7 +276,7 @@ register(Operator("constant", _constant_rule, lambda value, shape, dtype: dtype,
                   else np.full(shape, value, dtype),
                   attributes={"value": "a number or a list of them", "shape": "a shape", "dtype": "a dtype"}))
 register(Operator(
-    "iota", lambda dim, shape, starts, dtype: _iota_rule(dim, shape, starts),
+    "iota", _iota_rule,
     lambda dim, shape, starts, dtype: dtype, _iota,
     attributes={"dim": "an integer", "shape": "a shape", "starts": "a shape", "dtype": "a dtype"},
 ))

@@ -1,17 +1,13 @@
 """Reverse-mode differentiation of a function, by the derivatives in the table of operators."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from parallelism.ir.core import Builder, Function, TensorType, Value
 from parallelism.ir.operators import layout_text
-from parallelism.ir.tracing import Traced
-from parallelism.ir.tracing.current import recording
-from parallelism.ir.tracing.tracing import apply, emit
+from parallelism.ir.tracing import Traced, apply, emit, recording
 from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
@@ -48,10 +44,9 @@ def gradient(
         for op in reversed(function.ops):
             if depends.isdisjoint(op.outputs) or grads_by_value.keys().isdisjoint(op.outputs):
                 continue
-            derivative = op.operator.derivative
-            if derivative is None:
+            if (derivative := op.operator.derivative) is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_laid_out(_of(grads_by_value, value, builder), value) for value in op.outputs]
+            grads = [_of(grads_by_value, value, builder) for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):
@@ -59,7 +54,7 @@ def gradient(
                 for value, part in zip(op.inputs, parts, strict=True):
                     if part is not None and value in depends:
                         _accumulate(grads_by_value, value, part)
-        returned = [_laid_out(_of(grads_by_value, value, builder), value).value for value in chosen]
+        returned = [_of(grads_by_value, value, builder).value for value in chosen]
     if keep_outputs:
         returned = [*function.outputs, *returned]
     return builder.function(f"{function.name}.gradient", returned, prune=True)
@@ -67,27 +62,26 @@ def gradient(
 
 def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -> list[Value]:
     if names is None:
-        return [value for value in function.inputs if value.type.dtype.kind == "f"]
+        return _floating(function.inputs)
     by_name: dict[str | int, Value] = {value.name: value for value in function.inputs}
     by_name.update(enumerate(function.inputs))
-    chosen = []
-    for name in [names] if isinstance(names, str | int) else names:
+    wanted = [names] if isinstance(names, str | int) else names
+    for name in wanted:
         if name not in by_name:
             known = ", ".join(value.name for value in function.inputs) or "none"
             raise ValueError(f"@{function.name} has no input {name!r}: its inputs are {known}")
-        if by_name[name].type.dtype.kind != "f":
+        if not _floating([by_name[name]]):
             raise ValueError(f"@{function.name}: input {by_name[name]} has no gradient, it is not floating-point")
-        chosen.append(by_name[name])
-    return chosen
+    return [by_name[name] for name in wanted]
 
 
 def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> list[tuple[Value, Traced]]:
+    outputs = _floating(function.outputs)
     if of is not None:
-        by_name = {value.name: value for value in function.outputs if value.type.dtype.kind == "f"}
+        by_name = {value.name: value for value in outputs}
         if unknown := set(of) - by_name.keys():
             raise ValueError(f"@{function.name} returns no floating-point {', '.join(sorted(unknown))}")
         return [(by_name[name], Traced(builder, builder.input(f"grad.{name}", by_name[name].type))) for name in of]
-    outputs = [value for value in function.outputs if value.type.dtype.kind == "f"]
     if not outputs:
         raise ValueError(f"@{function.name} returns no floating-point number to differentiate")
     if len(function.outputs) == 1 and not outputs[0].type.shape:
@@ -95,12 +89,16 @@ def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> li
     return [(value, Traced(builder, builder.input(f"grad.{i}", value.type))) for i, value in enumerate(outputs)]
 
 
+def _floating(values: Iterable[Value]) -> list[Value]:
+    return [value for value in values if value.type.dtype.kind == "f"]
+
+
 def _depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
     """The floating-point values that depend on the chosen inputs."""
     depending = set(chosen)
     for op in function.ops:
         if not depending.isdisjoint(op.inputs):
-            depending.update(value for value in op.outputs if value.type.dtype.kind == "f")
+            depending.update(_floating(op.outputs))
     return depending
 
 
@@ -117,24 +115,15 @@ def _fitted(part: Any, type: TensorType) -> Any:
     )
     if spread:
         part = np.sum(part, axis=spread, keepdims=True)
-    if part.shape != type.shape:
-        part = part.reshape(type.shape)
-    return part.astype(type.dtype)
+    return part.reshape(type.shape).astype(type.dtype)
 
 
-def _of(grads: dict[Value, Traced], value: Value, builder: Builder) -> Traced:
-    """The gradient of a value so far; zeros if there is none."""
-    return grads[value] if value in grads else _filled(builder, value.type, 0)
+def _of(grads: dict[Value, Traced], value: Value, builder: Builder) -> Any:
+    """The gradient of a value so far, or zeros, in the layout of the value, without a pending reduction."""
+    grad = grads[value] if value in grads else _filled(builder, value.type, 0)
+    return grad if value.layout is None else apply(
+        "reshard", grad, layout=layout_text(TensorSharding(*value.layout.dims)))
 
 
-def _laid_out(grad: Traced, value: Value) -> Traced:
-    """The gradient in the layout of its value, without a pending reduction."""
-    if value.layout is None:
-        return grad
-    result: Traced = apply("reshard", grad, layout=layout_text(TensorSharding(*value.layout.dims)))
-    return result
-
-
-def _filled(builder: Builder, type: TensorType, value: int) -> Traced:
-    filled: Traced = emit(builder, "constant", value=value, shape=type.shape, dtype=type.dtype)
-    return filled
+def _filled(builder: Builder, type: TensorType, value: int) -> Any:
+    return emit(builder, "constant", value=value, shape=type.shape, dtype=type.dtype)

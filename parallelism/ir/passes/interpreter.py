@@ -1,7 +1,5 @@
 """The reference executor: it runs a function op by op in one process, each op by its NumPy kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +7,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.ir.core import Extent, Function, Op, Value, names_in
-from parallelism.ir.passes.memory import freed_after
+from parallelism.ir.passes.memory import freed_after, unread_after
 
 
 class Interpreted(NamedTuple):
@@ -34,16 +32,14 @@ def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> 
     for value, array in zip(function.inputs, checked_arrays(function, arrays), strict=True):
         values[value] = np.ascontiguousarray(array) if array.ndim else array
     held = peak = sum(array.nbytes for array in values.values())
-    freed = freed_after(function)
-    unread = _last_reads(function)
-    for number, op in enumerate(function.ops):
+    for op, freed, unread in zip(function.ops, freed_after(function), unread_after(function), strict=True):
         outputs = run(op, [values[value] for value in op.inputs])
         for value, array in zip(op.outputs, outputs, strict=True):
             values[value] = array
             held += 0 if op.operator.view else array.nbytes
         peak = max(peak, held)
-        held -= sum(int(value.type.nbytes) for value in freed[number])
-        for value in unread[number]:
+        held -= sum(int(value.type.nbytes) for value in freed)
+        for value in unread:
             del values[value]
     return Interpreted(tuple(values[value] for value in function.outputs), peak)
 
@@ -52,9 +48,8 @@ def run(op: Op, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """Run one op by its kernel.  The outputs are contiguous and own their memory, unless the op is a view."""
     entry = op.operator
     result = entry.kernel(*arrays, **dict(op.attributes))
-    outputs = result if isinstance(result, tuple) else (result,)
     owned = []
-    for value, output in zip(op.outputs, outputs, strict=True):
+    for value, output in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True):
         array = np.asarray(output)
         if array.dtype != value.type.dtype or array.shape != value.type.shape:
             raise RuntimeError(f"the kernel of {op.kind} returned {array.dtype}{list(array.shape)} for {value}")
@@ -95,8 +90,7 @@ def _numbers(function: Function, arrays: Sequence[Array]) -> dict[str, Extent]:
             if symbol in names_in(extent) and numbers.setdefault(symbol, actual) != actual:
                 raise ValueError(f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {actual} in input "
                                  f"{value}")
-    missing = sorted(function.symbols - numbers.keys())
-    if missing:
+    if missing := sorted(function.symbols - numbers.keys()):
         raise ValueError(f"@{function.name}: the shapes of the inputs do not determine {', '.join(missing)}; "
                          "give a value with specialize first")
     return numbers
@@ -107,16 +101,3 @@ def _check_input(function: Function, value: Value, array: Array) -> None:
         raise TypeError(f"@{function.name}: input {value} was given an array of {array.dtype}")
     if array.shape != value.type.shape:
         raise ValueError(f"@{function.name}: input {value} was given an array of shape {array.shape}")
-
-
-def _last_reads(function: Function) -> list[list[Value]]:
-    """For each op, the values that no later op reads."""
-    last: dict[Value, int] = {}
-    for number, op in enumerate(function.ops):
-        for value in (*op.inputs, *op.outputs):
-            last[value] = number
-    unread: list[list[Value]] = [[] for _ in function.ops]
-    for value, number in last.items():
-        if value not in function.outputs:
-            unread[number].append(value)
-    return unread

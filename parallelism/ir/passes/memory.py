@@ -4,27 +4,34 @@ Inputs stay in memory because the caller owns them, and outputs stay, too.  Any 
 that reads it or a view of it (``reshape`` makes views).  While an op runs, its inputs and its outputs are in memory.
 """
 
-from __future__ import annotations
+from collections.abc import Collection, Mapping
 
-from parallelism.ir.core import Extent, Function, Value
-from parallelism.ir.core.extents import largest
+from parallelism.ir.core import Extent, Function, Value, largest
 
 
 def freed_after(function: Function) -> tuple[tuple[Value, ...], ...]:
     """For each op, the values whose memory is freed after it.  A view owns no memory and is in no list."""
-    owner: dict[Value, Value] = {value: value for value in function.inputs}
-    last: dict[Value, int] = {}
-    for number, op in enumerate(function.ops):
-        for value in op.outputs:
-            owner[value] = owner[op.inputs[0]] if op.operator.view else value
-        for value in (*op.inputs, *op.outputs):
-            last[owner[value]] = number
-    for value in (*function.inputs, *function.outputs):
-        last.pop(owner[value], None)
-    freed: list[list[Value]] = [[] for _ in function.ops]
+    owner = {value: value for value in function.inputs}
+    for op in function.ops:
+        owner.update((value, owner[op.inputs[0]] if op.operator.view else value) for value in op.outputs)
+    return _last_used(function, owner, {owner[value] for value in (*function.inputs, *function.outputs)})
+
+
+def unread_after(function: Function) -> tuple[tuple[Value, ...], ...]:
+    """For each op, its inputs and outputs that no later op reads and the function does not return."""
+    return _last_used(function, {value: value for value in function.values}, {*function.outputs})
+
+
+def _last_used(
+    function: Function, owner: Mapping[Value, Value], kept: Collection[Value]
+) -> tuple[tuple[Value, ...], ...]:
+    """For each op, the owners of values that it is the last op to use, without those that are ``kept``."""
+    last = {owner[value]: number for number, op in enumerate(function.ops) for value in (*op.inputs, *op.outputs)}
+    used: list[list[Value]] = [[] for _ in function.ops]
     for value, number in last.items():
-        freed[number].append(value)
-    return tuple(map(tuple, freed))
+        if value not in kept:
+            used[number].append(value)
+    return tuple(map(tuple, used))
 
 
 def live_bytes(function: Function) -> tuple[Extent, ...]:

@@ -1,18 +1,14 @@
 """Recording of NumPy's functions that compute.  Most become one operator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Expression, checked_dtype, checked_shape
-from parallelism.ir.core.extents import product
+from parallelism.ir.core import Expression, checked_dtype, checked_shape, product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
-from parallelism.ir.tracing import CALLS, Traced
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
 
 
 def _of_one_dtype(*operands: Any) -> list[Traced]:
@@ -35,31 +31,26 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _reduction(kind: str) -> Callable[..., Any]:
-    def call(
-        x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False, initial: Any = None,
-        where: Any = None,
-    ) -> Any:
-        if out is not None:
-            refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
-        x = lift(x) if dtype is None else lift(x).astype(dtype)
-        if where is not None:
-            x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
-        reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
-        return reduced if initial is None else _COMBINE[kind](reduced, initial)
-
-    return call
+def _reduced(
+    kind: str, x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False,
+    initial: Any = None, where: Any = None,
+) -> Any:
+    if out is not None:
+        refuse(f"numpy.{kind} into an existing array given by position", "pass it by keyword: out=")
+    x = lift(x) if dtype is None else lift(x).astype(dtype)
+    if where is not None:
+        x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
+    reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
+    return reduced if initial is None else _COMBINE[kind](reduced, initial)
 
 
+CALLS.update({np.sum: partial(_reduced, "sum"), np.prod: partial(_reduced, "prod")})
 for _kind, _functions in {
-    "sum": (np.sum,), "prod": (np.prod,), "max": (np.max, np.amax), "min": (np.min, np.amin), "any": (np.any,),
-    "all": (np.all,),
+    "max": (np.max, np.amax), "min": (np.min, np.amin), "any": (np.any,), "all": (np.all,),
 }.items():
-    stands_for(*_functions)(_reduction(_kind))
-for _function in (np.max, np.amax, np.min, np.amin, np.any, np.all):
     # These functions have no dtype parameter: their third one is out.
-    CALLS[_function] = lambda x, axis=None, out=None, keepdims=False, call=CALLS[_function], **options: call(
-        x, axis, None, out, keepdims, **options)
+    stands_for(*_functions)(lambda x, axis=None, out=None, keepdims=False, kind=_kind, **options: _reduced(
+        kind, x, axis, None, out, keepdims, **options))
 
 
 @stands_for(np.mean)
@@ -67,8 +58,7 @@ def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdim
     if x.dtype.kind in "biu" and dtype is None:
         dtype = np.float64
     axes = axes_of(axis, x.ndim)
-    total = CALLS[np.sum](x, axes, dtype, out, keepdims)
-    return total / product(x.shape[d] for d in axes)
+    return CALLS[np.sum](x, axes, dtype, out, keepdims) / product(x.shape[d] for d in axes)
 
 
 @stands_for(np.var)
@@ -93,14 +83,9 @@ def _in_one_dim(kind: str, x: Any, axis: Any) -> Any:
     return apply(kind, x.reshape(-1), axis=0) if axis is None else apply(kind, x, axis=axis_of(axis, x.ndim))
 
 
-def _extreme(kind: str) -> Callable[..., Any]:
-    def call(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
-        index = _in_one_dim(kind, x, axis)
-        if not keepdims:
-            return index
-        return index.reshape([1 if axis is None or d == axis_of(axis, x.ndim) else n for d, n in enumerate(x.shape)])
-
-    return call
+def _extreme(kind: str, x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    index, reduced = _in_one_dim(kind, x, axis), axes_of(axis, x.ndim)
+    return index.reshape([1 if d in reduced else n for d, n in enumerate(x.shape)]) if keepdims else index
 
 
 @stands_for(np.diff)
@@ -158,8 +143,7 @@ def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None)
 
 
 def _places(x: Any, axis: int) -> Any:
-    shape = x.shape[-2:]
-    return apply("iota", dim=axis + 2, shape=shape, starts=(0, 0), dtype=np.dtype(np.int64))
+    return apply("iota", dim=axis + 2, shape=x.shape[-2:], starts=(0, 0), dtype=np.dtype(np.int64))
 
 
 CALLS.update({
@@ -169,8 +153,8 @@ CALLS.update({
         np.max(x, axis=axis, keepdims=keepdims) - np.min(x, axis=axis, keepdims=keepdims)),
     np.count_nonzero: lambda x, axis=None, *, keepdims=False: np.sum(
         x if x.dtype == bool else x != 0, axis=axis, keepdims=keepdims),
-    np.argmax: _extreme("argmax"),
-    np.argmin: _extreme("argmin"),
+    np.argmax: partial(_extreme, "argmax"),
+    np.argmin: partial(_extreme, "argmin"),
     np.cumsum: lambda x, axis=None, dtype=None: _in_one_dim("cumsum", x if dtype is None else x.astype(dtype), axis),
     np.sort: lambda x, axis=-1, kind=None, *, stable=None: _in_one_dim("sort", x, axis),
     # Equal elements keep their order, which NumPy promises for kind="stable" only.

@@ -1,20 +1,14 @@
 """Recording of ``x[...]``, read and written, and of NumPy's functions that pick elements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Expression, Extent
-from parallelism.ir.core.extents import product
-from parallelism.ir.core.rules import broadcast as common_shape
+from parallelism.ir.core import Expression, Extent, broadcast as common_shape, product
 from parallelism.ir.operators.shapes import count
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
-from parallelism.ir.tracing import CALLS, Traced
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
 
 Span = tuple[Extent, Extent, int]
 """``begin, end, step`` of a dim.  A negative step goes backwards from ``end - 1``."""
@@ -26,9 +20,8 @@ def _keys(x: Any, key: Any) -> list[Any]:
     There is one key for each dim, one for several dims if it is an array of bools, and None for each new dim.  ``...``
     stays where it stands for no dim.
     """
-    keys: list[Any] = []
-    for k in key if isinstance(key, tuple) else (key,):
-        keys.append((np.asarray(k) if np.size(k) else np.asarray(k, np.int64)) if isinstance(k, list) else k)
+    keys = [np.asarray(k, None if np.size(k) else np.int64) if isinstance(k, list) else k
+            for k in (key if isinstance(key, tuple) else (key,))]
     used = sum(k.ndim if _is_mask(k) else 1 for k in keys if k is not None and k is not Ellipsis)
     if used > x.ndim:
         raise IndexError(f"{used} indices for an array of {x.ndim} dims")
@@ -145,14 +138,11 @@ def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
     if x.ndim == 2 and _counts(arrays[0], x.shape[0]) and arrays[1].shape == arrays[0].shape:
         picked = apply("take_along", x, lift(arrays[1]).reshape(-1, 1), axis=1)
         return reshaped(picked, picked.shape[:1]), 1
-    at = axes[0]
-    order = [*range(at), *axes, *(d for d in range(at, x.ndim) if d not in taken)]
-    extents = [x.shape[axis] for axis in axes]
-    places: Any = 0
-    for k, extent in zip(arrays, extents, strict=True):
-        places = places * extent + np.where(k < 0, k + extent, k)
-    x = transposed(x, order)
-    flat = reshaped(x, (*x.shape[:at], product(extents), *x.shape[at + len(axes):]))
+    at, places = axes[0], 0
+    for axis, k in taken.items():
+        places = places * x.shape[axis] + np.where(k < 0, k + x.shape[axis], k)
+    x = transposed(x, [*range(at), *axes, *(d for d in range(at, x.ndim) if d not in taken)])
+    flat = reshaped(x, (*x.shape[:at], product(x.shape[at:at + len(axes)]), *x.shape[at + len(axes):]))
     return apply("take", flat, places, axis=at), len(common_shape([k.shape for k in arrays]))
 
 
@@ -170,8 +160,7 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
     keys = [k for k in _keys(x, key) if k is not Ellipsis]
     arrays = [k for k in keys if isinstance(k, Traced | np.ndarray)]
     if arrays:
-        one = arrays[0]
-        axis = next(axis for axis, k in enumerate(keys) if k is one)
+        axis, one = next((axis, k) for axis, k in enumerate(keys) if k is arrays[0])
         alone = all(k is one or (isinstance(k, slice) and k == slice(None)) for k in keys)
         if alone and _is_mask(one):
             rest = x.ndim - axis - one.ndim
@@ -185,11 +174,8 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
     spans = [_span(extent, k) for extent, k in zip(x.shape, (k for k in keys if k is not None), strict=True)]
     counts = [count(begin, end, abs(step)) for begin, end, step in spans]
     extents = iter(counts)
-    shape = []
-    for k in keys:
-        extent = 1 if k is None else next(extents)
-        if k is None or isinstance(k, slice):
-            shape.append(extent)
+    sizes = [(k, 1 if k is None else next(extents)) for k in keys]
+    shape = [size for k, size in sizes if k is None or isinstance(k, slice)]
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = reshaped(value, value.shape[1:])
     value = reshaped(broadcast(value, shape), counts)
@@ -228,10 +214,9 @@ def _diagonal(x: Any) -> Any:
 
 @stands_for(np.select)
 def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    result = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
-        result = np.where(lift(condition), choice, result)
-    return result
+        default = np.where(lift(condition), choice, default)
+    return default
 
 
 CALLS.update({

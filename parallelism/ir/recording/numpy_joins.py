@@ -1,19 +1,14 @@
 """Recording of NumPy's functions that join, split, repeat and pad arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent
-from parallelism.ir.core.extents import quotient
+from parallelism.ir.core import Extent, is_negative, quotient
 from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, expanded, part, reshaped, stands_for
-from parallelism.ir.tracing import CALLS
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, apply, lift, refuse
 
 # -- joining -----------------------------------------------------------------------------------------------------------
 
@@ -53,15 +48,11 @@ def _pieces(x: Any, axis: int, sizes: Sequence[Extent]) -> list[Any]:
     return list(pieces) if isinstance(pieces, tuple) else [pieces]
 
 
-def _at(x: Any, axis: int, places: Sequence[Extent]) -> list[Any]:
-    return _pieces(x, axis, [b - a for a, b in pairwise([0, *places, x.shape[axis]])])
-
-
 @stands_for(np.split, view=True)
 def _split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
     axis, count = axis_of(axis, x.ndim), indices_or_sections
     if not isinstance(count, int):
-        return _at(x, axis, count)
+        return _pieces(x, axis, [b - a for a, b in pairwise([0, *count, x.shape[axis]])])
     each = quotient((x.shape[axis],), (count,))
     if each is None:
         raise ValueError(f"a dim of {x.shape[axis]} cannot be split into {count} equal parts")
@@ -121,17 +112,16 @@ def _roll(x: Any, shift: Any, axis: Any = None) -> Any:
     axis = axis_of(axis, x.ndim)
     extent = x.shape[axis]
     by = shift % extent if isinstance(extent, int) and extent else shift
-    if isinstance(by, int) and by <= 0:
-        return x if by == 0 else _concatenate([part(x, axis, -by, extent), part(x, axis, 0, -by)], axis)
-    return _concatenate([part(x, axis, extent - by, extent), part(x, axis, 0, extent - by)], axis)
+    place = -by if is_negative(by) else extent - by
+    return x if by == 0 else _concatenate([part(x, axis, place, extent), part(x, axis, 0, place)], axis)
 
 
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 
 def _edge(x: Any, axis: int, before: int, after: int) -> list[Any]:
-    first, last = part(x, axis, 0, 1), part(x, axis, x.shape[axis] - 1, x.shape[axis])
-    return [broadcast(one, (*x.shape[:axis], n, *x.shape[axis + 1:])) for one, n in ((first, before), (last, after))]
+    return [broadcast(part(x, axis, place, place + 1), (*x.shape[:axis], n, *x.shape[axis + 1:]))
+            for place, n in ((0, before), (x.shape[axis] - 1, after))]
 
 
 def _wrap(x: Any, axis: int, before: int, after: int) -> list[Any]:
@@ -139,9 +129,8 @@ def _wrap(x: Any, axis: int, before: int, after: int) -> list[Any]:
 
 
 def _reflect(x: Any, axis: int, before: int, after: int) -> list[Any]:
-    n = x.shape[axis]
-    pieces = part(x, axis, 1, before + 1), part(x, axis, n - 1 - after, n - 1)
-    return [apply("flip", piece, axis=axis) for piece in pieces]
+    last = x.shape[axis] - 1
+    return [apply("flip", part(x, axis, *ends), axis=axis) for ends in ((1, before + 1), (last - after, last))]
 
 
 _AROUND = {"edge": _edge, "wrap": _wrap, "reflect": _reflect}
@@ -153,16 +142,14 @@ def _pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any
         refuse(f"numpy.pad with mode {mode!r} and these values", "the modes are constant (one number), edge, wrap and "
                "reflect")
     widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
-    for axis, (before, after) in enumerate(widths):
-        if not before and not after:
-            continue
-        if mode == "constant" and constant_values == 0:
-            x = apply("place", x, axis=axis, begin=before, step=1, extent=x.shape[axis] + before + after)
-            continue
-        if mode == "constant":
-            left, right = (CALLS[np.full_like](x, constant_values, shape=(*x.shape[:axis], n, *x.shape[axis + 1:]))
-                           for n in (before, after))
-        else:
+    for axis, (before, after) in ((axis, width) for axis, width in enumerate(widths) if any(width)):
+        if mode != "constant":
             left, right = _AROUND[mode](x, axis, before, after)
-        x = _concatenate([left, x, right], axis)
+            x = _concatenate([left, x, right], axis)
+        elif constant_values == 0:
+            x = apply("place", x, axis=axis, begin=before, step=1, extent=x.shape[axis] + before + after)
+        else:
+            shapes = ((*x.shape[:axis], n, *x.shape[axis + 1:]) for n in (before, after))
+            left, right = (np.full_like(x, constant_values, shape=shape) for shape in shapes)
+            x = _concatenate([left, x, right], axis)
     return x

@@ -1,16 +1,13 @@
 """Recording of NumPy's products: they become ``matmul`` and ``einsum``."""
 
-from __future__ import annotations
-
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core.rules import letters
+from parallelism.ir.core import letters
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for
-from parallelism.ir.tracing import CALLS
-from parallelism.ir.tracing.refusing import refuse
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.tracing import CALLS, apply, lift, refuse
 
 
 @stands_for(np.matmul, np.linalg.matmul)
@@ -81,10 +78,7 @@ def _inner(a: Any, b: Any) -> Any:
 @stands_for(np.linalg.multi_dot)
 def _multi_dot(arrays: Any) -> Any:
     """The products are computed from left to right; NumPy chooses the cheapest order."""
-    product = lift(arrays[0])
-    for array in arrays[1:]:
-        product = _dot(product, array)
-    return product
+    return reduce(_dot, map(lift, arrays))
 
 
 @stands_for(np.linalg.norm)

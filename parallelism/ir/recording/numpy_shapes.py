@@ -1,16 +1,12 @@
 """Recording of NumPy's functions that reshape and reorder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from parallelism.ir.core import Extent, rules
-from parallelism.ir.core.extents import quotient
-from parallelism.ir.tracing import CALLS, VIEWS
-from parallelism.ir.tracing.tracing import apply, lift
+from parallelism.ir.core import Extent, quotient, rules
+from parallelism.ir.tracing import CALLS, VIEWS, apply, lift
 
 
 def stands_for(*functions: Any, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -72,7 +68,12 @@ def _swapaxes(x: Any, axis1: int, axis2: int) -> Any:
 
 @stands_for(np.moveaxis, view=True)
 def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
-    return transposed(x, _moved(x.ndim, source, destination))
+    sources, destinations = ([a] if isinstance(a, int) else list(a) for a in (source, destination))
+    pairs = sorted((axis_of(d, x.ndim), axis_of(s, x.ndim)) for d, s in zip(destinations, sources, strict=True))
+    order = [d for d in range(x.ndim) if d not in {s for _, s in pairs}]
+    for to, axis in pairs:
+        order.insert(to, axis)
+    return transposed(x, order)
 
 
 @stands_for(np.rollaxis, view=True)
@@ -81,20 +82,10 @@ def _rollaxis(x: Any, axis: int, start: int = 0) -> Any:
     return _moveaxis(x, axis, start - (axis < start))
 
 
-def _moved(ndim: int, source: Any, destination: Any) -> list[int]:
-    sources, destinations = ([a] if isinstance(a, int) else list(a) for a in (source, destination))
-    pairs = sorted(zip((axis_of(d, ndim) for d in destinations), (axis_of(s, ndim) for s in sources), strict=True))
-    order = [d for d in range(ndim) if d not in {s for _, s in pairs}]
-    for to, axis in pairs:
-        order.insert(to, axis)
-    return order
-
-
 @stands_for(np.expand_dims, view=True)
 def expanded(x: Any, axis: Any) -> Any:
-    axes = axes_of(axis, x.ndim + (len(axis) if isinstance(axis, tuple | list) else 1))
     shape = list(x.shape)
-    for a in axes:
+    for a in axes_of(axis, x.ndim + (len(axis) if isinstance(axis, tuple | list) else 1)):
         shape.insert(a, 1)
     return reshaped(x, shape)
 

@@ -1,16 +1,12 @@
 """Recording: a plain NumPy function runs once on traced arrays, and its NumPy calls become a program."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelism.ir.core import Builder, Function, RecordError, TensorType
-from parallelism.ir.tracing import Traced
-from parallelism.ir.tracing.current import recording
-from parallelism.ir.tracing.tracing import lift
+from parallelism.ir.tracing import Traced, lift, recording
 
 
 def record(function: Callable[..., Any], *types: Any, name: str | None = None) -> Function:
@@ -51,11 +47,9 @@ def _traced(builder: Builder, name: str, type: Any) -> Any:
         return Traced(builder, builder.input(re.sub(r"[^A-Za-z0-9_.]", "_", name), type))
     if isinstance(type, dict):
         return {key: _traced(builder, f"{name}.{key}", part) for key, part in type.items()}
-    if isinstance(type, list):
-        return [_traced(builder, f"{name}.{i}", part) for i, part in enumerate(type)]
-    if isinstance(type, tuple):
+    if isinstance(type, list | tuple):
         parts = [_traced(builder, f"{name}.{i}", part) for i, part in enumerate(type)]
-        return type.__class__(*parts) if hasattr(type, "_fields") else tuple(parts)
+        return type.__class__(*parts) if hasattr(type, "_fields") else type.__class__(parts)
     return type
 
 

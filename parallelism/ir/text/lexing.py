@@ -1,12 +1,23 @@
 """A reader of the text of a program, token by token.  Unexpected text raises `ParseError` with line and column."""
 
-from __future__ import annotations
-
 import re
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, TypeVar
 
-from parallelism.ir.core import DTYPES, MOST_DIMS, RESERVED, Extent, ParseError, TensorType, rounded_up
-from parallelism.ir.core.extents import divided, largest, symbol
+from parallelism.ir.core import (
+    DTYPES,
+    MOST_DIMS,
+    RESERVED,
+    Extent,
+    ParseError,
+    TensorType,
+    divided,
+    largest,
+    rounded_up,
+    symbol,
+)
+
+T = TypeVar("T")
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*", re.ASCII)
 _TOKEN = re.compile(
@@ -34,7 +45,7 @@ class Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self._types: dict[str, TensorType] = {}
-        self.depth = 0
+        self._depth = 0
         self._factors = 0
         self.next = self._token(0)
 
@@ -61,9 +72,10 @@ class Reader:
 
     def expect(self, text: str) -> Token:
         """Return the next token, which must be this mark or name, and advance."""
-        if self.next.text != text or self.next.kind == "string":
+        token = self.next
+        if not self.has(text):
             self.wrong(repr(text))
-        return self.take()
+        return token
 
     def expect_kind(self, kind: str, wanted: str) -> Token:
         """Return the next token, which must be of this kind, and advance."""
@@ -74,7 +86,7 @@ class Reader:
     def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
         """Raise `ParseError`: ``wanted`` was expected in place of the next token, or of ``token``."""
         token = token or self.next
-        actual = "the end" if token.kind == "end" else repr(token.text if len(token.text) < 60 else token.text[:60])
+        actual = "the end" if token.kind == "end" else repr(token.text[:60])
         self.fail(f"expected {wanted}, got {actual}", token.place)
 
     def fail(self, message: str, place: int) -> NoReturn:
@@ -83,11 +95,25 @@ class Reader:
         column = place - self.text.rfind("\n", 0, place)
         raise ParseError(message if len(message) < 1000 else message[:1000] + " ...", line, column) from None
 
-    def deeper(self) -> None:
-        """Count an opening bracket.  The caller counts the closing one by ``self.depth -= 1``."""
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
+    def nested(self, read: Callable[[], T]) -> T:
+        """Read what is in brackets, inside those that are open."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
             self.fail(f"brackets are nested more than {MOST_DEPTH} deep", self.next.place)
+        inner = read()
+        self._depth -= 1
+        return inner
+
+    def listed(self, item: Callable[[], T], end: str) -> list[T]:
+        """Read items separated by commas up to ``end``, and ``end`` itself."""
+        items: list[T] = []
+        if self.has(end):
+            return items
+        while not items or self.has(","):
+            items.append(item())
+        if not self.has(end):
+            self.wrong(f"',' or {end!r}")
+        return items
 
     def integer(self, wanted: str = "an integer") -> int:
         """Read an integer of at most as many digits as a uint64 needs."""
@@ -104,9 +130,7 @@ class Reader:
         try:
             total = -self._product() if self.has("-") else self._product()
             while self.next.text in ("+", "-") and self.next.kind == "mark":
-                minus = self.take().text == "-"
-                term = self._product()
-                total = total - term if minus else total + term
+                total = total - self._product() if self.take().text == "-" else total + self._product()
         except ParseError:
             raise
         except (ValueError, ZeroDivisionError) as error:
@@ -138,12 +162,10 @@ class Reader:
         if token.text in ("max", "ceil") and token.kind == "name":
             self.take()
             self.expect("(")
-            self.deeper()
-            parts = [self.extent()]
+            parts = [self.nested(self.extent)]
             while token.text == "max" and self.has(","):
-                parts.append(self.extent())
+                parts.append(self.nested(self.extent))
             self.expect(")")
-            self.depth -= 1
             return largest(*parts) if token.text == "max" else rounded_up(parts[0])
         if token.kind == "name":
             if RESERVED.fullmatch(token.text):
@@ -152,10 +174,8 @@ class Reader:
             return symbol(token.text)
         if token.text == "(":
             self.take()
-            self.deeper()
-            inner = self.extent()
+            inner = self.nested(self.extent)
             self.expect(")")
-            self.depth -= 1
             return inner
         return self.wrong("a number or the name of an extent")
 
@@ -169,17 +189,14 @@ class Reader:
             self.next = self._token(match.end())
             return self._types[match[0]]
         self.expect("tensor")
-        bracket = self.expect("<")
-        place = bracket.place + 1
+        place = self.expect("<").place + 1
         shape: list[Extent] = []
         while True:
             if len(shape) > MOST_DIMS:
                 self.fail(f"a tensor has at most {MOST_DIMS} dims", place)
             if self.text.startswith("(", place):
                 self.next = self._token(place + 1)
-                self.deeper()
-                shape.append(self.whole_extent())
-                self.depth -= 1
+                shape.append(self.nested(self.whole_extent))
                 place = self.next.place + 1
                 if self.next.text != ")":
                     self.wrong("')'")

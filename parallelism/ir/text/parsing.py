@@ -15,18 +15,23 @@ does text that is not a valid program: a value that is undefined or defined twic
 types that differ from those of the operator.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from parallelism.ir.core import DTYPES, Function, IRError, Op, TensorType, Value, check_path, print_type
-from parallelism.ir.core.table import meaning, operator
+from parallelism.ir.core import (
+    DTYPES,
+    Function,
+    IRError,
+    Op,
+    TensorType,
+    Value,
+    check_path,
+    meaning,
+    operator,
+    print_type,
+)
 from parallelism.ir.text.lexing import Reader, Token
 from parallelism.sharding import OPS, TensorSharding
-
-T = TypeVar("T")
 
 
 def parse(text: str) -> Function:
@@ -56,19 +61,17 @@ class _Parser(Reader):
                 self.wrong("an op, or return")
             ops.append(self.op())
         place = self.take().place
-        outputs = [] if self.next.text == "}" else self.listed(self.used, "}", keep=True)
-        self.expect("}")
+        outputs = self.listed(self.used, "}")
         if self.next.kind != "end":
             self.wrong("the end")
         promised = [Value("returned", type, layout) for type, layout in types]
-        returned = [v for v, _ in outputs]
-        if len(returned) != len(promised) or any(
-            v.type != p.type or p.layout not in (None, v.layout) for v, p in zip(returned, promised, strict=True)
+        if len(outputs) != len(promised) or any(
+            v.type != p.type or p.layout not in (None, v.layout) for v, p in zip(outputs, promised, strict=True)
         ):
-            texts = [", ".join(map(print_type, values)) or "nothing" for values in (promised, returned)]
+            texts = [", ".join(map(print_type, values)) or "nothing" for values in (promised, outputs)]
             self.fail(f"the function must return {texts[0]}, this returns {texts[1]}", place)
         try:
-            return Function(name, tuple(inputs), tuple(ops), tuple(v for v, _ in outputs))
+            return Function(name, tuple(inputs), tuple(ops), tuple(outputs))
         except IRError as error:
             self.fail(str(error), place)
 
@@ -97,7 +100,7 @@ class _Parser(Reader):
         types = self.listed(self.placed_type, ")")
         if len(types) != len(inputs):
             self.fail(f"there must be a type for each input: {len(inputs)} inputs, {len(types)} types", place)
-        for (value, _), (type, at) in zip(inputs, types, strict=True):
+        for value, (type, at) in zip(inputs, types, strict=True):
             if value.type != type:
                 self.fail(f"%{value.name} is defined as {value.type} and used as {type}", at)
         self.expect("->")
@@ -106,7 +109,7 @@ class _Parser(Reader):
         region = self.region() if self.has("region") else None
         frozen = tuple(sorted(attributes.items()))
         try:
-            expected = meaning(kind, tuple(value.type for value, _ in inputs), frozen).outputs
+            expected = meaning(kind, tuple(value.type for value in inputs), frozen).outputs
         except (ValueError, TypeError) as error:
             self.fail(str(error), start.place)
         if tuple(type for type, _ in results_laid) != expected:
@@ -114,36 +117,20 @@ class _Parser(Reader):
         if len(results) != len(expected):
             self.fail(f"{kind} returns {len(expected)} values, but {len(results)} are named", start.place)
         outputs = [self.define(token, *laid) for token, laid in zip(results, results_laid, strict=True)]
-        return Op(kind, tuple(value for value, _ in inputs), frozen, tuple(outputs), region)
+        return Op(kind, tuple(inputs), frozen, tuple(outputs), region)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
-
-    def listed(self, item: Callable[[], T], end: str, *, keep: bool = False) -> list[T]:
-        """Read items separated by commas up to ``end``, and ``end`` itself unless ``keep``."""
-        items: list[T] = []
-        if self.next.text == end and self.next.kind != "string":
-            self.take()
-            return items
-        while True:
-            items.append(item())
-            if not self.has(","):
-                break
-        if self.next.text != end:
-            self.wrong(f"',' or {end!r}")
-        if not keep:
-            self.take()
-        return items
 
     def placed_type(self) -> tuple[TensorType, int]:
         place = self.next.place
         return self.type(), place
 
-    def used(self) -> tuple[Value, int]:
+    def used(self) -> Value:
         token = self.expect_kind("value", "a value, as %0")
         value = self.known.get(token.text[1:])
         if value is None:
             self.fail(f"{token.text[:60]} is not defined", token.place)
-        return value, token.place
+        return value
 
     def define(self, token: Token, type: TensorType, layout: TensorSharding | None) -> Value:
         name = token.text[1:]
@@ -154,10 +141,9 @@ class _Parser(Reader):
 
     def string(self, token: Token) -> str:
         try:
-            text: str = json.loads(token.text)
+            return str(json.loads(token.text))
         except ValueError as error:
             self.fail(f"this string cannot be read: {error}", token.place)
-        return text
 
     def region(self) -> str:
         self.expect("=")
@@ -222,20 +208,12 @@ class _Parser(Reader):
             return DTYPES[self.take().text]
         if token.text == "[":
             self.take()
-            self.deeper()
-            values = tuple(self.listed(self.attribute_value, "]"))
-            self.depth -= 1
-            return values
-        if token.text == "-":
-            ahead = self._token(token.place + 1)
-            if ahead.kind == "float" or ahead.text == "inf":
-                self.take()
-                return -self.float()
-        if token.kind == "float" or token.text == "inf":
-            return self.float()
+            return tuple(self.nested(lambda: self.listed(self.attribute_value, "]")))
+        negative = token.text == "-"
+        number = self._token(token.place + 1) if negative else token
+        if number.kind == "float" or number.text == "inf":
+            self.next = number
+            return -float(self.take().text) if negative else float(self.take().text)
         if token.kind in ("integer", "name") or token.text in ("-", "("):
             return self.whole_extent()
         return self.wrong("the value of an attribute")
-
-    def float(self) -> Any:
-        return float(self.take().text)

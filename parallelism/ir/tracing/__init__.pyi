@@ -1,1 +1,3 @@
-from .tracing import CALLS as CALLS, VIEWS as VIEWS, Traced as Traced
+from .current import recording as recording, region as region
+from .refusing import refuse as refuse
+from .tracing import CALLS as CALLS, VIEWS as VIEWS, Traced as Traced, apply as apply, emit as emit, lift as lift

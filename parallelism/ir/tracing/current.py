@@ -1,7 +1,5 @@
 """The builder of the program that is being recorded, if there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar

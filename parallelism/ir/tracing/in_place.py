@@ -5,8 +5,6 @@ is visible in the array.  So a view keeps its base and is recomputed after the b
 that an index selected is written into the base, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple

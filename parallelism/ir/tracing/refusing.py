@@ -1,7 +1,5 @@
 """The error for a call that cannot be recorded, with the user's line."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import sys

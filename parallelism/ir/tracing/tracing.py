@@ -25,9 +25,9 @@ from parallelism.ir.core import (
     Value,
     checked_dtype,
     frozen_attributes,
+    operator,
+    resolved,
 )
-from parallelism.ir.core.table import operator
-from parallelism.ir.core.types import resolved
 from parallelism.ir.tracing.current import current
 from parallelism.ir.tracing.in_place import Writable
 from parallelism.ir.tracing.refusing import REASONS, refuse
@@ -103,8 +103,8 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         name = f"numpy.{ufunc.__name__}"
         if "out" in options:
-            out, = _targets(name, options.pop("out"))
-            return out.become(self.__array_ufunc__(ufunc, method, *inputs, **options))
+            out, = options.pop("out")
+            return _target(name, out).become(self.__array_ufunc__(ufunc, method, *inputs, **options))
         if method == "outer" and len(inputs) == 2 and not options:
             a, b = map(lift, inputs)
             return ufunc(a.reshape((*a.shape, *[1] * b.ndim)), b)
@@ -126,10 +126,9 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             refuse(f"{name} with {', '.join(options)}=")
         if ufunc in CALLS:
             return _own(CALLS[ufunc](*inputs), inputs)
-        kind = _kinds().get(ufunc)
-        if kind is None:
+        if ufunc not in _kinds():
             refuse(name)
-        return apply(kind, *_promoted(ufunc, inputs))
+        return apply(_kinds()[ufunc], *_promoted(ufunc, inputs))
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = f"{function.__module__}.{function.__name__}"
@@ -143,19 +142,17 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         except (TypeError, ValueError, OverflowError) as error:
             refuse(name, str(error))
         if out is not None:
-            return _targets(name, (out,))[0].become(result)
+            return _target(name, out).become(result)
         if function not in VIEWS:
             return _own(result, args)
+        first, *rest = args or (None,)
 
-        rest = args[1:]
-
-        def again(base: Any, *at: int) -> Any:
-            whole = CALLS[function](base, *rest, **options)
-            return whole[at[0]] if at else whole
+        def again(base: Any) -> Any:
+            return CALLS[function](base, *rest, **options)
 
         if isinstance(result, list | tuple):
-            return type(result)(x.lies_in(args[0], lambda base, i=i: again(base, i)) for i, x in enumerate(result))
-        return result.lies_in(args[0], again) if args and isinstance(args[0], Traced) else result
+            return type(result)(x.lies_in(first, lambda base, i=i: again(base)[i]) for i, x in enumerate(result))
+        return result.lies_in(first, again) if isinstance(first, Traced) else result
 
     def __pow__(self, exponent: Any) -> Any:
         """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
@@ -258,12 +255,11 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
     setattr(Traced, f"__i{_name}__", _in_place(getattr(Traced, f"__{_name}__")))
 
 
-def _targets(name: str, out: tuple[Any, ...]) -> list[Traced]:
-    """The arrays of ``out=``, which must be traced."""
-    for array in out:
-        if not isinstance(array, Traced):
-            refuse(f"{name} into an array of numbers (out=, or an operator as +=)", "write x = x + y")
-    return list(out)
+def _target(name: str, out: Any) -> Traced:
+    """The array of ``out=``, which must be traced."""
+    if not isinstance(out, Traced):
+        refuse(f"{name} into an array of numbers (out=, or an operator as +=)", "write x = x + y")
+    return out
 
 
 def _picks(key: Any) -> bool:
