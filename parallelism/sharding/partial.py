@@ -36,13 +36,11 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
         raise ValueError(f"a {op} of {dtype} cannot be pending")
     if op in ("sum", "prod"):
         return int(op == "prod")
-    lowest = op == "max"
-    if kind == "b":
-        return not lowest
-    if kind == "f":
-        return -np.inf if lowest else np.inf
-    limits = np.iinfo(dtype)
-    return int(limits.min if lowest else limits.max)
+    if kind in "iu":
+        lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    else:
+        lowest, highest = (False, True) if kind == "b" else (-np.inf, np.inf)
+    return lowest if op == "max" else highest
 
 
 def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -55,6 +53,4 @@ def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def device_op(op: str, dtype: np.dtype[Any]) -> str:
     """The ``op=`` of a collective that keeps the dtype.  A collective's sum of bools would be an integer."""
-    if dtype.kind == "b":
-        return {"sum": "or", "prod": "and"}.get(op, op)
-    return op
+    return {"sum": "or", "prod": "and"}.get(op, op) if dtype.kind == "b" else op

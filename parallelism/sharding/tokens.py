@@ -1,4 +1,4 @@
-"""A tokenizer of short texts.  Its ``ValueError`` says what was expected, at which position, and what was found."""
+"""A tokenizer of layouts.  Its ``ValueError`` says what was expected, at which position, and what was found."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from typing import NamedTuple, NoReturn
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<dots>\.\.\.)|(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<quoted>'[^'\\]+'|"[^"\\]+")|(?P<mark>[][(){},=:-]))"""
+    r"""\s*(?:(?P<dots>\.\.\.)|(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<quoted>'[^'\\]+'|"[^"\\]+")|(?P<mark>[][(){},=:-])|(?P<other>\S))"""
 )
 
 
 class Token(NamedTuple):
     kind: str
-    """dots, name, number, quoted (with its quotes), mark, or end."""
+    """dots, name, number, quoted (with its quotes), mark, end, or other."""
     text: str
     place: int
 
@@ -20,30 +20,22 @@ class Token(NamedTuple):
 class Tokens:
     """A reader of a text, token by token."""
 
-    def __init__(self, text: str, subject: str) -> None:
-        """``subject`` names in errors what the text should be, for example "layout"."""
+    def __init__(self, text: str) -> None:
         self.text = text
-        self._subject = subject
         self.tokens = self._split()
         """All tokens; the last two have the kind "end"."""
         self.at = 0
 
     def _split(self) -> list[Token]:
         tokens = []
-        place = 0
-        end = len(self.text.rstrip())
-        while place < end:
-            match = _TOKEN.match(self.text, place)
-            if match is None:
-                bad = place + len(self.text[place:]) - len(self.text[place:].lstrip())
-                raise ValueError(self._message("a name or a bracket", repr(self.text[bad]), bad))
+        for match in _TOKEN.finditer(self.text):
             kind = match.lastgroup or ""
-            if not match[kind].isprintable():
-                at = match.start(kind)
-                raise ValueError(self._message("a name that can be printed", repr(match[kind]), at))
-            tokens.append(Token(kind, match[kind], match.start(kind)))
-            place = match.end()
-        return [*tokens, Token("end", "", end), Token("end", "", end)]
+            token = Token(kind, match[kind], match.start(kind))
+            if kind == "other" or not token.text.isprintable():
+                self.wrong("a name or a bracket" if kind == "other" else "a name that can be printed", token)
+            tokens.append(token)
+        end = Token("end", "", len(self.text.rstrip()))
+        return [*tokens, end, end]
 
     def peek(self) -> Token:
         """The next token."""
@@ -61,24 +53,20 @@ class Tokens:
             self.wrong(wanted)
         return self.take().text
 
-    def expect(self, text: str) -> Token:
-        """Return the next token, which must have this text, and advance."""
-        if self.peek().text != text:
-            self.wrong(repr(text))
-        return self.take()
+    def taken(self, *texts: str) -> bool:
+        """Take the next token if it has one of these texts."""
+        found = self.peek().text in texts
+        self.at += found
+        return found
 
-    def comma(self, end: str) -> bool:
-        """Take a comma, if there is one.  False if the list must end here."""
-        if self.peek().text != ",":
-            return False
-        self.take()
-        return not (self.peek().text == end and end != "")
+    def expect(self, text: str) -> None:
+        """Take the next token, which must have this text."""
+        if not self.taken(text):
+            self.wrong(repr(text))
 
     def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
         """Raise ``ValueError``: ``wanted`` was expected in place of the next token, or of ``token``."""
         token = token or self.peek()
         actual = "the end" if token.kind == "end" else repr(token.text)
-        raise ValueError(self._message(wanted, actual, token.place))
-
-    def _message(self, wanted: str, actual: str, place: int) -> str:
-        return f"{self.text!r} is not a {self._subject}: expected {wanted} at position {place}, got {actual}"
+        raise ValueError(
+            f"{self.text!r} is not a layout: expected {wanted} at position {token.place}, got {actual}")
