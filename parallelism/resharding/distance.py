@@ -93,12 +93,9 @@ class Reach:
 
     def _successors(self, state: State) -> Iterator[tuple[str, State]]:
         """The layouts that one communication reaches from ``state``, without permutations."""
-        for after in gathers(state):
-            yield "all_gather", after
-        for after in exchanges(state):
-            yield "all_to_all", after
-        if state.partial:
-            yield from reductions(state)
+        yield from (("all_gather", after) for after in gathers(state))
+        yield from (("all_to_all", after) for after in exchanges(state))
+        yield from reductions(state)
         if self._exchange and set(self.goal.partial).issuperset(state.partial):
             yield "exchange", State(self.goal.dims, state.partial)
 

@@ -36,10 +36,8 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
         raise ValueError(f"a {op} of {dtype} cannot be pending")
     if op in ("sum", "prod"):
         return int(op == "prod")
-    if kind in "iu":
-        lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    else:
-        lowest, highest = (False, True) if kind == "b" else (-np.inf, np.inf)
+    limits: dict[str, tuple[Any, Any]] = {"b": (False, True), "f": (-np.inf, np.inf)}
+    lowest, highest = limits[kind] if kind in limits else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     return lowest if op == "max" else highest
 
 
