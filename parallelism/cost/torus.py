@@ -13,8 +13,6 @@ Sources: Chan, Heimlich, Purkayastha and van de Geijn, *Collective communication
 interconnects* (2010); Austin et al., *How to Scale Your Model* (2025), for TPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 

@@ -61,8 +61,7 @@ def text(hardware: Hardware) -> str:
     """The table for a terminal."""
     lines_by_name = rows(hardware)
     width = max(len(name) for name, _ in lines_by_name)
-    head = hardware.name + (f": {hardware.title}" if hardware.title else "")
-    lines = [head]
+    lines = [_head(hardware)]
     for name, words in lines_by_name:
         first, *rest = wrap(words, WIDTH - width - 4, break_long_words=False) or [""]
         lines += [f"  {name:{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in rest)]
@@ -71,15 +70,16 @@ def text(hardware: Hardware) -> str:
 
 def html(hardware: Hardware) -> str:
     """The table for a notebook; names from outside are escaped."""
-    head = escape(hardware.name + (f": {hardware.title}" if hardware.title else ""))
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(words)}</td></tr>" for name, words in rows(hardware))
-    return f"<table><caption>{head}</caption>{cells}</table>"
+    return f"<table><caption>{escape(_head(hardware))}</caption>{cells}</table>"
+
+
+def _head(hardware: Hardware) -> str:
+    return f"{hardware.name}: {hardware.title}" if hardware.title else hardware.name
 
 
 def _joined(link: Link, unit: str) -> str:
     extents = "x".join(map(str, link.extents))
     ports = "" if link.ports is None else f", {link.ports} port{'s' * (link.ports > 1)} for each"
     shape = link.shape.replace("_", " ")
-    return (
-        f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, {given(link.bytes_per_second)}B/s{ports}"
-    )
+    return f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, {given(link.bytes_per_second)}B/s{ports}"
