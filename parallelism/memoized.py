@@ -12,8 +12,9 @@ Result = TypeVar("Result")
 def memoized(
     method: Callable[Concatenate[Self, Parameters], Result],
 ) -> cached_property[Callable[Parameters, Result]]:
-    """The method with a memory of its results, kept as long as the object lives.  The object cannot be pickled then.
+    """The method with a memory of its results, kept as long as the object lives.
 
-    `functools.cache` on a method would keep the object itself for ever.
+    `functools.cache` on a method would keep the object itself for ever.  The memory cannot be pickled: a class whose
+    objects are pickled needs a ``__reduce__``.
     """
     return cached_property(lambda self: cast(Callable[Parameters, Result], cache(partial(method, self))))

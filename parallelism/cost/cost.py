@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf, sqrt
+from typing import Any
 
 from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phases, bus_factor, kind_of, record_of
 from parallelism.algorithms.phases import names, phases
@@ -29,7 +30,6 @@ from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
 from parallelism.memoized import memoized
-from parallelism.mesh import Mesh
 
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
@@ -68,6 +68,9 @@ class Costs:
         self.hardware = hardware
         self._halves = cache(partial(taken_apart, hardware))
 
+    def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
+        return Costs, (self.hardware,)
+
     # -- compute and messages ------------------------------------------------------------------------------------------
 
     def compute_seconds(
@@ -102,11 +105,6 @@ class Costs:
             other = link.line(nbytes)
             latency, bandwidth = latency - link.latency_seconds + other[0], bandwidth / link.bytes_per_second * other[1]
         return latency + nbytes / bandwidth
-
-    def host_seconds(self, nbytes: float) -> float:
-        """The seconds of a message between a device and its host."""
-        host = self.hardware.host
-        return host.latency_seconds + nbytes / host.bytes_per_second
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -233,21 +231,6 @@ class Costs:
                 f"no algorithm 'torus' for {collective} over {group} (it needs all ranks along each dim of a ring or "
                 f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}")
         return torus_phases(collective, grid)
-
-    # -- rates of many ranks, and moves between layouts ----------------------------------------------------------------
-
-    def rates(self, mesh: Mesh, dtype: object = None) -> tuple[float, float]:
-        """The flops, and the bytes received, per second that all ranks of a mesh have together at best.
-
-        Of bytes that is at the outermost level of links that the mesh spans; where it has one rank, infinite.
-        """
-        hardware = self.hardware
-        flops = mesh.size * hardware.flops_efficiency * hardware.peak(dtype)
-        if mesh.size == 1:
-            return flops, inf
-        level = max(hardware.level(0, rank) for rank in range(1, mesh.size))
-        link, inside = hardware.links[level], hardware.inside(level)
-        return flops, mesh.size * link.bytes_per_second * (link.ports or inside) / inside
 
 
 def _ranks(group: Iterable[int]) -> Group:

@@ -43,6 +43,9 @@ class Blocks:
         """For each axis, pairs of an extent and the coordinates of all ranks along it."""
         self._numbers: dict[Any, int] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
+        return Blocks, (self.shape, self.factors)
+
     @memoized
     def interval(self, extent: int, axes: Axes) -> tuple[ByRank, ByRank]:
         """The start and the end of each rank's part of a dim of ``extent``: two arrays of shape ``(ranks,)``."""

@@ -34,11 +34,7 @@ class State(NamedTuple):
     @property
     def used(self) -> int:
         """The axes that split a dim or are partial, as bits."""
-        bits = 0
-        for axes in (*self.dims, self.partial):
-            for axis in axes:
-                bits |= 1 << axis
-        return bits
+        return sum(1 << axis for axes in (*self.dims, self.partial) for axis in axes)
 
 
 def slices(state: State, axes: int) -> tuple[State, ...]:

@@ -1,14 +1,9 @@
 """Seconds of the steps of a resharding plan on a hardware."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from parallelism.cost import Costs
-
-if TYPE_CHECKING:
-    from parallelism.resharding.plan import ReshardingStep
+from parallelism.resharding.plan import ReshardingStep
 
 
 def move_seconds(costs: Costs, step: ReshardingStep) -> float:

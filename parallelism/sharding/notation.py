@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
+from typing import Any, NamedTuple, NoReturn
 
 from parallelism.sharding.partial import OPS
-from parallelism.sharding.tokens import Tokens
 
 Dim = tuple[str, ...] | EllipsisType
 Pending = tuple[tuple[str, ...], str]
@@ -24,6 +24,10 @@ Pending = tuple[tuple[str, ...], str]
 Parsed = tuple[list[Dim], tuple[str, ...], str]
 """The dims, the partial axes, and the pending reduction."""
 
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<dots>\.\.\.)|(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<quoted>'[^'\\]+'|"[^"\\]+")"""
+    r"""|(?P<mark>[][(){},=:-])|(?P<other>\S))"""
+)
 _SUBSCRIPT = re.compile(r"([A-Z])_(\w+)")
 _WORDS = {"shard": "S", "s": "S", "replicate": "R", "r": "R", "partial": "P", "p": "P"}
 _OP_NAMES = {"product": "prod"} | {op: op for op in OPS}
@@ -40,10 +44,69 @@ def parse(text: str, mesh_axes: Sequence[str] | None) -> Parsed:
     return layout
 
 
-class _Reader(Tokens):
+class Token(NamedTuple):
+    kind: str
+    """dots, name, number, quoted (with its quotes), mark, end, or other."""
+    text: str
+    place: int
+
+
+class _Reader:
+    """A reader of a layout, token by token."""
+
     def __init__(self, text: str, mesh_axes: Sequence[str] | None) -> None:
-        super().__init__(text)
         self.mesh_axes = mesh_axes
+        self.text = text
+        self.tokens = self._split()
+        """All tokens; the last two have the kind "end"."""
+        self.at = 0
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    def _split(self) -> list[Token]:
+        tokens = []
+        for match in _TOKEN.finditer(self.text):
+            kind = match.lastgroup or ""
+            token = Token(kind, match[kind], match.start(kind))
+            if kind == "other" or not token.text.isprintable():
+                self.wrong("a name or a bracket" if kind == "other" else "a name that can be printed", token)
+            tokens.append(token)
+        end = Token("end", "", len(self.text.rstrip()))
+        return [*tokens, end, end]
+
+    def peek(self) -> Token:
+        """The next token."""
+        return self.tokens[self.at]
+
+    def take(self) -> Token:
+        """Return the next token and advance.  At the end it stays there."""
+        token = self.tokens[self.at]
+        self.at += token.kind != "end"
+        return token
+
+    def name(self, wanted: str) -> str:
+        """Return the next token, which must be a name, and advance."""
+        if self.peek().kind != "name":
+            self.wrong(wanted)
+        return self.take().text
+
+    def taken(self, *texts: str) -> bool:
+        """Take the next token if it has one of these texts."""
+        found = self.peek().text in texts
+        self.at += found
+        return found
+
+    def expect(self, text: str) -> None:
+        """Take the next token, which must have this text."""
+        if not self.taken(text):
+            self.wrong(repr(text))
+
+    def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
+        """Raise ``ValueError``: ``wanted`` was expected in place of the next token, or of ``token``."""
+        token = token or self.peek()
+        actual = "the end" if token.kind == "end" else repr(token.text)
+        raise ValueError(
+            f"{self.text!r} is not a layout: expected {wanted} at position {token.place}, got {actual}")
 
     # -- the whole text ------------------------------------------------------------------------------------------------
 
@@ -145,21 +208,15 @@ class _Reader(Tokens):
 
     def options(self, end: str) -> Pending:
         """Read ``partial=`` and ``op=``, in any order, up to ``end``."""
-        partial: tuple[str, ...] = ()
-        op = "sum"
-        left = {"partial", "op"}
+        given: dict[str, Any] = {}
         while self.peek().text not in (end, ""):
             token = self.peek()
-            if self.name("partial= or op=") not in left:
+            if self.name("partial= or op=") not in {"partial", "op"} - given.keys():
                 self.wrong("partial= or op=, each once", token)
-            left.remove(token.text)
             self.expect("=")
-            if token.text == "partial":
-                partial = self.axes()
-            else:
-                op = self.op()
+            given[token.text] = self.axes() if token.text == "partial" else self.op()
             self.taken(",")
-        return partial, op
+        return given.get("partial", ()), given.get("op", "sum")
 
     def op(self) -> str:
         token = self.peek()

@@ -4,8 +4,6 @@ A step that moves one dim becomes the collective of that name, or a local ``all_
 dims, or permutes blocks, becomes a ``relayout`` op, whose attributes hold both layouts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Annotation of values with layouts, by name in an existing program, or in NumPy code that is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Conflicts: values that have one layout and are needed in another, and the origin of both layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,16 +77,14 @@ class Paths:
     ) -> Iterator[Conflict]:
         """The conflicts at one op, given the layouts of its values and its placement."""
         for value, wanted in zip(op.inputs, placed.inputs, strict=True):
-            dim = _differing(layouts[value.name], wanted)
-            if dim is not None:
-                lies = layouts[value.name]
+            lies = layouts[value.name]
+            if (dim := _differing(lies, wanted)) is not None:
                 yield Conflict(op, value, lies, wanted, dim, self._of(value.name, dim, lies),
                                self._wish(op, value, layouts, placed, dim))
         for value, computed in zip(op.outputs, placed.outputs, strict=True):
-            dim = _differing(computed, layouts[value.name])
-            if dim is not None:
-                yield Conflict(op, value, computed, layouts[value.name], dim, None,
-                               self._of(value.name, dim, layouts[value.name]))
+            wanted = layouts[value.name]
+            if (dim := _differing(computed, wanted)) is not None:
+                yield Conflict(op, value, computed, wanted, dim, None, self._of(value.name, dim, wanted))
 
     def _of(self, name: str, dim: int, layout: TensorSharding) -> Origin | None:
         origin = self.origin(name, dim)

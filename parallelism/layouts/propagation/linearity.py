@@ -7,8 +7,6 @@ none for their sum.)  A sum is carried through an op only if that needs no more 
 value.  Other reductions, and sums of bools (*or*), are carried only through ops that move elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import isfinite
 

@@ -6,8 +6,6 @@ are then split by the winning letters and are whole otherwise.  If an axis split
 output is partial over the axis.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -107,8 +105,9 @@ def letters_split(
             axes = of.exact(letter, tuple(axis for axis in axes if axis not in taken), devices)
             if axes:
                 wishes.setdefault(letter, []).append(axes)
+                weight = 0 if isinstance(type.nbytes, Expression) else type.nbytes
                 for axis in axes:
-                    votes.setdefault(axis, {}).setdefault(letter, []).append(_weight(type))
+                    votes.setdefault(axis, {}).setdefault(letter, []).append(weight)
     winner = {
         axis: max(asked, key=lambda letter: (len(asked[letter]), sum(asked[letter])))
         for axis, asked in votes.items()
@@ -123,6 +122,3 @@ def letters_split(
         split[letter] = of.exact(letter, chosen, devices)
     return split
 
-
-def _weight(type: TensorType) -> Extent:
-    return 0 if isinstance(type.nbytes, Expression) else type.nbytes

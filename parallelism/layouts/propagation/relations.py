@@ -6,8 +6,6 @@ devices.  The dim ``(ab)`` of extent 6 gives 3 to the first device, but the dim 
 So this split is not allowed; with extent 4 for ``a`` it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
@@ -68,7 +66,7 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         rest = product(rule.extents[letter] for letter in dim[at + 1:])
         inside.setdefault(dim[at], []).extend([rest] if rest != 1 else [])
     for letter in rule.letters:
-        if 0 < sum(letter in dims for dims in map(_letters, rule.outputs)) < len(rule.outputs):
+        if 0 < sum(any(letter in dim for dim in dims) for dims in rule.outputs) < len(rule.outputs):
             blocked.add(letter)
 
     def splitting(dims: tuple[Dim, ...]) -> Letters:
@@ -89,6 +87,3 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
 def _outermost(dim: Dim, extents: Mapping[str, Extent]) -> int:
     return next((i for i, letter in enumerate(dim) if extents[letter] != 1), 0)
 
-
-def _letters(dims: tuple[Dim, ...]) -> set[str]:
-    return {letter for dim in dims for letter in dim}

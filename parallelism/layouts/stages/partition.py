@@ -1,13 +1,11 @@
 """Partition of a program and its gradient into pipeline stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from parallelism.ir import Function, Op, Value
-from parallelism.layouts.stages.backwards import with_backward
+from parallelism.layouts.stages.backwards import needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
 from parallelism.layouts.stages.microbatches import batch_dim, microbatched
 from parallelism.layouts.stages.stages import StageFunctions, Stages
@@ -117,8 +115,9 @@ class _Program:
         """The functions of the ops of the chain from ``start`` to ``end``."""
         received, last = self.crossing(start), end == len(self.chain)
         sent = self.function.outputs if last else self.crossing(end)
-        chain = {value for op in self.chain[start:end] for value in op.outputs}
-        ops = _needed(self.function.ops, sent, chain, set(self.defined))
+        own = {value for op in self.chain[start:end] for value in op.outputs}
+        others = self.defined.keys() - own
+        ops = needed_ops(self.function.ops, sent, lambda op: others.isdisjoint(op.outputs))
         read = {value for op in ops for value in op.inputs}
         data = [value for value in self.data if value in read]
         weights = [value for value in self.weights if value in read]
@@ -147,12 +146,3 @@ def _reached(function: Function, start: Collection[Value], kinds: str = "fiub") 
             reached.update(value for value in op.outputs if value.type.dtype.kind in kinds)
     return reached
 
-
-def _needed(ops: Sequence[Op], wanted: Collection[Value], own: set[Value], chain: set[Value]) -> list[Op]:
-    """The ops that compute ``wanted``; of the ops of the chain only the stage's ``own``."""
-    needed, kept = set(wanted), []
-    for op in reversed(ops):
-        if not needed.isdisjoint(op.outputs) and (chain.isdisjoint(op.outputs) or not own.isdisjoint(op.outputs)):
-            needed.update(op.inputs)
-            kept.append(op)
-    return kept[::-1]
