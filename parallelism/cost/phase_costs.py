@@ -148,11 +148,9 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: f
 def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
     """Whether the ranks of each group are joined two by two, at one level, by links of their own."""
     for ranks in groups:
-        levels = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
-        level = levels.pop()
-        inside = hardware.inside(level)
-        apart = len({hardware.place(rank) // inside for rank in ranks}) == len(ranks)
-        if levels or not apart or hardware.links[level].shape != "fully_connected":
+        level, *more = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
+        units = {hardware.place(rank) // hardware.inside(level) for rank in ranks}
+        if more or len(units) < len(ranks) or hardware.links[level].shape != "fully_connected":
             return False
     return True
 

@@ -309,8 +309,7 @@ class Hardware:
         >>> {axis: hardware.spans(Mesh(dp=4, tp=8), axis) for axis in ("dp", "tp")}
         {'dp': 'infiniband', 'tp': 'nvlink'}
         """
-        groups = mesh.groups(axes)
-        levels = [self.level(group[0], rank) for group in groups for rank in group[1:]]
+        levels = [self.level(group[0], rank) for group in mesh.groups(axes) for rank in group[1:]]
         return self.links[max(levels)].name if levels else None
 
     @cached_property

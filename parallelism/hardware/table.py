@@ -42,8 +42,8 @@ def rows(hardware: Hardware) -> list[Row]:
         rates = ", ".join(f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items())
         parts.append(("beside", rates))
     if hardware.placement:
-        places = ", ".join(map(str, hardware.placement[:16])) + ", ..." * (len(hardware.placement) > 16)
-        parts.append(("ranks at", places))
+        more = ", ..." * (len(hardware.placement) > 16)
+        parts.append(("ranks at", ", ".join(map(str, hardware.placement[:16])) + more))
     parts += [("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers]
     for fault in hardware.faults:
         source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))

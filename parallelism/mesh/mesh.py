@@ -87,6 +87,7 @@ class Mesh(_NumbersOfAxes):
         if not extents:
             raise ValueError("a mesh needs at least one axis, as in Mesh(dp=2, tp=4)")
         self._numbers = {axis: checked_count(f"the size of axis {axis!r}", extent) for axis, extent in extents.items()}
+        self._groups_by_rank: dict[tuple[int, Axes], tuple[int, ...]] = {}
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -162,10 +163,6 @@ class Mesh(_NumbersOfAxes):
             raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._numbers)}, got {axis!r}")
         if axis not in self._numbers:
             raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._numbers)}")
-
-    @cached_property
-    def _groups_by_rank(self) -> dict[tuple[int, Axes], tuple[int, ...]]:
-        return {}
 
     def __iter__(self) -> Iterator[MeshIndex]:
         return (self.index(rank) for rank in range(self.size))

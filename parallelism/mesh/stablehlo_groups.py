@@ -71,7 +71,8 @@ def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int
             raise TypeError(f"a group must be a sequence of {kind} ids, got {group!r} in groups={groups!r}")
         members = tuple(checked_integer(f"a {kind} id", i) for i in group)
         if not members:
-            raise ValueError(f"a group must have at least one {kind}, got an empty one in groups={_listed(groups)}")
+            raise ValueError(f"a group must have at least one {kind}, got an empty one in "
+                             f"groups={list(map(list, groups))}")
         for i in members:
             if not 0 <= i < ids:
                 raise ValueError(f"groups of {strategy} hold {kind} ids 0 to {ids - 1}, got {i} in {list(members)}")
@@ -83,9 +84,6 @@ def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int
     missing = sorted(set(range(ids)) - set(seen))
     if complete and missing:
         raise ValueError(f"groups of {strategy} must name every {kind} of 0 to {ids - 1}; {missing[0]} is missing in "
-                         f"groups={_listed(groups)}")
+                         f"groups={list(map(list, groups))}")
     return tuple(checked)
 
-
-def _listed(groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    return [list(group) for group in groups]

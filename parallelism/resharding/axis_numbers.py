@@ -4,8 +4,6 @@ Numbered are the axes along which data may move, without those of extent 1.  On 
 adjacent in both layouts get one number together (a *bundle*), and axes that neither layout names get none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -76,8 +74,8 @@ def state_of(layout: TensorSharding, axes: Bundles) -> State:
 
 def layout_of(state: State, op: str, axes: Bundles) -> TensorSharding:
     """A state as a layout; ``op`` is its pending reduction, if there is one."""
-    dims = (names_of(numbers, axes) for numbers in state.dims)
-    return TensorSharding(*dims, partial=names_of(state.partial, axes), op=op)
+    return TensorSharding(
+        *(names_of(numbers, axes) for numbers in state.dims), partial=names_of(state.partial, axes), op=op)
 
 
 def names_of(numbers: Axes, axes: Bundles) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ a dim under a layout are its different non-empty intervals; layouts with the sam
 which piece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

@@ -5,8 +5,6 @@ parts are laid one after the other in a flat array and travel so; each rank know
 comes from whom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import prod

@@ -15,8 +15,6 @@ tensor is replicated over it.  Axes of extent 1 are left out.
 of whole blocks can do.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 The layouts of a *class* have the same pieces of every dim, on equally many ranks, and equally many terms.
 """
 
-from __future__ import annotations
-
 from itertools import chain, combinations, permutations
 
 from parallelism.memoized import memoized
@@ -78,8 +76,8 @@ class Permutations:
         """The choices of partial axes that give this number of terms."""
         if not self._partial:
             return [()]
-        sizes = range(len(free) + 1)
-        return [chosen for n in sizes for chosen in combinations(free, n) if self._blocks.count(chosen) == terms]
+        chosen = chain.from_iterable(combinations(free, n) for n in range(len(free) + 1))
+        return [axes for axes in chosen if self._blocks.count(axes) == terms]
 
     @memoized
     def _by_pieces(self, extent: int) -> dict[int, list[tuple[Axes, int]]]:

@@ -9,8 +9,6 @@ An *exchange*, in which each rank gets its missing elements from all others, is 
 goal.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -47,15 +45,10 @@ def cheapest_route(
 
 def _straight(source: State, target: State) -> list[Leg]:
     """A route of a reduction and an exchange, for meshes with too many layouts to search for a better one."""
-    legs = []
     reduced = State(source.dims, tuple(axis for axis in source.partial if axis in target.partial))
     arrived = State(target.dims, reduced.partial)
-    if reduced != source:
-        legs.append(Leg("all_reduce", source, reduced))
-    legs.append(Leg("exchange", reduced, arrived))
-    if arrived != target:
-        legs.append(Leg("slice", arrived, target))
-    return legs
+    legs = Leg("all_reduce", source, reduced), Leg("exchange", reduced, arrived), Leg("slice", arrived, target)
+    return [leg for leg in legs if leg.kind == "exchange" or leg.before != leg.after]
 
 
 def _received(blocks: Blocks, leg: Leg, common: int) -> int:

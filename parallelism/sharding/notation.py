@@ -9,8 +9,6 @@ Nothing is evaluated.  A text that cannot be read raises one ``ValueError`` with
 mistake.  The result is plain: a list of dims as `TensorSharding` takes them, the partial axes, and the operation.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
@@ -133,10 +131,8 @@ class _Reader:
         if any(name.lower() in _WORDS and mark == "(" for name, mark in names):
             return True
         words = [token.text for token in self.tokens if token.kind == "name"]
-        mesh_axes = self.mesh_axes or ()
         return bool(words) and self.mesh_axes is not None and all(
-            word in ("R", "P", "Replicate", "Partial") and word not in mesh_axes for word in words
-        )
+            word in {"R", "P", "Replicate", "Partial"} - {*self.mesh_axes} for word in words)
 
     def has_subscripts(self) -> bool:
         """Whether some word in the brackets is a dim with a subscript, and not an axis."""

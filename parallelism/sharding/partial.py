@@ -4,8 +4,6 @@ A partial tensor is a list of terms, one on each member of a group.  Its value i
 order.  The dtype is kept: bools are summed by *or* and multiplied by *and*, as by NumPy's ``+`` and ``*``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -160,8 +160,8 @@ class TensorSharding:
             least = "at least " if self.ellipsis is not None else ""
             raise ValueError(f"{self!r} has {least}{given} dim{'s' * (given != 1)}, the tensor has {ndim}")
         whole = [DimSharding()] * (ndim - given)
-        dims = [*self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :]]
-        return TensorSharding(*dims, partial=self.partial, op=self.op)
+        return TensorSharding(
+            *self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :], partial=self.partial, op=self.op)
 
     def local_shape(self, shape: Sequence[int], mesh: Mesh, rank: int) -> Shape:
         """The shape of the shard of ``rank``, for a tensor of ``shape``."""
@@ -281,8 +281,8 @@ class TensorSharding:
         """``ValueError`` for an axis that the mesh does not have."""
         for axis in (*self.axes, *self.partial):
             if axis not in mesh.shape:
-                known = ", ".join(map(repr, mesh.axes))
-                raise ValueError(f"{self!r} names axis {axis!r}, but the axes of {mesh!r} are {known}")
+                raise ValueError(f"{self!r} names axis {axis!r}, but the axes of {mesh!r} are "
+                                 f"{', '.join(map(repr, mesh.axes))}")
 
     def _partial_in_order(self, mesh: Mesh) -> tuple[str, ...]:
         return tuple(axis for axis in mesh.axes if axis in self.partial)
@@ -304,7 +304,7 @@ class TensorSharding:
     def short(self) -> str:
         """The layout in brackets, ``[x, None] partial=y``; `parse` reads it, too."""
         pending = f" partial={_written(self.partial, str)}" if self.partial else ""
-        op = f", op={self.op}" if self.partial and self.op != "sum" else ""
+        op = f", op={self.op}" if self.op != "sum" else ""
         return f"[{', '.join(self._entries(str))}]{pending}{op}"
 
 

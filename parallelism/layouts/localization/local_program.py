@@ -94,8 +94,7 @@ def begun_at(program: Function, whole: Function, devices: Devices, place: Mappin
     starts = {op.outputs[0].name: shards.attributes(op) for op in whole.ops if "starts" in op.operator.attributes}
     if not starts:
         return program
-    ops = tuple(
+    return replace(program, ops=tuple(
         replace(op, attributes=starts[op.outputs[0].name]) if op.outputs and op.outputs[0].name in starts else op
         for op in program.ops
-    )
-    return replace(program, ops=ops)
+    ))

@@ -90,8 +90,9 @@ class Localized:
                 self.function, self.devices, place,
                 lambda move: 0 if self.devices.symbolic else self._ranks.received(move.step, first),
             )
-        same = rank == first or self.devices.symbolic
-        return program if same else begun_at(program, self.function, self.devices, self.mesh.index(rank))
+        if rank == first or self.devices.symbolic:
+            return program
+        return begun_at(program, self.function, self.devices, self.mesh.index(rank))
 
     def received(self, rank: int = 0) -> tuple[int, ...]:
         """The exact number of bytes that a rank receives in each op of its program.

@@ -55,8 +55,7 @@ class Ranks:
         for column in (*self._extents(laid), *self._bytes(steps)):
             number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1].reshape(-1)
         _, first, number = np.unique(number, return_index=True, return_inverse=True)
-        order = np.argsort(np.argsort(first))
-        return np.asarray(order[number.reshape(-1)])
+        return np.asarray(np.argsort(np.argsort(first))[number.reshape(-1)])
 
     def _on(self, mesh: Mesh) -> ByRank:
         if mesh not in self._smaller:

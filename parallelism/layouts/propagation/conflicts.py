@@ -58,17 +58,14 @@ class Paths:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self._before: dict[tuple[str, int], tuple[int, str, int]] = {}
-
-    def came(self, value: Value, dim: int, number: int, source: Value, place: int) -> None:
-        """Note that dim ``dim`` of ``value`` got its axes from dim ``place`` of ``source`` at op ``number``."""
-        self._before[value.name, dim] = number, source.name, place
+        self.before: dict[tuple[str, int], tuple[int, str, int]] = {}
+        """For a value and its dim: the number of the op at which it got its axes, and from which value and dim."""
 
     def origin(self, name: str, dim: int) -> Origin:
         """The origin of the axes of a dim."""
         numbers: list[int] = []
-        while (name, dim) in self._before:
-            number, name, dim = self._before[name, dim]
+        while (name, dim) in self.before:
+            number, name, dim = self.before[name, dim]
             numbers.append(number)
         return Origin(name, dim, tuple(self.function.ops[number] for number in reversed(numbers)))
 

@@ -151,7 +151,7 @@ class _Propagation:
             if axes:
                 dims[d] = axes
                 used.update(axes)
-                self.paths.came(value, d, number, source, place)
+                self.paths.before[value.name, d] = number, source.name, place
                 changed.append(value)
         return changed
 
@@ -214,8 +214,8 @@ def op_placement(
     pending = {
         value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
     }
-    through = bool(pending) and carries(op, pending, constants)
-    return placement(op.kind, op.types, op.attributes, inputs, outputs, devices, carries=through)
+    return placement(
+        op.kind, op.types, op.attributes, inputs, outputs, devices, carries=carries(op, pending, constants))
 
 
 def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> bool:

@@ -75,12 +75,12 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
 
     inputs, outputs = (tuple(map(splitting, side)) for side in (rule.inputs, rule.outputs))
     sets = [{letter for letter in letters if letter} for letters in (*inputs, *outputs)]
-    above = tuple(
-        tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)
-    )
     return Relation(
-        inputs, outputs, rule.extents, {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, above,
-        frozenset(rule.reduced), rule.op,
+        inputs, outputs, rule.extents,
+        inside={letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()},
+        above=tuple(
+            tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)),
+        reduced=frozenset(rule.reduced), op=rule.op,
     )
 
 

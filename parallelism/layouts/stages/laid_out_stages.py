@@ -38,13 +38,12 @@ def _stage(stage: StageFunctions, layouts: LayoutByName, mesh: Mesh | Mapping[st
     hints = dict(zip((value.name for value in stage.backward.outputs[::-1]), wanted[::-1], strict=True))
     backward = propagate(laid_out(stage.backward, hints | given), mesh)
     layouts = _of(backward) | given
-    back = len(stage.returned)
     return replace(
         stage, forward=laid_out(stage.forward, layouts),
         recompute=stage.recompute and laid_out(stage.recompute, layouts),
         backward=_ending(backward, wanted),
-        backward_input=_ending(laid_out(stage.backward_input, layouts), wanted[:back], stage.between),
-        backward_weights=_ending(laid_out(stage.backward_weights, layouts), wanted[back:]))
+        backward_input=_ending(laid_out(stage.backward_input, layouts), wanted[:len(stage.returned)], stage.between),
+        backward_weights=_ending(laid_out(stage.backward_weights, layouts), wanted[len(stage.returned):]))
 
 
 def gradient_layout(layout: TensorSharding) -> TensorSharding:

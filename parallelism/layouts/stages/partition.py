@@ -1,7 +1,7 @@
 """Partition of a program and its gradient into pipeline stages."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from parallelism.ir import Function, Op, Value
@@ -62,8 +62,8 @@ def partition(
     again = range(len(cuts) + 1) if recompute is True else recompute or ()
     if not set(again) <= set(range(len(cuts) + 1)):
         raise ValueError(f"recompute must name stages 0 to {len(cuts)}, got {sorted(again)}")
-    edges = [0, *cuts, len(program.chain)]
-    functions = [program.stage(i, edges[i], edges[i + 1], recompute=i in again) for i in range(len(edges) - 1)]
+    edges = pairwise([0, *cuts, len(program.chain)])
+    functions = (program.stage(i, start, end, recompute=i in again) for i, (start, end) in enumerate(edges))
     return Stages(whole, tuple(functions), batch)
 
 
@@ -108,15 +108,13 @@ class _Program:
                 nbytes = int(value.type.nbytes) * (1 + (was in self.learning))
                 changes[self.defined[was] + 1] += nbytes
                 changes[self.used.get(was, self.defined[was]) + 1] -= nbytes
-        sent = [*accumulate(changes)][:len(self.chain)]
-        return balanced([cost(op) for op in ops], stages, sent)
+        return balanced([cost(op) for op in ops], stages, [*accumulate(changes)][:len(self.chain)])
 
     def stage(self, number: int, start: int, end: int, *, recompute: bool) -> StageFunctions:
         """The functions of the ops of the chain from ``start`` to ``end``."""
         received, last = self.crossing(start), end == len(self.chain)
         sent = self.function.outputs if last else self.crossing(end)
-        own = {value for op in self.chain[start:end] for value in op.outputs}
-        others = self.defined.keys() - own
+        others = self.defined.keys() - {value for op in self.chain[start:end] for value in op.outputs}
         ops = needed_ops(self.function.ops, sent, lambda op: others.isdisjoint(op.outputs))
         read = {value for op in ops for value in op.inputs}
         data = [value for value in self.data if value in read]
