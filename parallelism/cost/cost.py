@@ -17,11 +17,11 @@ algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization of
 MPICH*, 2005.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from math import inf, sqrt
+from typing import Any
 
 from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, Phases, bus_factor, kind_of, record_of
 from parallelism.algorithms.phases import names, phases
@@ -29,7 +29,7 @@ from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts
 from parallelism.cost.phase_costs import Term, channel_loads, terms
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.hardware import Channel, Hardware, LinkPath
-from parallelism.mesh import Mesh
+from parallelism.memoized import memoized
 
 MOST_IN_TURN = 1024
 """Up to a group of so many ranks, or many groups of fewer, algorithms are looked at with as many phases as ranks."""
@@ -66,11 +66,10 @@ class Costs:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
-        self._paths: dict[tuple[int, int], LinkPath] = {}
-        self._terms: dict[tuple[object, ...], dict[Term, int]] = {}
-        self._loads: dict[tuple[object, ...], dict[Channel, float]] = {}
-        self._taken_apart: dict[Groups, tuple[Groups, Groups] | None] = {}
-        self._collectives: dict[tuple[object, ...], CollectiveCost] = {}
+        self._halves = cache(partial(taken_apart, hardware))
+
+    def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
+        return Costs, (self.hardware,)
 
     # -- compute and messages ------------------------------------------------------------------------------------------
 
@@ -85,22 +84,18 @@ class Costs:
             raise ValueError(f"flops and bytes must be at least 0; got {flops} flops and {nbytes} bytes")
         if not flops and not nbytes:
             return 0.0
-        hardware, computing, moving = self.hardware, 0.0, 0.0
-        if flops:
-            full = flops / hardware.peak(dtype)
-            computing = _ramped(full, hardware.flops_ramp_seconds, hardware.flops_efficiency)
-        if nbytes:
-            full = nbytes / hardware.memory_bytes_per_second
-            moving = _ramped(full, hardware.memory_ramp_seconds, hardware.memory_efficiency)
+        hardware = self.hardware
+        full = flops / hardware.peak(dtype) if flops else 0.0
+        computing = _ramped(full, hardware.flops_ramp_seconds, hardware.flops_efficiency)
+        moving = _ramped(
+            nbytes / hardware.memory_bytes_per_second, hardware.memory_ramp_seconds, hardware.memory_efficiency)
         longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
         return (hardware.kernel_launch_seconds + longest + besides) * hardware.slowdown(rank)
 
+    @memoized
     def path(self, source: int, target: int) -> LinkPath:
         """`Hardware.path`, remembered."""
-        found = self._paths.get((source, target))
-        if found is None:
-            found = self._paths[source, target] = self.hardware.path(source, target)
-        return found
+        return self.hardware.path(source, target)
 
     def message_seconds(self, nbytes: float, source: int, target: int) -> float:
         """The seconds of a message that has its path to itself; 0 from a rank to itself."""
@@ -110,11 +105,6 @@ class Costs:
             other = link.line(nbytes)
             latency, bandwidth = latency - link.latency_seconds + other[0], bandwidth / link.bytes_per_second * other[1]
         return latency + nbytes / bandwidth
-
-    def host_seconds(self, nbytes: float) -> float:
-        """The seconds of a message between a device and its host."""
-        host = self.hardware.host
-        return host.latency_seconds + nbytes / host.bytes_per_second
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -133,20 +123,21 @@ class Costs:
         array for permute.  ``root`` and ``pairs`` are positions in the group.  Over one rank it takes nothing.
         ``ValueError`` for an algorithm that does not apply, naming those that do.
         """
-        ranks = _ranks(group)
-        key = collective, nbytes, ranks, algorithm, root, pairs
-        found = self._collectives.get(key)
-        if found is None:
-            if nbytes < 0:
-                raise ValueError(f"bytes of {collective} must be at least 0; got {nbytes}")
-            if algorithm is None:
-                seconds, name = self._cheapest(collective, nbytes, (ranks,), root, pairs)
-            else:
-                seconds, name = self._by(collective, algorithm, nbytes, (ranks,), root, pairs), algorithm
-            if len(ranks) > 1:
-                seconds += nbytes / self.hardware.collective_bytes_per_second.get(collective, inf)
-            found = self._collectives[key] = CollectiveCost(collective, name, nbytes, len(ranks), seconds)
-        return found
+        return self._collective(collective, nbytes, _ranks(group), algorithm, root, pairs)
+
+    @memoized
+    def _collective(
+        self, collective: str, nbytes: float, ranks: Group, algorithm: str | None, root: int, pairs: Pairs
+    ) -> CollectiveCost:
+        if nbytes < 0:
+            raise ValueError(f"bytes of {collective} must be at least 0; got {nbytes}")
+        if algorithm is None:
+            seconds, algorithm = self._cheapest(collective, nbytes, (ranks,), root, pairs)
+        else:
+            seconds = self._by(collective, algorithm, nbytes, (ranks,), root, pairs)
+        if len(ranks) > 1:
+            seconds += nbytes / self.hardware.collective_bytes_per_second.get(collective, inf)
+        return CollectiveCost(collective, algorithm, nbytes, len(ranks), seconds)
 
     def prices(
         self, collective: str, nbytes: float, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
@@ -178,20 +169,21 @@ class Costs:
         if halves is not None:
             seconds_in_parts(collective, part, nbytes, groups, *halves, root)
             return
-        key = collective, name, groups, root, pairs
-        if key not in self._loads:
-            self._loads[key] = channel_loads(
-                self.hardware, self._phases(collective, name, groups[0], root, pairs), groups)
-        for channel, load in self._loads[key].items():
+        for channel, load in self._loads(collective, name, groups, root, pairs).items():
             found[channel] = found.get(channel, 0.0) + load * nbytes
+
+    @memoized
+    def _loads(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Channel, float]:
+        return channel_loads(self.hardware, self._phases(collective, name, groups[0], root, pairs), groups)
 
     def _cheapest(
         self, collective: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()
     ) -> tuple[float, str]:
-        applying = self._applying(collective, groups)
-        seconds = [self._by(collective, name, nbytes, groups, root, pairs) for name in applying]
-        least = min(seconds)
-        return least, next(name for name, took in zip(applying, seconds, strict=True) if took <= least * (1 + 1e-12))
+        seconds = {
+            name: self._by(collective, name, nbytes, groups, root, pairs) for name in self._applying(collective, groups)
+        }
+        least = min(seconds.values())
+        return least, next(name for name, took in seconds.items() if took <= least * (1 + 1e-12))
 
     def _applying(self, collective: str, groups: Groups) -> tuple[str, ...]:
         """The algorithms that apply; of those that take as long, the first is taken.
@@ -202,9 +194,9 @@ class Costs:
         more: tuple[str, ...] = (HIERARCHICAL,) if collective in PARTS and self._halves(groups) else ()
         if collective in ON_A_TORUS and positions_on_torus(self.hardware, groups[0]) is not None:
             more += (TORUS,)
-        known = names(collective, len(groups[0]))
-        if len(groups) * len(groups[0]) ** 2 > MOST_IN_TURN ** 2:
-            size = len(groups[0])
+        size = len(groups[0])
+        known = names(collective, size)
+        if len(groups) * size ** 2 > MOST_IN_TURN ** 2:
             known = tuple(name for name in known if not record_of(collective, name, size).turns) or known
         return (*more, *known)
 
@@ -219,15 +211,16 @@ class Costs:
                     f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
                     f"than one, in each of several units); these apply: {applying}")
             return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
-        key = collective, name, groups, root, pairs
-        found = self._terms.get(key)
-        if found is None:
-            made = self._phases(collective, name, groups[0], root, pairs)
-            size = len(groups[0])
-            rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
-            share = 1 / size if kind_of(collective).in_shards else 1.0
-            found = self._terms[key] = terms(self.hardware, made, groups, rounds, share)
+        found = self._terms(collective, name, groups, root, pairs)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
+
+    @memoized
+    def _terms(self, collective: str, name: str, groups: Groups, root: int, pairs: Pairs) -> dict[Term, int]:
+        made = self._phases(collective, name, groups[0], root, pairs)
+        size = len(groups[0])
+        rounds = 0 if name == TORUS else record_of(collective, name, size).rounds
+        share = 1 / size if kind_of(collective).in_shards else 1.0
+        return terms(self.hardware, made, groups, rounds, share)
 
     def _phases(self, collective: str, name: str, group: Group, root: int, pairs: Pairs) -> Phases:
         if name != TORUS or collective not in ON_A_TORUS:
@@ -238,26 +231,6 @@ class Costs:
                 f"no algorithm 'torus' for {collective} over {group} (it needs all ranks along each dim of a ring or "
                 f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}")
         return torus_phases(collective, grid)
-
-    def _halves(self, groups: Groups) -> tuple[Groups, Groups] | None:
-        if groups not in self._taken_apart:
-            self._taken_apart[groups] = taken_apart(self.hardware, groups)
-        return self._taken_apart[groups]
-
-    # -- rates of many ranks, and moves between layouts ----------------------------------------------------------------
-
-    def rates(self, mesh: Mesh, dtype: object = None) -> tuple[float, float]:
-        """The flops, and the bytes received, per second that all ranks of a mesh have together at best.
-
-        Of bytes that is at the outermost level of links that the mesh spans; where it has one rank, infinite.
-        """
-        hardware = self.hardware
-        flops = mesh.size * hardware.flops_efficiency * hardware.peak(dtype)
-        if mesh.size == 1:
-            return flops, inf
-        level = max(hardware.level(0, rank) for rank in range(1, mesh.size))
-        link, inside = hardware.links[level], hardware.inside(level)
-        return flops, mesh.size * link.bytes_per_second * (link.ports or inside) / inside
 
 
 def _ranks(group: Iterable[int]) -> Group:

@@ -13,8 +13,6 @@ hierarchy in parallel computer networks to optimize collective operation perform
 reduce; Cho et al., *BlueConnect* (2019), for all_reduce and its halves; NCCL's PXN does all_to_all so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from parallelism.algorithms import kind_of

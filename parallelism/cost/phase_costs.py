@@ -5,8 +5,6 @@ bytes on the busiest port or link over its bandwidth.  Over one level with a por
 textbook's formulas (`parallelism.algorithms.phases`); over more, the slowest level counts in each phase.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import sqrt
 from typing import Any, NamedTuple
@@ -63,12 +61,11 @@ def terms(
     ``share`` is the part of S that each member has.  If every two ranks have a link of their own, an algorithm in which
     each rank takes turns with all others needs only ``rounds`` phases; 0 for other algorithms.
     """
-    ranks = np.array(groups, np.int64)
-    places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
     if rounds and made and _fully_connected(hardware, groups):
         each = len(made) // rounds
         made = tuple(_at_once(made[i * each:(i + 1) * each]) for i in range(rounds))
     found: dict[Term, int] = {}
+    ranks, places = _ranks_and_places(hardware, groups)
     for phase in made:
         term = Term(_lines(hardware, phase, ranks, places, share), phase.piped)
         found[term] = found.get(term, 0) + phase.times
@@ -77,8 +74,7 @@ def terms(
 
 def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Channel, float]:
     """By channel, the parts of S that cross it when every group runs these phases."""
-    ranks = np.array(groups, np.int64)
-    places = np.array([[hardware.place(rank) for rank in group] for group in groups], np.int64)
+    ranks, places = _ranks_and_places(hardware, groups)
     found: dict[Channel, float] = {}
     for phase in made:
         times = (1 if phase.piped else phase.times) / phase.whole
@@ -93,6 +89,12 @@ def channel_loads(hardware: Hardware, made: Phases, groups: Groups) -> dict[Chan
                     channel = used.level, fault, number
                     found[channel] = found.get(channel, 0.0) + times * load
     return found
+
+
+def _ranks_and_places(hardware: Hardware, groups: Groups) -> tuple[Ints, Ints]:
+    """Of each member of each group."""
+    places = [[hardware.place(rank) for rank in group] for group in groups]
+    return np.array(groups, np.int64), np.array(places, np.int64)
 
 
 class _Used(NamedTuple):
@@ -146,11 +148,9 @@ def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints, share: f
 def _fully_connected(hardware: Hardware, groups: Groups) -> bool:
     """Whether the ranks of each group are joined two by two, at one level, by links of their own."""
     for ranks in groups:
-        levels = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
-        level = levels.pop()
-        inside = hardware.inside(level)
-        apart = len({hardware.place(rank) // inside for rank in ranks}) == len(ranks)
-        if levels or not apart or hardware.links[level].shape != "fully_connected":
+        level, *more = {hardware.level(ranks[0], rank) for rank in ranks[1:]}
+        units = {hardware.place(rank) // hardware.inside(level) for rank in ranks}
+        if more or len(units) < len(ranks) or hardware.links[level].shape != "fully_connected":
             return False
     return True
 

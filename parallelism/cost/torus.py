@@ -13,8 +13,6 @@ Sources: Chan, Heimlich, Purkayastha and van de Geijn, *Collective communication
 interconnects* (2010); Austin et al., *How to Scale Your Model* (2025), for TPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 
@@ -43,8 +41,7 @@ def positions_on_torus(hardware: Hardware, group: tuple[int, ...]) -> Ints | Non
     whole = all(n in (1, extent) for n, extent in zip(spread, link.extents, strict=True))
     if not whole or len(np.unique(places // inside)) < len(group) or prod(spread) != len(group):
         return None
-    order = np.lexsort(coordinates[::-1])
-    return order.reshape([n for n in spread if n > 1])
+    return np.lexsort(coordinates[::-1]).reshape([n for n in spread if n > 1])
 
 
 def torus_phases(collective: str, grid: Ints) -> Phases:

@@ -1,7 +1,5 @@
 """Degradations of a hardware: a straggler, a link with a fault."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from parallelism.hardware import fields as checked

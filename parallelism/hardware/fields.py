@@ -63,11 +63,9 @@ def whole_number(field: str, value: Any, *, least: int = 1, most: int | None = N
 
 def text(field: str, value: Any, most: int = 80) -> str:
     """A checked text of one printable line."""
-    wanted = f"{field} must be a line of 1 to {most} printable characters"
-    if not isinstance(value, str):
-        raise TypeError(f"{wanted}; got {shown(value)}")
-    if not 0 < len(value) <= most or not value.isprintable():
-        raise ValueError(f"{wanted}; got {shown(value)}")
+    if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
+        error = ValueError if isinstance(value, str) else TypeError
+        raise error(f"{field} must be a line of 1 to {most} printable characters; got {shown(value)}")
     return value
 
 

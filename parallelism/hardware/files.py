@@ -4,8 +4,6 @@ The fields of a file are those of `Hardware`, `Link` and so on; every unit is in
 one `HardwareFileError` that says where, what was expected and what came.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,7 @@ from parallelism.hardware import fields as checked
 MOST_BYTES = 1 << 20
 
 Described = TypeVar("Described")
+Parts = Mapping[str, type[Any] | list[type[Any]]]
 
 
 class HardwareFileError(ValueError):
@@ -80,14 +79,20 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-def build(kind: type[Described], table: Any, path: str | PathLike[str], where: str = "") -> Described:
-    """A description of ``kind`` from a table of its fields; ``where`` it stands in the file, with a dot behind."""
+def build(
+    kind: type[Described], table: Any, path: str | PathLike[str], where: str = "", *, parts: Parts
+) -> Described:
+    """A description of ``kind`` from a table of its fields; ``where`` it stands in the file, with a dot behind.
+
+    ``parts`` says by the name of a field what is described there by a table, or by each of a list of tables.
+    """
     known = {field.name: field.default is MISSING and field.default_factory is MISSING
              for field in fields(kind)}  # type: ignore[arg-type]
     origin = f"{_printable(path)}: {where}"
     if not isinstance(table, dict):
         wanted = f"must be a table with {', '.join(known)}"
         raise HardwareFileError(f"{origin.removesuffix('.')} {wanted}; got {checked.shown(table)}")
+    built = {name: _part(entry, path, f"{where}{name}", parts.get(name), parts) for name, entry in table.items()}
     for name in table:
         if name not in known:
             close = checked.did_you_mean(name, known) or f"; the fields are {', '.join(known)}"
@@ -96,25 +101,20 @@ def build(kind: type[Described], table: Any, path: str | PathLike[str], where: s
         if required and name not in table:
             raise HardwareFileError(f"{origin}{name} is missing; the fields are {', '.join(known)}")
     try:
-        return kind(**table)
+        return kind(**built)
     except (ValueError, TypeError) as error:
         raise HardwareFileError(f"{origin}{error}") from None
 
 
-def build_each(
-    kind: type[Described], tables: Any, path: str | PathLike[str], where: str
-) -> tuple[Described, ...]:
-    """A description from each of a list of tables."""
-    if not isinstance(tables, list):
-        raise HardwareFileError(f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(tables)}")
-    return tuple(build(kind, table, path, f"{where}[{i}].") for i, table in enumerate(tables))
-
-
-def with_each(table: Any, field: str, kind: type[Described], path: str | PathLike[str], where: str) -> Any:
-    """The table with descriptions in place of the tables that it lists in a field, if it has the field."""
-    if not isinstance(table, dict) or field not in table:
-        return table
-    return {**table, field: build_each(kind, table[field], path, where)}
+def _part(
+    entry: Any, path: str | PathLike[str], where: str, kind: type[Any] | list[type[Any]] | None, parts: Parts
+) -> Any:
+    """What an entry of a table describes; the entry itself if ``kind`` is None."""
+    if not isinstance(kind, list):
+        return entry if kind is None else build(kind, entry, path, f"{where}.", parts=parts)
+    if not isinstance(entry, list):
+        raise HardwareFileError(f"{_printable(path)}: {where} must be a list of tables; got {checked.shown(entry)}")
+    return tuple(build(kind[0], table, path, f"{where}[{i}].", parts=parts) for i, table in enumerate(entry))
 
 
 def _printable(path: object) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
-from math import inf
+from math import inf, prod
 from operator import mul
 from os import PathLike
 from typing import Any, NamedTuple
@@ -38,6 +38,12 @@ ITEMSIZE = {
 """The dtypes that a rate can be given for, and the bytes of a number.  NumPy has not all of them."""
 
 MOST_DEVICES = 1 << 24
+
+_PARTS: hardware_files.Parts = {
+    "links": [Link], "pieces": [Piece], "collective_pieces": [Piece], "host": HostLink, "stragglers": [Straggler],
+    "faults": [LinkFault],
+}
+"""The descriptions in a file: a kind, or a list of one kind, by the name of the field."""
 
 Channel = tuple[int, int, int]
 """What messages share: (level, -1, port or link of that level), or (level, i, 0) for a link that fault i slows."""
@@ -88,18 +94,13 @@ class Hardware:
     sources: Mapping[str, str] = checked.Table({})
 
     def __post_init__(self) -> None:
-        name = checked.text("name", self.name)
-        seconds = {
-            field: checked.number(field, getattr(self, field), "of seconds")
-            for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds")
-        }
-        shares = {
-            field: checked.number(field, getattr(self, field), above=0, most=1)
-            for field in ("flops_efficiency", "memory_efficiency")
-        }
-        shares["memory_overlap"] = checked.number("memory_overlap", self.memory_overlap, most=1)
         values: dict[str, Any] = {
-            "name": name, **seconds, **shares,
+            "name": checked.text("name", self.name),
+            **{field: checked.number(field, getattr(self, field), "of seconds")
+               for field in ("kernel_launch_seconds", "flops_ramp_seconds", "memory_ramp_seconds")},
+            **{field: checked.number(field, getattr(self, field), above=0, most=1)
+               for field in ("flops_efficiency", "memory_efficiency")},
+            "memory_overlap": checked.number("memory_overlap", self.memory_overlap, most=1),
             "flops_per_second": checked.numbers(
                 "flops_per_second", self.flops_per_second, ITEMSIZE, "of flops a second", what="rates by dtype",
                 least=1),
@@ -136,10 +137,7 @@ class Hardware:
 
     # -- where it comes from -------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def presets() -> tuple[str, ...]:
-        """The names of the presets."""
-        return hardware_files.presets()
+    presets = staticmethod(hardware_files.presets)
 
     @classmethod
     def preset(cls, name: str) -> Hardware:
@@ -148,12 +146,12 @@ class Hardware:
         >>> Hardware.preset("dgx-a100:2").devices
         16
         """
-        names = hardware_files.presets()
+        names = cls.presets()
         known, colon, extents = name.partition(":")
         if known not in names:
             close = checked.did_you_mean(known, names) or f"; there is {', '.join(names)}"
             raise ValueError(f"no hardware {checked.shown(name)}{close}")
-        found = cls._of_fields(hardware_files.read_preset(known), known)
+        found = hardware_files.build(cls, hardware_files.read_preset(known), known, parts=_PARTS)
         if not colon:
             return found
         sides = extents.lower().split("x")
@@ -165,7 +163,7 @@ class Hardware:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Hardware:
         """A file, in TOML or JSON.  Raises `HardwareFileError`, a ``ValueError``, that says what is wrong with it."""
-        return cls._of_fields(hardware_files.read(path), path)
+        return hardware_files.build(cls, hardware_files.read(path), path, parts=_PARTS)
 
     @classmethod
     def of_host(cls, devices: int | None = None) -> Hardware | None:
@@ -199,20 +197,6 @@ class Hardware:
             return cls.load(hardware)
         raise TypeError(f"hardware must be a Hardware, a preset's name or a file; got {checked.shown(hardware)}")
 
-    @classmethod
-    def _of_fields(cls, document: dict[str, Any], path: str | PathLike[str]) -> Hardware:
-        table = dict(document)
-        if isinstance(table.get("links"), list):
-            for pieces in ("pieces", "collective_pieces"):
-                table["links"] = [hardware_files.with_each(link, pieces, Piece, path, f"links[{i}].{pieces}")
-                                  for i, link in enumerate(table["links"])]
-        for field, kind in (("links", Link), ("stragglers", Straggler), ("faults", LinkFault)):
-            if field in table:
-                table[field] = hardware_files.build_each(kind, table[field], path, field)
-        if "host" in table:
-            table["host"] = hardware_files.build(HostLink, table["host"], path, "host.")
-        return hardware_files.build(cls, table, path)
-
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the hardware as JSON, which `load` reads."""
         hardware_files.write(self, path)
@@ -242,10 +226,8 @@ class Hardware:
         """
         if set(mesh.axes_of(tuple(order))) != set(mesh.axes):
             raise ValueError(f"order must name every axis of {mesh!r}; got {tuple(order)}")
-        placement = [0] * mesh.size
-        for place, rank in enumerate(mesh.group(0, tuple(order))):
-            placement[rank] = place
-        return self.placed(placement)
+        rank_at = mesh.group(0, tuple(order))
+        return self.placed(sorted(range(mesh.size), key=rank_at.__getitem__))
 
     def resized(self, *extents: int) -> Hardware:
         """The same with other extents of its outermost level: so many nodes, such a slice."""
@@ -282,11 +264,7 @@ class Hardware:
 
     def slowdown(self, rank: int | None) -> float:
         """The factor by which compute takes longer on a rank: 1 for all but stragglers."""
-        factor = 1.0
-        for straggler in self.stragglers:
-            if straggler.rank == rank:
-                factor *= straggler.factor
-        return factor
+        return prod((straggler.factor for straggler in self.stragglers if straggler.rank == rank), start=1.0)
 
     def inside(self, level: int) -> int:
         """How many devices are in a unit that a level joins: 1, then those of a node, and so on."""
@@ -331,8 +309,7 @@ class Hardware:
         >>> {axis: hardware.spans(Mesh(dp=4, tp=8), axis) for axis in ("dp", "tp")}
         {'dp': 'infiniband', 'tp': 'nvlink'}
         """
-        groups = mesh.groups(axes)
-        levels = [self.level(group[0], rank) for group in groups for rank in group[1:]]
+        levels = [self.level(group[0], rank) for group in mesh.groups(axes) for rank in group[1:]]
         return self.links[max(levels)].name if levels else None
 
     @cached_property

@@ -5,8 +5,6 @@ there is none).  Without the variable it is ``vcluster/host.json`` among the use
 or in ``~/.config`` (XDG Base Directory Specification 0.8).
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

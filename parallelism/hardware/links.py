@@ -14,8 +14,6 @@ SimGrid has them of MPI within a node (Clauss et al., *Single Node On-Line Simul
 2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +32,14 @@ MOST_ROUND = 4096
 SHAPES = ("switch", "ring", "torus", "fully_connected", "memory")
 
 Ints = NDArray[np.int64]
+
+
+class Uses(NamedTuple):
+    """What messages use of a level: how many hops each makes, and that message i goes over channel i of these pairs."""
+
+    distance: Ints
+    message: Ints
+    channel: Ints
 
 
 @dataclass(frozen=True)
@@ -170,14 +176,6 @@ def _pieces(field: str, pieces: Sequence[Piece], shape: str) -> tuple[Piece, ...
         begins = ", ".join(f"{piece.from_bytes:g}" for piece in found)
         raise ValueError(f"{field} must begin one after the other, by from_bytes; got {begins}")
     return found
-
-
-class Uses(NamedTuple):
-    """What messages use of a level: how many hops each makes, and that message i goes over channel i of these pairs."""
-
-    distance: Ints
-    message: Ints
-    channel: Ints
 
 
 @dataclass(frozen=True)

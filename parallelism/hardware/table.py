@@ -42,8 +42,8 @@ def rows(hardware: Hardware) -> list[Row]:
         rates = ", ".join(f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items())
         parts.append(("beside", rates))
     if hardware.placement:
-        places = ", ".join(map(str, hardware.placement[:16])) + ", ..." * (len(hardware.placement) > 16)
-        parts.append(("ranks at", places))
+        more = ", ..." * (len(hardware.placement) > 16)
+        parts.append(("ranks at", ", ".join(map(str, hardware.placement[:16])) + more))
     parts += [("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers]
     for fault in hardware.faults:
         source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))
@@ -61,8 +61,7 @@ def text(hardware: Hardware) -> str:
     """The table for a terminal."""
     lines_by_name = rows(hardware)
     width = max(len(name) for name, _ in lines_by_name)
-    head = hardware.name + (f": {hardware.title}" if hardware.title else "")
-    lines = [head]
+    lines = [_head(hardware)]
     for name, words in lines_by_name:
         first, *rest = wrap(words, WIDTH - width - 4, break_long_words=False) or [""]
         lines += [f"  {name:{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in rest)]
@@ -71,15 +70,16 @@ def text(hardware: Hardware) -> str:
 
 def html(hardware: Hardware) -> str:
     """The table for a notebook; names from outside are escaped."""
-    head = escape(hardware.name + (f": {hardware.title}" if hardware.title else ""))
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(words)}</td></tr>" for name, words in rows(hardware))
-    return f"<table><caption>{head}</caption>{cells}</table>"
+    return f"<table><caption>{escape(_head(hardware))}</caption>{cells}</table>"
+
+
+def _head(hardware: Hardware) -> str:
+    return f"{hardware.name}: {hardware.title}" if hardware.title else hardware.name
 
 
 def _joined(link: Link, unit: str) -> str:
     extents = "x".join(map(str, link.extents))
     ports = "" if link.ports is None else f", {link.ports} port{'s' * (link.ports > 1)} for each"
     shape = link.shape.replace("_", " ")
-    return (
-        f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, {given(link.bytes_per_second)}B/s{ports}"
-    )
+    return f"{extents} {unit}, {shape}: {given_seconds(link.latency_seconds)}, {given(link.bytes_per_second)}B/s{ports}"

@@ -24,7 +24,25 @@ Axes = str | tuple[str, ...] | None
 """Names of mesh axes: one, several (the first varies slowest), or None for all of them."""
 
 
-class MeshIndex(Mapping[str, int]):
+class _NumbersOfAxes:
+    """A number for each axis, in order: what a mesh and the coordinates of a rank consist of."""
+
+    __slots__ = ("_numbers",)
+    _numbers: dict[str, int]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._numbers.items()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return tuple(self._numbers.items()) == tuple(other._numbers.items())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{axis}={number}' for axis, number in self._numbers.items())})"
+
+
+class MeshIndex(_NumbersOfAxes, Mapping[str, int]):
     """The coordinates of one rank, one for each axis, in the order of the mesh.
 
     >>> index = MeshIndex(dp=1, tp=3)
@@ -32,36 +50,25 @@ class MeshIndex(Mapping[str, int]):
     (3, {'dp': 1, 'tp': 3})
     """
 
-    __slots__ = ("_coordinates",)
+    __slots__ = ()
 
     def __init__(self, **coordinates: int) -> None:
-        self._coordinates = coordinates
+        self._numbers = coordinates
 
     def __getitem__(self, axis: str) -> int:
         try:
-            return self._coordinates[axis]
+            return self._numbers[axis]
         except KeyError:
-            raise ValueError(f"no axis {axis!r} in {self!r}; the axes are {_names(self._coordinates)}") from None
+            raise ValueError(f"no axis {axis!r} in {self!r}; the axes are {_names(self._numbers)}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._coordinates)
+        return iter(self._numbers)
 
     def __len__(self) -> int:
-        return len(self._coordinates)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._coordinates.items()))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MeshIndex):
-            return NotImplemented
-        return tuple(self._coordinates.items()) == tuple(other._coordinates.items())
-
-    def __repr__(self) -> str:
-        return f"MeshIndex({', '.join(f'{axis}={i}' for axis, i in self._coordinates.items())})"
+        return len(self._numbers)
 
 
-class Mesh:
+class Mesh(_NumbersOfAxes):
     """A grid of devices with named axes, outermost first; ranks are row-major.
 
     >>> mesh = Mesh(dp=2, tp=4)
@@ -74,35 +81,28 @@ class Mesh:
     ``ValueError`` for a size below 1, ``TypeError`` for a size that is not an integer.
     """
 
-    __slots__ = ("__dict__", "_extents")
+    __slots__ = ("__dict__",)
 
     def __init__(self, **extents: int) -> None:
         if not extents:
             raise ValueError("a mesh needs at least one axis, as in Mesh(dp=2, tp=4)")
-        checked: dict[str, int] = {}
-        for axis, extent in extents.items():
-            if isinstance(extent, bool) or not hasattr(extent, "__index__"):
-                raise TypeError(f"the size of axis {axis!r} must be an integer, got {extent!r}")
-            extent = extent.__index__()
-            if extent < 1:
-                raise ValueError(f"the size of axis {axis!r} must be at least 1, got {extent}")
-            checked[axis] = extent
-        self._extents = checked
+        self._numbers = {axis: checked_count(f"the size of axis {axis!r}", extent) for axis, extent in extents.items()}
+        self._groups_by_rank: dict[tuple[int, Axes], tuple[int, ...]] = {}
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The names of the axes, outermost first."""
-        return tuple(self._extents)
+        return tuple(self._numbers)
 
     @property
     def shape(self) -> Mapping[str, int]:
         """The size of each axis, in order; read-only."""
-        return MappingProxyType(self._extents)
+        return MappingProxyType(self._numbers)
 
     @cached_property
     def size(self) -> int:
         """The number of devices."""
-        return prod(self._extents.values())
+        return prod(self._numbers.values())
 
     def rank(self, index: MeshIndex | None = None, /, **coordinates: int) -> int:
         """The rank at these coordinates, given as a `MeshIndex` or by one keyword for every axis."""
@@ -111,7 +111,7 @@ class Mesh:
         for axis in coordinates:
             self._check_axis(axis)
         rank = 0
-        for axis, extent in self._extents.items():
+        for axis, extent in self._numbers.items():
             if axis not in coordinates:
                 given = _names(coordinates) or "none"
                 raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got {given}")
@@ -126,7 +126,7 @@ class Mesh:
         if not 0 <= rank < self.size:
             raise ValueError(f"{self!r} has ranks 0 to {self.size - 1}, got {rank}")
         coordinates = {}
-        for axis, extent in reversed(self._extents.items()):
+        for axis, extent in reversed(self._numbers.items()):
             rank, coordinates[axis] = divmod(rank, extent)
         return MeshIndex(**dict(reversed(coordinates.items())))
 
@@ -139,7 +139,7 @@ class Mesh:
             names = self.axes_of(axes)
             members = self._groups_by_rank[key] = tuple(
                 self.rank(**{**here, **dict(zip(names, place, strict=True))})
-                for place in product(*(range(self._extents[axis]) for axis in names))
+                for place in product(*(range(self._numbers[axis]) for axis in names))
             )
         return members
 
@@ -160,13 +160,9 @@ class Mesh:
 
     def _check_axis(self, axis: object) -> None:
         if not isinstance(axis, str):
-            raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._extents)}, got {axis!r}")
-        if axis not in self._extents:
-            raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._extents)}")
-
-    @cached_property
-    def _groups_by_rank(self) -> dict[tuple[int, Axes], tuple[int, ...]]:
-        return {}
+            raise TypeError(f"an axis of {self!r} must be one of the names {_names(self._numbers)}, got {axis!r}")
+        if axis not in self._numbers:
+            raise ValueError(f"{self!r} has no axis {axis!r}; its axes are {_names(self._numbers)}")
 
     def __iter__(self) -> Iterator[MeshIndex]:
         return (self.index(rank) for rank in range(self.size))
@@ -174,19 +170,8 @@ class Mesh:
     def __len__(self) -> int:
         return self.size
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mesh):
-            return NotImplemented
-        return tuple(self._extents.items()) == tuple(other._extents.items())
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._extents.items()))
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Mesh, **self._extents), ()
-
-    def __repr__(self) -> str:
-        return f"Mesh({', '.join(f'{axis}={extent}' for axis, extent in self._extents.items())})"
+        return partial(Mesh, **self._numbers), ()
 
     def draw(self) -> Drawing:
         """A picture of the ranks in their grid, in 80 columns.  ``print`` it, or display it in a notebook.
@@ -204,6 +189,21 @@ class Mesh:
 
     def _repr_html_(self) -> str:
         return self.draw().html
+
+
+def checked_count(name: str, value: int) -> int:
+    """A number of at least 1, called ``name`` in errors."""
+    number = checked_integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
+
+
+def checked_integer(name: str, value: int) -> int:
+    """``value``; ``TypeError`` unless it is an integer."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    return value.__index__()
 
 
 def _names(axes: Mapping[str, int]) -> str:

@@ -7,18 +7,13 @@
     dp=1     4     5     6     7
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import product
-from typing import TYPE_CHECKING
 
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
 from parallelism.display.drawing import folded, kept
-
-if TYPE_CHECKING:
-    from parallelism.mesh.mesh import Mesh
+from parallelism.mesh.mesh import Mesh
 
 _LABEL = 40
 """The largest width of a row's label that names axes; wider labels show only coordinates."""

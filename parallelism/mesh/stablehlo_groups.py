@@ -11,9 +11,9 @@ StableHLO's specification (*Grouping*) has four kinds of groups:
 The order inside a group is kept: gathers, scatters and reductions follow it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+
+from parallelism.mesh.mesh import checked_count, checked_integer
 
 RankGroups = tuple[tuple[int, ...], ...]
 
@@ -38,7 +38,8 @@ def replica_groups(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"the strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    replicas, partitions = _count("num_replicas", num_replicas), _count("num_partitions", num_partitions)
+    replicas = checked_count("num_replicas", num_replicas)
+    partitions = checked_count("num_partitions", num_partitions)
     kind, ids = {
         "cross_partition": ("partition", partitions), "flattened_ids": ("process", replicas * partitions),
     }.get(strategy, ("replica", replicas))
@@ -68,9 +69,10 @@ def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int
     for group in groups:
         if not hasattr(group, "__iter__"):
             raise TypeError(f"a group must be a sequence of {kind} ids, got {group!r} in groups={groups!r}")
-        members = tuple(_integer(f"a {kind} id", i) for i in group)
+        members = tuple(checked_integer(f"a {kind} id", i) for i in group)
         if not members:
-            raise ValueError(f"a group must have at least one {kind}, got an empty one in groups={_listed(groups)}")
+            raise ValueError(f"a group must have at least one {kind}, got an empty one in "
+                             f"groups={list(map(list, groups))}")
         for i in members:
             if not 0 <= i < ids:
                 raise ValueError(f"groups of {strategy} hold {kind} ids 0 to {ids - 1}, got {i} in {list(members)}")
@@ -82,22 +84,6 @@ def _checked(strategy: str, kind: str, groups: Sequence[Sequence[int]], ids: int
     missing = sorted(set(range(ids)) - set(seen))
     if complete and missing:
         raise ValueError(f"groups of {strategy} must name every {kind} of 0 to {ids - 1}; {missing[0]} is missing in "
-                         f"groups={_listed(groups)}")
+                         f"groups={list(map(list, groups))}")
     return tuple(checked)
 
-
-def _count(name: str, value: int) -> int:
-    number = _integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number
-
-
-def _integer(name: str, value: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    return value.__index__()
-
-
-def _listed(groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    return [list(group) for group in groups]

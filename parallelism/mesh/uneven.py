@@ -5,10 +5,9 @@ A dim is split axis by axis, outermost first.  Each part of n elements is split 
 slice, and removing it is a gather.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 
 @lru_cache(maxsize=4096)
@@ -32,7 +31,4 @@ def starts(sizes: Sequence[int]) -> tuple[int, ...]:
     >>> starts((3, 2, 2))
     (0, 3, 5, 7)
     """
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + size)
-    return tuple(places)
+    return tuple(accumulate(sizes, initial=0))

@@ -4,9 +4,7 @@ Numbered are the axes along which data may move, without those of extent 1.  On 
 adjacent in both layouts get one number together (a *bundle*), and axes that neither layout names get none.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from parallelism.mesh import Mesh
@@ -35,7 +33,9 @@ def bundles(source: TensorSharding, target: TensorSharding, mesh: Mesh, allowed:
         return tuple((axis,) for axis in axes)
     places = [_places(layout) for layout in (source, target)]
     groups: list[list[str]] = []
-    for axis in sorted((axis for axis in axes if any(axis in place for place in places)), key=_order(places)):
+    used = (axis for axis in axes if any(axis in place for place in places))
+    # Adjacent are axes that are adjacent in the first layout, else in the second.
+    for axis in sorted(used, key=lambda axis: [place.get(axis) or (-2, -2) for place in places]):
         if groups and all(_follows(place.get(axis), place.get(groups[-1][-1])) for place in places):
             groups[-1].append(axis)
         else:
@@ -50,11 +50,6 @@ Place = tuple[int, int] | None
 def _places(layout: TensorSharding) -> dict[str, Place]:
     partial: dict[str, Place] = dict.fromkeys(layout.partial, (-1, -1))
     return partial | {axis: (d, i) for d, dim in enumerate(layout.dims) for i, axis in enumerate(dim.axes)}
-
-
-def _order(places: Sequence[dict[str, Place]]) -> Callable[[str], list[tuple[int, int]]]:
-    """A sort key that makes axes adjacent if they are adjacent in the first layout, else in the second."""
-    return lambda axis: [place.get(axis) or (-2, -2) for place in places]
 
 
 def _follows(place: Place, other: Place) -> bool:
@@ -79,8 +74,8 @@ def state_of(layout: TensorSharding, axes: Bundles) -> State:
 
 def layout_of(state: State, op: str, axes: Bundles) -> TensorSharding:
     """A state as a layout; ``op`` is its pending reduction, if there is one."""
-    dims = (names_of(numbers, axes) for numbers in state.dims)
-    return TensorSharding(*dims, partial=names_of(state.partial, axes), op=op)
+    return TensorSharding(
+        *(names_of(numbers, axes) for numbers in state.dims), partial=names_of(state.partial, axes), op=op)
 
 
 def names_of(numbers: Axes, axes: Bundles) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ a dim under a layout are its different non-empty intervals; layouts with the sam
 which piece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.memoized import memoized
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 
@@ -40,29 +39,23 @@ class Blocks:
         places = iter(np.indices(flat, np.int64).reshape(len(flat), self.size))
         self._places = [tuple((factor, next(places)) for factor in axis) for axis in self.factors]
         """For each axis, pairs of an extent and the coordinates of all ranks along it."""
-        self._intervals: dict[tuple[int, Axes], tuple[ByRank, ByRank]] = {}
-        self._split_by: dict[Axes, tuple[int, ...]] = {}
-        self._splits: dict[tuple[int, Axes], int] = {}
-        self._pieces: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         self._numbers: dict[Any, int] = {}
-        self._largest: dict[tuple[int, Axes], int] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:                  # without what is remembered
+        return Blocks, (self.shape, self.factors)
+
+    @memoized
     def interval(self, extent: int, axes: Axes) -> tuple[ByRank, ByRank]:
         """The start and the end of each rank's part of a dim of ``extent``: two arrays of shape ``(ranks,)``."""
-        interval = self._intervals.get((extent, axes))
-        if interval is None:
-            if not axes:
-                start = np.zeros(self.size, np.int64)
-                interval = start, start + extent
-            else:
-                interval = self.interval(extent, axes[:-1])
-                for factor, here in self._places[axes[-1]]:
-                    start, stop = interval
-                    least, more = np.divmod(stop - start, factor)
-                    start = start + here * least + np.minimum(here, more)
-                    interval = start, start + least + (here < more)
-            self._intervals[extent, axes] = interval
-        return interval
+        if not axes:
+            start = np.zeros(self.size, np.int64)
+            return start, start + extent
+        start, stop = self.interval(extent, axes[:-1])
+        for factor, here in self._places[axes[-1]]:
+            least, more = np.divmod(stop - start, factor)
+            start = start + here * least + np.minimum(here, more)
+            stop = start + least + (here < more)
+        return start, stop
 
     def sizes(self, dims: Dims) -> ByRank:
         """The number of elements that each rank holds."""
@@ -138,17 +131,15 @@ class Blocks:
                 number = number * factor + here
         return number
 
+    @memoized
     def pieces(self, extent: int, axes: Axes) -> int:
         """A number that identifies the pieces of a dim: equal for equal pieces."""
-        number = self._splits.get((extent, axes))
-        if number is None:
-            number = self._splits[extent, axes] = self._pieces_of(extent, axes)[0]
-        return number
+        return self._pieces_of(extent, self._factors(axes))[0]
 
+    @memoized
     def has_empty(self, extent: int, axes: Axes) -> bool:
         """Whether some rank has an empty part of a dim."""
-        factors = self._factors(axes)
-        return self._pieces_of(extent, axes)[1] < prod(factors)
+        return self._pieces_of(extent, self._factors(axes))[1] < self.count(axes)
 
     def count(self, axes: Axes) -> int:
         """The number of ranks in a group along the axes."""
@@ -168,37 +159,28 @@ class Blocks:
 
     def largest(self, dims: Dims) -> int:
         """The number of elements of the largest block."""
-        size = 1
-        known = self._largest
-        for part in zip(self.shape, dims, strict=True):
-            extent = known.get(part)
-            if extent is None:
-                extent, axes = part
-                for factor in self._factors(axes):
-                    extent = -(-extent // factor)
-                known[part] = extent
-            size *= extent
-        return size
+        return prod(map(self._longest, self.shape, dims))
 
+    @memoized
+    def _longest(self, extent: int, axes: Axes) -> int:
+        """The extent of the longest piece of a dim."""
+        for factor in self._factors(axes):
+            extent = -(-extent // factor)
+        return extent
+
+    @memoized
     def _factors(self, axes: Axes) -> tuple[int, ...]:
-        factors = self._split_by.get(axes)
-        if factors is None:
-            factors = self._split_by[axes] = tuple(factor for axis in axes for factor in self.factors[axis])
-        return factors
+        return tuple(factor for axis in axes for factor in self.factors[axis])
 
-    def _pieces_of(self, extent: int, axes: Axes) -> tuple[int, int]:
+    @memoized
+    def _pieces_of(self, extent: int, factors: tuple[int, ...]) -> tuple[int, int]:
         """The identifying number of the pieces of a dim, and their count."""
-        factors = self._factors(axes)
-        pieces = self._pieces.get((extent, factors))
-        if pieces is None:
-            count = prod(factors)
-            if extent % count == 0 and extent:
-                key: Any = extent, count
-            else:
-                sizes = split_sizes(extent, factors)
-                cuts = tuple(place for place, size in zip(starts(sizes), sizes, strict=False) if size)
-                count = len(cuts)
-                even = count and extent % count == 0 and all(cut == i * (extent // count) for i, cut in enumerate(cuts))
-                key = (extent, count) if even else (extent, cuts)
-            pieces = self._pieces[extent, factors] = self._numbers.setdefault(key, len(self._numbers)), count
-        return pieces
+        count = prod(factors)
+        key: Any = extent, count
+        if extent % count or not extent:
+            sizes = split_sizes(extent, factors)
+            cuts = tuple(place for place, size in zip(starts(sizes), sizes, strict=False) if size)
+            count = len(cuts)
+            even = count and extent % count == 0 and cuts == tuple(range(0, extent, extent // count))
+            key = extent, count if even else cuts
+        return self._numbers.setdefault(key, len(self._numbers)), count

@@ -5,12 +5,11 @@ masks, and other layouts of the same blocks.  *Permute* connects all layouts of 
 (`parallelism.resharding.permutations`), so each class is expanded only once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from parallelism.memoized import memoized
 from parallelism.resharding.blocks import Blocks
 from parallelism.resharding.moves import (
     State,
@@ -62,7 +61,7 @@ class Reach:
         self._hideable = axes if self._reduces else ()
         """The axes that masks may make partial.  Two axes reduced together may reach layouts that one by one cannot."""
         self._permutations = Permutations(blocks, partial=self._reduces)
-        self._fits: dict[State, bool] = {}
+        self._examined = 0
 
     # -- single moves --------------------------------------------------------------------------------------------------
 
@@ -74,14 +73,13 @@ class Reach:
         )
         return (Leg(kind, state, after) for kind, after in moves if self.fits(after))
 
+    @memoized
     def fits(self, state: State) -> bool:
         """Whether no rank holds more than the bound."""
-        fits = self._fits.get(state)
-        if fits is None:
-            if len(self._fits) > self._limit:
-                raise NoWay
-            fits = self._fits[state] = self._blocks.largest(state.dims) <= self._bound
-        return fits
+        if self._examined > self._limit:
+            raise NoWay
+        self._examined += 1
+        return self._blocks.largest(state.dims) <= self._bound
 
     def _onward(self, state: State) -> list[State]:
         """The layouts that local moves reach from ``state``."""
@@ -93,12 +91,9 @@ class Reach:
 
     def _successors(self, state: State) -> Iterator[tuple[str, State]]:
         """The layouts that one communication reaches from ``state``, without permutations."""
-        for after in gathers(state):
-            yield "all_gather", after
-        for after in exchanges(state):
-            yield "all_to_all", after
-        if state.partial:
-            yield from reductions(state)
+        yield from (("all_gather", after) for after in gathers(state))
+        yield from (("all_to_all", after) for after in exchanges(state))
+        yield from reductions(state)
         if self._exchange and set(self.goal.partial).issuperset(state.partial):
             yield "exchange", State(self.goal.dims, state.partial)
 

@@ -5,9 +5,8 @@ parts are laid one after the other in a flat array and travel so; each rank know
 comes from whom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -36,19 +35,17 @@ def called(step: ReshardingStep, rank: int, dtype: np.dtype[Any]) -> MemberCall:
     """What `run_step` calls, with flat arrays, for a step that moves blocks of several dims, or permutes them."""
     group = step.mesh.group(rank, step.axes)
     mine = _block(step.before, step, rank)
-    flat = (prod(_shape(mine)),)
+    flat = (_size(mine),)
     match step.kind:
         case "all_gather":
             return MemberCall("all_gather", dtype, flat)
         case "permute":
-            donors = [step.donors[member] for member in group]
-            pairs = tuple((group.index(d), i) for i, d in enumerate(donors) if d != group[i])
-            return MemberCall("permute", dtype, flat, pairs=pairs)
-        case "reduce_scatter":
-            sizes = tuple(prod(_shape(_block(step.after, step, member))) for member in group)
-            return MemberCall("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", dtype, flat, sizes=sizes)
-    given = (_common(mine, _block(step.after, step, member)) for member in group)
-    return MemberCall("all_to_all", dtype, flat, sizes=tuple(prod(_shape(part)) for part in given))
+            return MemberCall("permute", dtype, flat, pairs=_pairs(step, group))
+    parts = _blocks(step.after, step, group)
+    if step.kind == "reduce_scatter":
+        sizes = tuple(map(_size, parts))
+        return MemberCall("reduce_scatter" if len(set(sizes)) == 1 else "all_to_all", dtype, flat, sizes=sizes)
+    return MemberCall("all_to_all", dtype, flat, sizes=tuple(_size(_common(mine, part)) for part in parts))
 
 
 def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = False) -> Array:
@@ -94,15 +91,12 @@ def _all_gather(device: Device, step: ReshardingStep, x: Array) -> Array:
     shrunk = step.shrunk
     if len(shrunk) == 1:
         return np.asarray(device.all_gather(x, step.axes, dim=shrunk[0]))
-    whole = _block(step.after, step, device.rank)
-    parts = [_block(step.before, step, rank) for rank in device.group(step.axes)]
-    return _unpacked(device.all_gather(x.reshape(-1), step.axes), parts, whole)
+    parts = _blocks(step.before, step, device.group(step.axes))
+    return _unpacked(device.all_gather(x.reshape(-1), step.axes), parts, _block(step.after, step, device.rank))
 
 
 def _permute(device: Device, step: ReshardingStep, x: Array) -> Array:
-    group = device.group(step.axes)
-    pairs = [(group.index(step.donors[rank]), i) for i, rank in enumerate(group) if step.donors[rank] != rank]
-    received = device.permute(x, pairs, step.axes)
+    received = device.permute(x, _pairs(step, device.group(step.axes)), step.axes)
     if step.donors[device.rank] != device.rank:
         return np.asarray(received)
     shape = _shape(_block(step.after, step, device.rank))
@@ -114,8 +108,8 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
     if len(grown) == 1:
         return np.asarray(device.reduce_scatter(x, step.axes, dim=grown[0], op=op))
     whole, mine = _block(step.before, step, device.rank), _shape(_block(step.after, step, device.rank))
-    parts = [_block(step.after, step, rank) for rank in device.group(step.axes)]
-    sizes = [prod(_shape(part)) for part in parts]
+    parts = _blocks(step.after, step, device.group(step.axes))
+    sizes = list(map(_size, parts))
     packed = _packed(x, parts, whole)
     if len(set(sizes)) == 1:
         rows = packed.reshape(len(sizes), sizes[0])
@@ -127,10 +121,10 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
 def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
     group = device.group(step.axes)
     mine, wanted = _block(step.before, step, device.rank), _block(step.after, step, device.rank)
-    given = [_common(mine, _block(step.after, step, rank)) for rank in group]
-    taken = [_common(wanted, _block(step.before, step, rank)) for rank in group]
-    sizes = [prod(_shape(part)) for part in given]
-    return _unpacked(device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=sizes), taken, wanted)
+    given = [_common(mine, block) for block in _blocks(step.after, step, group)]
+    taken = [_common(wanted, block) for block in _blocks(step.before, step, group)]
+    flat = device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=list(map(_size, given)))
+    return _unpacked(flat, taken, wanted)
 
 
 _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {
@@ -143,7 +137,16 @@ _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {
 }
 
 
+def _pairs(step: ReshardingStep, group: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The positions between which a permutation moves blocks in a group: (source, target)."""
+    return tuple((group.index(step.donors[rank]), i) for i, rank in enumerate(group) if step.donors[rank] != rank)
+
+
 # -- blocks and their parts --------------------------------------------------------------------------------------------
+
+
+def _blocks(layout: TensorSharding, step: ReshardingStep, ranks: Sequence[int]) -> list[Block]:
+    return [_block(layout, step, rank) for rank in ranks]
 
 
 def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
@@ -152,6 +155,10 @@ def _block(layout: TensorSharding, step: ReshardingStep, rank: int) -> Block:
 
 def _shape(block: Block) -> tuple[int, ...]:
     return tuple(piece.stop - piece.start for piece in block)
+
+
+def _size(block: Block) -> int:
+    return prod(_shape(block))
 
 
 def _common(a: Block, b: Block) -> Block:
@@ -173,9 +180,6 @@ def _packed(x: Array, parts: Sequence[Block], whole: Block) -> Array:
 def _unpacked(flat: Any, parts: Sequence[Block], whole: Block) -> Array:
     """A block from its parts."""
     result = np.empty(_shape(whole), flat.dtype)
-    place = 0
-    for part in parts:
-        shape = _shape(part)
-        result[_inside(part, whole)] = flat[place : place + prod(shape)].reshape(shape)
-        place += prod(shape)
+    for part, place in zip(parts, accumulate(map(_size, parts), initial=0), strict=False):
+        result[_inside(part, whole)] = flat[place : place + _size(part)].reshape(_shape(part))
     return result

@@ -15,8 +15,6 @@ tensor is replicated over it.  Axes of extent 1 are left out.
 of whole blocks can do.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -34,11 +32,7 @@ class State(NamedTuple):
     @property
     def used(self) -> int:
         """The axes that split a dim or are partial, as bits."""
-        bits = 0
-        for axes in (*self.dims, self.partial):
-            for axis in axes:
-                bits |= 1 << axis
-        return bits
+        return sum(1 << axis for axes in (*self.dims, self.partial) for axis in axes)
 
 
 def slices(state: State, axes: int) -> tuple[State, ...]:

@@ -3,11 +3,9 @@
 The layouts of a *class* have the same pieces of every dim, on equally many ranks, and equally many terms.
 """
 
-from __future__ import annotations
+from itertools import chain, combinations, permutations
 
-from collections.abc import Iterator
-from itertools import combinations
-
+from parallelism.memoized import memoized
 from parallelism.resharding.blocks import Axes, Blocks, Dims
 from parallelism.resharding.moves import State
 
@@ -33,47 +31,34 @@ class Permutations:
         if self._axes > MOST_AXES:
             raise NoWay
         self._partial = partial
-        self._classes: dict[State, Class] = {}
-        self._members: dict[Class, list[State]] = {}
-        self._alike: dict[State, list[State]] = {}
-        self._splits: dict[int, dict[int, list[tuple[Axes, int]]]] = {}
 
+    @memoized
     def class_of(self, state: State) -> Class:
         """The key of the class of a layout."""
-        key = self._classes.get(state)
-        if key is None:
-            terms = self._blocks.count(state.partial)
-            key = self._classes[state] = (*self._blocks.class_of(state.dims), terms)
-        return key
+        return *self._blocks.class_of(state.dims), self._blocks.count(state.partial)
 
-    def members(self, kind: Class) -> list[State]:
-        """All layouts of a class."""
-        states = self._members.get(kind)
-        if states is None:
-            states = self._members[kind] = list(self._of_class(kind))
-            self._classes.update(dict.fromkeys(states, kind))
-        return states
-
+    @memoized
     def alike(self, state: State) -> list[State]:
         """The layouts that give every rank the same block.  There may be several if some block is empty."""
-        same = self._alike.get(state)
-        if same is not None:
-            return same
         blocks = self._blocks
         if self._axes > MOST_AXES_ALIKE or not any(map(blocks.has_empty, blocks.shape, state.dims)):
-            same = self._alike[state] = []
-        else:
-            groups: dict[tuple[bytes, Axes], list[State]] = {}
-            for member in self.members(self.class_of(state)):
-                groups.setdefault((blocks.signature(member.dims), member.partial), []).append(member)
-            for group in groups.values():
-                self._alike.update(dict.fromkeys(group, group))
-            same = self._alike[state]
-        return same
+            return []
+        return self._with_equal_blocks(self.class_of(state))[blocks.signature(state.dims), state.partial]
 
-    def _of_class(self, kind: Class) -> Iterator[State]:
+    @memoized
+    def _with_equal_blocks(self, kind: Class) -> dict[tuple[bytes, Axes], list[State]]:
+        """The layouts of a class, by the blocks and the terms that they give the ranks."""
+        groups: dict[tuple[bytes, Axes], list[State]] = {}
+        for member in self.members(kind):
+            groups.setdefault((self._blocks.signature(member.dims), member.partial), []).append(member)
+        return groups
+
+    @memoized
+    def members(self, kind: Class) -> list[State]:
+        """All layouts of a class."""
         *pieces, copies, terms = kind
         blocks = self._blocks
+        states: list[State] = []
         choices: list[tuple[Dims, int]] = [((), 0)]
         for extent, wanted in zip(blocks.shape, pieces, strict=True):
             fitting = self._by_pieces(extent)[wanted]
@@ -84,29 +69,21 @@ class Permutations:
             free = tuple(axis for axis in range(self._axes) if not used >> axis & 1)
             if blocks.count(free) == copies:
                 partial = self._choices(free, terms)
-                yield from (State(dims, chosen) for dims, bits in choices if bits == used for chosen in partial)
+                states += (State(dims, chosen) for dims, bits in choices if bits == used for chosen in partial)
+        return states
 
     def _choices(self, free: Axes, terms: int) -> list[Axes]:
         """The choices of partial axes that give this number of terms."""
         if not self._partial:
             return [()]
-        sizes = range(len(free) + 1)
-        return [chosen for n in sizes for chosen in combinations(free, n) if self._blocks.count(chosen) == terms]
+        chosen = chain.from_iterable(combinations(free, n) for n in range(len(free) + 1))
+        return [axes for axes in chosen if self._blocks.count(axes) == terms]
 
+    @memoized
     def _by_pieces(self, extent: int) -> dict[int, list[tuple[Axes, int]]]:
         """All splits of a dim of ``extent``, as axes and as bits, by the number of the pieces that they give."""
-        splits = self._splits.get(extent)
-        if splits is None:
-            splits = self._splits[extent] = {}
-            for axes in _arrangements(tuple(range(self._axes))):
-                bits = sum(1 << axis for axis in axes)
-                splits.setdefault(self._blocks.pieces(extent, axes), []).append((axes, bits))
+        splits: dict[int, list[tuple[Axes, int]]] = {}
+        for axes in chain.from_iterable(permutations(range(self._axes), n) for n in range(self._axes + 1)):
+            bits = sum(1 << axis for axis in axes)
+            splits.setdefault(self._blocks.pieces(extent, axes), []).append((axes, bits))
         return splits
-
-
-def _arrangements(axes: Axes) -> Iterator[Axes]:
-    """All ordered selections of the axes."""
-    yield ()
-    for i, axis in enumerate(axes):
-        for rest in _arrangements(axes[:i] + axes[i + 1:]):
-            yield (axis, *rest)

@@ -81,8 +81,7 @@ class ReshardingStep:
             case "all_reduce":
                 elements = blocks.sizes(before.dims)
                 least, more = np.divmod(elements, group)
-                pieces = least + (blocks.index(axes) < more)
-                received = (group - 2) * pieces + elements
+                received = (group - 2) * (least + (blocks.index(axes) < more)) + elements
             case "permute":
                 received = blocks.moved(before, after)
             case _:
@@ -199,10 +198,9 @@ class ReshardingPlan:
         return step.kind, f"over {', '.join(step.axes)}" if step.axes else "", step.moved, shapes, received
 
     def _repr_html_(self) -> str:
-        head, *_ = str(self).splitlines()
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in self._row(step)) for step in self.steps)
         rows = "".join(f"<tr>{row}</tr>" for row in cells) or "<tr><td>nothing moves</td></tr>"
-        return f"<table><caption>{escape(head)}</caption>{rows}</table>"
+        return f"<table><caption>{escape(str(self).splitlines()[0])}</caption>{rows}</table>"
 
 
 def plan_resharding(
@@ -244,7 +242,7 @@ def plan_resharding(
             raise ValueError("give either cost= or hardware= to plan a resharding, got both")
         cost = _seconds_on(hardware)
     if cost is None:
-        return _plan(source, target, extents, kind, mesh, names)
+        return _remembered(source, target, extents, kind, mesh, names)
     return _planned(source, target, extents, kind, mesh, names, cost)
 
 
@@ -274,56 +272,38 @@ def _checked(
     return layout.over(len(shape))
 
 
-@lru_cache(4096)
-def _plan(
-    source: TensorSharding, target: TensorSharding, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names
-) -> ReshardingPlan:
-    return _planned(source, target, shape, dtype, mesh, names, None)
-
-
 def _planned(
     source: TensorSharding, target: TensorSharding, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names,
-    cost: Cost | None,
+    cost: Cost | None = None,
 ) -> ReshardingPlan:
-    planner = _Planner(source, target, shape, dtype.itemsize, mesh, names)
-    return ReshardingPlan(source, target, shape, dtype, mesh, planner.steps(cost))
+    """Convert the layouts to states, search, and convert the legs to steps."""
+    axes = bundles(source, target, mesh, names)
+    blocks = blocks_of(shape, mesh, axes)
+
+    def step_of(leg: Leg) -> ReshardingStep:
+        before, after = (layout_of(state, source.op, axes) for state in (leg.before, leg.after))
+        return ReshardingStep(
+            leg.kind, names_of(leg_axes(leg, blocks), axes), before, after, shape, dtype.itemsize, mesh)
+
+    first, last = state_of(source, axes), state_of(target, axes)
+    if not blocks.elements:
+        legs = [] if first == last else [Leg("slice", first, last)]
+    else:
+        # A mask for another operation, or for a source that is not partial, comes last.
+        goal = last if source.op == target.op and first.partial else State(last.dims)
+        price = None if cost is None else lambda leg: cost(step_of(leg))
+        legs = cheapest_route(blocks, first, goal, limit=MOST_LAYOUTS, price=price)
+        if goal != last:
+            legs.append(Leg("slice", goal, last))
+        legs = _merged(blocks, legs)
+    steps = list(map(step_of, legs))
+    if steps:
+        steps[0] = replace(steps[0], before=source)
+        steps[-1] = replace(steps[-1], after=target)
+    return ReshardingPlan(source, target, shape, dtype, mesh, tuple(steps))
 
 
-class _Planner:
-    """The planner of one resharding: it converts layouts to states, searches, and converts the legs to steps."""
-
-    def __init__(
-        self, source: TensorSharding, target: TensorSharding, shape: Shape, itemsize: int, mesh: Mesh, allowed: Names
-    ) -> None:
-        self.source, self.target = source, target
-        self.shape, self.itemsize, self.mesh = shape, itemsize, mesh
-        self.axes = bundles(source, target, mesh, allowed)
-        self.blocks = blocks_of(shape, mesh, self.axes)
-
-    def steps(self, cost: Cost | None) -> tuple[ReshardingStep, ...]:
-        first, last = state_of(self.source, self.axes), state_of(self.target, self.axes)
-        same_op = self.source.op == self.target.op
-        if not self.blocks.elements:
-            legs = [] if first == last else [Leg("slice", first, last)]
-        else:
-            # A mask for another operation, or for a source that is not partial, comes last.
-            goal = last if same_op and first.partial else State(last.dims)
-            price = None if cost is None else lambda leg: cost(self._step(leg))
-            legs = cheapest_route(self.blocks, first, goal, limit=MOST_LAYOUTS, price=price)
-            if goal != last:
-                legs.append(Leg("slice", goal, last))
-            legs = _merged(self.blocks, legs)
-        steps = [self._step(leg) for leg in legs]
-        for i, (leg, step) in enumerate(zip(legs, steps, strict=True)):
-            before = self.source if leg is legs[0] else step.before
-            after = self.target if leg is legs[-1] else step.after
-            steps[i] = replace(step, before=before, after=after)
-        return tuple(steps)
-
-    def _step(self, leg: Leg) -> ReshardingStep:
-        axes = names_of(leg_axes(leg, self.blocks), self.axes)
-        before, after = (layout_of(state, self.source.op, self.axes) for state in (leg.before, leg.after))
-        return ReshardingStep(leg.kind, axes, before, after, self.shape, self.itemsize, self.mesh)
+_remembered = lru_cache(4096)(_planned)
 
 
 _MERGED = ("slice", "all_gather", "all_reduce", "reduce_scatter")
@@ -343,8 +323,7 @@ def _merged(blocks: Blocks, legs: Sequence[Leg]) -> list[Leg]:
 
 def _local_bytes(layout: TensorSharding, shape: Shape, itemsize: int, mesh: Mesh) -> tuple[int, ...]:
     names = singles(mesh)
-    sizes = blocks_of(shape, mesh, names).sizes(state_of(layout, names).dims) * itemsize
-    return tuple(sizes.tolist())
+    return tuple((blocks_of(shape, mesh, names).sizes(state_of(layout, names).dims) * itemsize).tolist())
 
 
 def _by(shape: Shape) -> str:

@@ -1,14 +1,7 @@
 """Seconds of the steps of a resharding plan on a hardware."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from parallelism.cost import Costs
-
-if TYPE_CHECKING:
-    from parallelism.resharding.plan import ReshardingStep
+from parallelism.resharding.plan import ReshardingStep
 
 
 def move_seconds(costs: Costs, step: ReshardingStep) -> float:
@@ -23,18 +16,7 @@ def move_seconds(costs: Costs, step: ReshardingStep) -> float:
     for group in step.mesh.groups(step.axes):
         most, size = max(received[rank] for rank in group), len(group)
         if size > 1:
-            collective, share = _MOVES[step.kind]
-            longest = max(longest, costs.collective(collective, most / share(size), group).seconds)
+            share = (2 if step.kind == "all_reduce" else 1) * ((size - 1) / size)
+            collective = "all_to_all" if step.kind == "exchange" else step.kind
+            longest = max(longest, costs.collective(collective, most / share, group).seconds)
     return longest
-
-
-def _others(size: int) -> float:
-    return (size - 1) / size
-
-
-_MOVES: dict[str, tuple[str, Callable[[int], float]]] = {
-    "all_gather": ("all_gather", _others), "all_to_all": ("all_to_all", _others),
-    "reduce_scatter": ("reduce_scatter", _others), "exchange": ("all_to_all", _others),
-    "all_reduce": ("all_reduce", lambda size: 2 * _others(size)),
-}
-"""The collective that a step runs, and the part of the payload that each member of a group receives."""

@@ -9,10 +9,9 @@ An *exchange*, in which each rank gets its missing elements from all others, is 
 goal.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -38,24 +37,18 @@ def cheapest_route(
     With ``price``, the cost of a communication, it is the route with the smallest sum of prices.
     """
     for exchange in (False, True):
-        try:
-            return _Routes(blocks, Reach(blocks, source, target, limit, exchange=exchange)).cheapest(price)
-        except NoWay:
-            continue
+        with suppress(NoWay):
+            reach = Reach(blocks, source, target, limit, exchange=exchange)
+            return _fewest_elements(blocks, reach) if price is None else _least_price(reach, price)
     return _straight(source, target)
 
 
 def _straight(source: State, target: State) -> list[Leg]:
     """A route of a reduction and an exchange, for meshes with too many layouts to search for a better one."""
-    legs = []
     reduced = State(source.dims, tuple(axis for axis in source.partial if axis in target.partial))
     arrived = State(target.dims, reduced.partial)
-    if reduced != source:
-        legs.append(Leg("all_reduce", source, reduced))
-    legs.append(Leg("exchange", reduced, arrived))
-    if arrived != target:
-        legs.append(Leg("slice", arrived, target))
-    return legs
+    legs = Leg("all_reduce", source, reduced), Leg("exchange", reduced, arrived), Leg("slice", arrived, target)
+    return [leg for leg in legs if leg.kind == "exchange" or leg.before != leg.after]
 
 
 def _received(blocks: Blocks, leg: Leg, common: int) -> int:
@@ -73,89 +66,79 @@ def _received(blocks: Blocks, leg: Leg, common: int) -> int:
     return held - common
 
 
-class _Routes:
-    """The search for the cheapest route within a `Reach`."""
+def _fewest_elements(blocks: Blocks, reach: Reach) -> list[Leg]:
+    """A* along the routes on which every communication comes closer to the goal."""
+    remaining = reach.remaining()
 
-    def __init__(self, blocks: Blocks, reach: Reach) -> None:
-        self._blocks = blocks
-        self._reach = reach
+    def onward(state: State, spent: int, done: set[State]) -> Iterator[tuple[Leg, int, int]]:
+        left = remaining[state]
+        legs = [
+            leg for leg in reach.legs(state)
+            if leg.after not in done and remaining.get(leg.after) == (left if leg.kind == "slice" else left - 1)
+        ]
+        if legs:
+            common = blocks.overlap(state.dims, [leg.after.dims for leg in legs]).sum(axis=1).tolist()
+            least = _least(blocks, reach.goal, [leg.after for leg in legs])
+            for leg, same, more in zip(legs, common, least, strict=True):
+                total = spent + (_received(blocks, leg, same) << _LEGS_BITS) + 1
+                yield leg, total, total + (more << _LEGS_BITS)
 
-    def cheapest(self, price: LegPrice | None) -> list[Leg]:
-        return self._fewest_elements(self._reach.remaining()) if price is None else self._least_price(price)
+    return _best_first(reach, 0, onward)
 
-    def _fewest_elements(self, remaining: dict[State, int]) -> list[Leg]:
-        """A* along the routes on which every communication comes closer to the goal."""
-        def onward(state: State, spent: int, done: set[State]) -> Iterator[tuple[Leg, int, int]]:
-            left = remaining[state]
-            legs = [
-                leg for leg in self._reach.legs(state)
-                if leg.after not in done and remaining.get(leg.after) == (left if leg.kind == "slice" else left - 1)
-            ]
-            if legs:
-                common = self._blocks.overlap(state.dims, [leg.after.dims for leg in legs]).sum(axis=1).tolist()
-                least = self._least([leg.after for leg in legs])
-                for leg, same, more in zip(legs, common, least, strict=True):
-                    total = spent + (_received(self._blocks, leg, same) << _LEGS_BITS) + 1
-                    yield leg, total, total + (more << _LEGS_BITS)
 
-        return self._best_first(0, onward)
+def _least(blocks: Blocks, goal: State, states: list[State]) -> Iterable[int]:
+    """A lower bound of the elements that must be received after each state; all of them while it is partial.
 
-    def _least(self, states: list[State]) -> Iterable[int]:
-        """A lower bound of the elements that must be received after each state; all of them while it is partial.
+    For a partial goal this may overestimate, because a rank whose term is dropped need not receive it.  So the bound is
+    0 on small meshes.
+    """
+    if goal.partial and len(blocks.extents) <= MOST_AXES_EXACT:
+        return [0] * len(states)
+    held = blocks.held(goal.dims)
+    common = blocks.overlap(goal.dims, [state.dims for state in states]).sum(axis=1).tolist()
+    return [held - (0 if state.partial else same) for state, same in zip(states, common, strict=True)]
 
-        For a partial goal this may overestimate, because a rank whose term is dropped need not receive it.  So the
-        bound is 0 on small meshes.
-        """
-        goal = self._reach.goal
-        if goal.partial and len(self._blocks.extents) <= MOST_AXES_EXACT:
-            return [0] * len(states)
-        held = self._blocks.held(goal.dims)
-        common = self._blocks.overlap(goal.dims, [state.dims for state in states]).sum(axis=1).tolist()
-        return [held - (0 if state.partial else same) for state, same in zip(states, common, strict=True)]
 
-    def _least_price(self, price: LegPrice) -> list[Leg]:
-        """Dijkstra's algorithm over all layouts that fit; a cost is the price and the number of legs."""
-        def onward(
-            state: State, spent: tuple[float, int], done: set[State]
-        ) -> Iterator[tuple[Leg, tuple[float, int], tuple[float, int]]]:
-            for leg in self._reach.legs(state):
-                if leg.after not in done:
-                    total = spent[0] + (0.0 if leg.kind == "slice" else price(leg)), spent[1] + 1
-                    yield leg, total, total
+def _least_price(reach: Reach, price: LegPrice) -> list[Leg]:
+    """Dijkstra's algorithm over all layouts that fit; a cost is the price and the number of legs."""
+    def onward(
+        state: State, spent: tuple[float, int], done: set[State]
+    ) -> Iterator[tuple[Leg, tuple[float, int], tuple[float, int]]]:
+        for leg in reach.legs(state):
+            if leg.after not in done:
+                total = spent[0] + (0.0 if leg.kind == "slice" else price(leg)), spent[1] + 1
+                yield leg, total, total
 
-        return self._best_first((0.0, 0), onward)
+    return _best_first(reach, (0.0, 0), onward)
 
-    def _best_first(
-        self, nothing: Any, onward: Callable[[State, Any, set[State]], Iterator[tuple[Leg, Any, Any]]]
-    ) -> list[Leg]:
-        """The legs from the source to the goal, expanding the layout with the smallest bound first.
 
-        ``onward(layout, cost, done)`` has the legs to layouts that are not done, each with the cost after it and a
-        lower bound of the cost at the goal.  ``nothing`` is the cost at the source.
-        """
-        order = count()
-        waiting = [(nothing, next(order), self._reach.source)]
-        reached = {self._reach.source: nothing}
-        came: dict[State, Leg] = {}
-        done: set[State] = set()
-        while waiting:
-            _, _, state = heapq.heappop(waiting)
-            if state == self._reach.goal:
-                return self._route(came)
-            if state in done:
-                continue
-            done.add(state)
-            for leg, total, bound in onward(state, reached[state], done):
-                if leg.after not in reached or total < reached[leg.after]:
-                    reached[leg.after] = total
-                    came[leg.after] = leg
-                    heapq.heappush(waiting, (bound, next(order), leg.after))
-        raise NoWay
+def _best_first(
+    reach: Reach, nothing: Any, onward: Callable[[State, Any, set[State]], Iterator[tuple[Leg, Any, Any]]]
+) -> list[Leg]:
+    """The legs from the source to the goal, expanding the layout with the smallest bound first.
 
-    def _route(self, came: dict[State, Leg]) -> list[Leg]:
-        legs: list[Leg] = []
-        state = self._reach.goal
-        while state != self._reach.source:
-            legs.append(came[state])
-            state = came[state].before
-        return legs[::-1]
+    ``onward(layout, cost, done)`` has the legs to layouts that are not done, each with the cost after it and a lower
+    bound of the cost at the goal.  ``nothing`` is the cost at the source.
+    """
+    order = count()
+    waiting = [(nothing, next(order), reach.source)]
+    reached = {reach.source: nothing}
+    came: dict[State, Leg] = {}
+    done: set[State] = set()
+    while waiting:
+        _, _, state = heapq.heappop(waiting)
+        if state == reach.goal:
+            legs: list[Leg] = []
+            while state != reach.source:
+                legs.append(came[state])
+                state = came[state].before
+            return legs[::-1]
+        if state in done:
+            continue
+        done.add(state)
+        for leg, total, bound in onward(state, reached[state], done):
+            if leg.after not in reached or total < reached[leg.after]:
+                reached[leg.after] = total
+                came[leg.after] = leg
+                heapq.heappush(waiting, (bound, next(order), leg.after))
+    raise NoWay

@@ -9,78 +9,130 @@ Nothing is evaluated.  A text that cannot be read raises one ``ValueError`` with
 mistake.  The result is plain: a list of dims as `TensorSharding` takes them, the partial axes, and the operation.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
+from typing import Any, NamedTuple, NoReturn
 
-from parallelism.sharding.tokens import Tokens
+from parallelism.sharding.partial import OPS
 
 Dim = tuple[str, ...] | EllipsisType
+Pending = tuple[tuple[str, ...], str]
+"""The partial axes, and the pending reduction."""
 Parsed = tuple[list[Dim], tuple[str, ...], str]
 """The dims, the partial axes, and the pending reduction."""
 
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<dots>\.\.\.)|(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<quoted>'[^'\\]+'|"[^"\\]+")"""
+    r"""|(?P<mark>[][(){},=:-])|(?P<other>\S))"""
+)
 _SUBSCRIPT = re.compile(r"([A-Z])_(\w+)")
 _WORDS = {"shard": "S", "s": "S", "replicate": "R", "r": "R", "partial": "P", "p": "P"}
-_OPS = {"avg": None, "product": "prod"}
+_OP_NAMES = {"product": "prod"} | {op: op for op in OPS}
 
 
 def parse(text: str, mesh_axes: Sequence[str] | None) -> Parsed:
     """Read a layout.  ``mesh_axes`` are the axes of the mesh in order, or None if no mesh is known."""
     if not isinstance(text, str):
         raise TypeError(f"a layout must be given as text, got {text!r}")
-    return _Reader(text, mesh_axes).layout()
+    reader = _Reader(text, mesh_axes)
+    layout = reader.layout()
+    if reader.peek().kind != "end":
+        reader.wrong("the end")
+    return layout
 
 
-class _Reader(Tokens):
+class Token(NamedTuple):
+    kind: str
+    """dots, name, number, quoted (with its quotes), mark, end, or other."""
+    text: str
+    place: int
+
+
+class _Reader:
+    """A reader of a layout, token by token."""
+
     def __init__(self, text: str, mesh_axes: Sequence[str] | None) -> None:
-        super().__init__(text, "layout")
         self.mesh_axes = mesh_axes
+        self.text = text
+        self.tokens = self._split()
+        """All tokens; the last two have the kind "end"."""
+        self.at = 0
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    def _split(self) -> list[Token]:
+        tokens = []
+        for match in _TOKEN.finditer(self.text):
+            kind = match.lastgroup or ""
+            token = Token(kind, match[kind], match.start(kind))
+            if kind == "other" or not token.text.isprintable():
+                self.wrong("a name or a bracket" if kind == "other" else "a name that can be printed", token)
+            tokens.append(token)
+        end = Token("end", "", len(self.text.rstrip()))
+        return [*tokens, end, end]
+
+    def peek(self) -> Token:
+        """The next token."""
+        return self.tokens[self.at]
+
+    def take(self) -> Token:
+        """Return the next token and advance.  At the end it stays there."""
+        token = self.tokens[self.at]
+        self.at += token.kind != "end"
+        return token
+
+    def name(self, wanted: str) -> str:
+        """Return the next token, which must be a name, and advance."""
+        if self.peek().kind != "name":
+            self.wrong(wanted)
+        return self.take().text
+
+    def taken(self, *texts: str) -> bool:
+        """Take the next token if it has one of these texts."""
+        found = self.peek().text in texts
+        self.at += found
+        return found
+
+    def expect(self, text: str) -> None:
+        """Take the next token, which must have this text."""
+        if not self.taken(text):
+            self.wrong(repr(text))
+
+    def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
+        """Raise ``ValueError``: ``wanted`` was expected in place of the next token, or of ``token``."""
+        token = token or self.peek()
+        actual = "the end" if token.kind == "end" else repr(token.text)
+        raise ValueError(
+            f"{self.text!r} is not a layout: expected {wanted} at position {token.place}, got {actual}")
 
     # -- the whole text ------------------------------------------------------------------------------------------------
 
     def layout(self) -> Parsed:
-        first = self.peek()
+        first, second = self.tokens[:2]
         if first.kind == "end":
             self.wrong("a layout, as [x, None]")
-        if first.kind == "name" and self.tokens[1].text == "(":
+        if first.kind == "name" and second.text == "(":
             if first.text != "TensorSharding":
-                self.wrong("TensorSharding, or a layout without a name in front", first)
+                self.wrong("TensorSharding, or a layout without a name in front")
+            return self.constructor()
+        if first.kind == "name" and second.text == "[":
             self.take()
-            return self.whole(self.constructor())
-        if first.kind == "name" and self.tokens[1].text == "[":
-            self.take()
-            return self.whole(self.subscripts("]"))
+            return self.subscripts("]")
         if self.has_placements():
-            return self.whole(self.placements())
-        if first.text != "[":
-            if self.has_axes():
-                return self.whole(self.with_options(self.entries("")))
-            return self.whole(self.subscripts(""))
-        if self.has_subscripts():
-            return self.whole(self.subscripts("]"))
-        self.take()
-        return self.whole(self.with_options(self.entries("]")))
-
-    def whole(self, layout: Parsed) -> Parsed:
-        if self.peek().kind != "end":
-            self.wrong("the end")
-        return layout
-
-    def has_axes(self) -> bool:
-        """Whether a text without brackets lists axes."""
-        return any(token.text in ("None", "(", "=") or token.kind == "quoted" for token in self.tokens)
+            return self.placements()
+        if first.text == "[":
+            return self.subscripts("]") if self.has_subscripts() else self.in_brackets("]")
+        has_axes = any(token.text in ("None", "(", "=") or token.kind == "quoted" for token in self.tokens)
+        return self.in_brackets("") if has_axes else self.subscripts("")
 
     def has_placements(self) -> bool:
         names = [(token.text, after.text) for token, after in zip(self.tokens, self.tokens[1:], strict=False)]
         if any(name.lower() in _WORDS and mark == "(" for name, mark in names):
             return True
         words = [token.text for token in self.tokens if token.kind == "name"]
-        mesh_axes = self.mesh_axes or ()
         return bool(words) and self.mesh_axes is not None and all(
-            word in ("R", "P", "Replicate", "Partial") and word not in mesh_axes for word in words
-        )
+            word in {"R", "P", "Replicate", "Partial"} - {*self.mesh_axes} for word in words)
 
     def has_subscripts(self) -> bool:
         """Whether some word in the brackets is a dim with a subscript, and not an axis."""
@@ -91,155 +143,127 @@ class _Reader(Tokens):
             for token, after in zip(self.tokens[:end], self.tokens[1:], strict=False)
         )
 
+    def items(self, *ends: str) -> Iterator[int]:
+        """Go through a list up to one of ``ends``, which is not taken; "" is the end of the text.
+
+        The items are counted from 0.  The caller reads each of them, up to the comma behind it.
+        """
+        count = 0
+        while self.peek().text not in ends:
+            yield count
+            count += 1
+            if not self.taken(","):
+                return
+
     # -- axes in brackets ----------------------------------------------------------------------------------------------
 
     def constructor(self) -> Parsed:
+        self.take()
         self.expect("(")
-        dims = self.entries(")", inside=True)
-        options = self.options(")")
+        dims = self.entries(")")
+        pending = self.options(")")
         self.expect(")")
-        return dims, *options
+        return dims, *pending
 
-    def with_options(self, dims: list[Dim]) -> Parsed:
-        if self.peek().text == "{":
-            return dims, *self.unreduced()
-        return dims, *self.options("")
+    def in_brackets(self, end: str) -> Parsed:
+        dims = self.enclosed(self.entries, end)
+        return dims, *(self.unreduced() if self.peek().text == "{" else self.options(""))
 
-    def entries(self, end: str, *, inside: bool = False) -> list[Dim]:
-        """Read dims up to ``end``, and ``end`` itself unless options follow ``inside``.  "" is the end of the text."""
-        dims: list[Dim] = []
-        while self.peek().text != end and not self.is_option():
-            dims.append(self.entry())
-            if not self.comma(end):
-                break
-        if not inside and end:
-            self.expect(end)
+    def enclosed(self, read: Callable[[str], list[Dim]], end: str) -> list[Dim]:
+        """Read dims in brackets; without brackets if ``end`` is "", the end of the text."""
+        if not end:
+            return read(end)
+        self.expect("[")
+        dims = read(end)
+        self.expect(end)
         return dims
 
-    def entry(self) -> Dim:
-        token = self.peek()
-        if token.kind == "dots":
-            self.take()
-            return ...
-        return self.axes("an axis, None, ... or a tuple of axes")
+    def entries(self, end: str) -> list[Dim]:
+        """Read dims up to ``end``, or to an option."""
+        dims: list[Dim] = []
+        for _ in self.items(end):
+            if self.peek().kind == "name" and self.tokens[self.at + 1].text == "=":
+                break
+            dims.append(... if self.taken("...") else self.axes("an axis, None, ... or a tuple of axes"))
+        return dims
 
     def axes(self, wanted: str = "an axis or a tuple of axes") -> tuple[str, ...]:
         """Read None, one axis, or several axes in parentheses."""
-        token = self.peek()
-        if token.text == "(":
-            self.take()
-            names = []
-            while self.peek().text != ")":
-                names.append(self.axis("an axis or )"))
-                if not self.comma(")"):
-                    break
+        if self.taken("("):
+            names = tuple(self.axis("an axis or )") for _ in self.items(")"))
             self.expect(")")
-            return tuple(names)
-        if token.text == "None" or (token.text == "-" and token.kind == "mark"):
-            self.take()
-            return ()
-        return (self.axis(wanted),)
+            return names
+        return () if self.taken("None", "-") else (self.axis(wanted),)
 
-    def axis(self, wanted: str = "an axis") -> str:
+    def axis(self, wanted: str) -> str:
         if self.peek().kind == "quoted":
             return self.take().text[1:-1]
         if self.peek().text == "None":
             self.wrong(wanted)
         return self.name(wanted)
 
-    def is_option(self) -> bool:
-        return self.peek().kind == "name" and self.tokens[self.at + 1].text == "="
-
-    def options(self, end: str) -> tuple[tuple[str, ...], str]:
+    def options(self, end: str) -> Pending:
         """Read ``partial=`` and ``op=``, in any order, up to ``end``."""
-        partial: tuple[str, ...] = ()
-        op = "sum"
-        seen: set[str] = set()
-        while self.peek().text != end and self.peek().kind != "end":
+        given: dict[str, Any] = {}
+        while self.peek().text not in (end, ""):
             token = self.peek()
-            name = self.name("partial= or op=")
-            if name not in ("partial", "op") or name in seen:
+            if self.name("partial= or op=") not in {"partial", "op"} - given.keys():
                 self.wrong("partial= or op=, each once", token)
-            seen.add(name)
             self.expect("=")
-            if name == "partial":
-                partial = self.axes()
-            else:
-                op = self.op()
-            self.comma(end)
-        return partial, op
+            given[token.text] = self.axes() if token.text == "partial" else self.op()
+            self.taken(",")
+        return given.get("partial", ()), given.get("op", "sum")
 
     def op(self) -> str:
         token = self.peek()
-        name = self.axis("sum, prod, max or min")
-        op = _OPS.get(name, name)
-        if op not in ("sum", "prod", "max", "min"):
-            self.wrong("sum, prod, max or min", token)
-        return op
+        return _OP_NAMES.get(self.axis("sum, prod, max or min")) or self.wrong("sum, prod, max or min", token)
 
     # -- dims with subscripts ------------------------------------------------------------------------------------------
 
     def subscripts(self, end: str) -> Parsed:
-        if end:
-            self.expect("[")
-        dims: list[Dim] = []
-        while self.peek().text not in (end, "{"):
-            dims.append(self.dim())
-            if not self.comma(end):
-                break
-        if end:
-            self.expect(end)
+        dims = self.enclosed(lambda end: [self.dim() for _ in self.items(end, "{")], end)
         return dims, *self.unreduced()
 
     def dim(self) -> Dim:
         """Read a dim: ``I``, ``I_x`` or ``J_{y,z}``."""
-        if self.peek().kind == "dots":
-            self.take()
+        if self.taken("..."):
             return ...
         token = self.peek()
-        name = self.name("a dim, as I, I_x or J_{y,z}")
-        letters, underscore, axis = name.partition("_")
-        if not letters or (underscore and not axis and self.peek().text != "{"):
+        letters, underscore, axis = self.name("a dim, as I, I_x or J_{y,z}").partition("_")
+        braces = underscore and not axis
+        if not letters or (braces and self.peek().text != "{"):
             self.wrong("a dim, as I, I_x or J_{y,z}", token)
-        if underscore and not axis:
+        if braces:
             return self.braced()
         return self.known(axis) if axis else ()
 
     def braced(self) -> tuple[str, ...]:
         """Read axes in braces: ``{y,z}``."""
         self.expect("{")
-        axes: list[str] = []
-        while True:
-            axes += self.known(self.name("an axis"))
-            if not self.comma("}"):
-                break
+        axes = [axis for _ in self.items("}") for axis in self.known(self.name("an axis"))]
+        if not axes:
+            self.wrong("an axis")
         self.expect("}")
         return tuple(axes)
 
     def known(self, word: str) -> tuple[str, ...]:
         """The axes that a subscript names: the axis of this name, or in capitals ``X`` for x, ``XY`` for x and y."""
-        if not self.mesh_axes or word in self.mesh_axes:
+        axes = {axis.lower(): axis for axis in self.mesh_axes or ()}
+        parts = [word.lower()] if word.lower() in axes else list(word.lower())
+        if word in (self.mesh_axes or ()) or not axes.keys() >= set(parts):
             return (word,)
-        axes = {axis.lower(): axis for axis in self.mesh_axes}
-        if word.lower() in axes:
-            return (axes[word.lower()],)
-        letters = [letter.lower() for letter in word]
-        return tuple(axes[letter] for letter in letters) if set(letters) <= set(axes) else (word,)
+        return tuple(axes[part] for part in parts)
 
-    def unreduced(self) -> tuple[tuple[str, ...], str]:
+    def unreduced(self) -> Pending:
         """Read the pending reduction: ``{U_w}``, ``{U_{w,v}}``, ``{U_w: max}``, or nothing."""
-        if self.peek().text != "{":
+        if not self.taken("{"):
             return (), "sum"
-        self.take()
         token = self.peek()
         name = self.name("U_ and an axis")
         if not name.startswith("U_"):
             self.wrong("U_ and an axis", token)
         axes = self.known(name[2:]) if name[2:] else self.braced()
-        op = "sum"
-        if self.peek().text == ":":
-            self.take()
-            op = self.op()
+        op = self.op() if self.taken(":") else "sum"
         self.expect("}")
         return axes, op
 
@@ -247,64 +271,53 @@ class _Reader(Tokens):
 
     def placements(self) -> Parsed:
         """Read placements: entry i of ``[S(0), R, P(sum)]`` belongs to axis i of the mesh."""
-        end = {"[": "]", "(": ")"}.get(self.take().text)
-        if end is None:
-            self.at = 0
-            self.wrong("[ or (")
+        first = self.take()
+        end = {"[": "]", "(": ")"}.get(first.text) or self.wrong("[ or (", first)
         if self.mesh_axes is None:
             raise ValueError(f"{self.text!r} has one placement for each axis of a mesh, so the mesh is needed to read "
                              f"it: parse(text, mesh)")
         dims: dict[int, list[str]] = {}
         partial: list[str] = []
         ops: set[str] = set()
-        count = 0
-        while self.peek().text != end:
-            if count == len(self.mesh_axes):
-                self.wrong(f"{end} after {count} placements, one for each axis of the mesh")
-            axis = self.mesh_axes[count]
-            count += 1
+        axes = list(self.mesh_axes)
+        count = len(axes)
+        for number in self.items(end):
+            if not axes:
+                self.wrong(f"{end} after {number} placements, one for each axis of the mesh")
+            axis = axes.pop(0)
             token = self.peek()
-            kind = _WORDS.get(self.name("S(dim), R or P(op)").lower())
-            if kind == "S":
-                dims.setdefault(self.placed_dim(), []).append(axis)
-            elif kind == "P":
-                partial.append(axis)
-                ops.add(self.placed_op())
-                if len(ops) > 1:
-                    self.wrong(f"one operation for all partial axes, not {' and '.join(sorted(ops))}", token)
-            elif kind == "R":
-                if self.peek().text == "(":
-                    self.take()
-                    self.expect(")")
-            else:
-                self.wrong("S(dim), R or P(op)", token)
-            if not self.comma(end):
-                break
-        if count < len(self.mesh_axes):
-            self.wrong(f"{len(self.mesh_axes)} placements, one for each axis of the mesh, not {count}")
+            match _WORDS.get(self.name("S(dim), R or P(op)").lower()):
+                case "S":
+                    dims.setdefault(self.placed_dim(), []).append(axis)
+                case "P":
+                    partial.append(axis)
+                    ops.add(self.placed_op())
+                    if len(ops) > 1:
+                        self.wrong(f"one operation for all partial axes, not {' and '.join(sorted(ops))}", token)
+                case "R":
+                    if self.taken("("):
+                        self.expect(")")
+                case _:
+                    self.wrong("S(dim), R or P(op)", token)
+        if axes:
+            self.wrong(f"{count} placements, one for each axis of the mesh, not {count - len(axes)}")
         self.expect(end)
         entries: list[Dim] = [tuple(dims.get(d, ())) for d in range(max(dims, default=-1) + 1)]
         return [*entries, ...], tuple(partial), ops.pop() if ops else "sum"
 
     def placed_dim(self) -> int:
         self.expect("(")
-        if self.peek().text == "dim":
-            self.take()
+        if self.taken("dim"):
             self.expect("=")
-        token = self.peek()
+        token = self.take()
         if token.kind != "number" or len(token.text) > 2:
-            self.wrong("the number of a dim, counted from 0")
-        self.take()
+            self.wrong("the number of a dim, counted from 0", token)
         self.expect(")")
         return int(token.text)
 
     def placed_op(self) -> str:
-        if self.peek().text != "(":
+        if not self.taken("("):
             return "sum"
-        self.take()
-        if self.peek().text == ")":
-            self.take()
-            return "sum"
-        op = self.op()
+        op = "sum" if self.peek().text == ")" else self.op()
         self.expect(")")
         return op

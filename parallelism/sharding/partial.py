@@ -4,8 +4,6 @@ A partial tensor is a list of terms, one on each member of a group.  Its value i
 order.  The dtype is kept: bools are summed by *or* and multiplied by *and*, as by NumPy's ``+`` and ``*``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,13 +34,9 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
         raise ValueError(f"a {op} of {dtype} cannot be pending")
     if op in ("sum", "prod"):
         return int(op == "prod")
-    lowest = op == "max"
-    if kind == "b":
-        return not lowest
-    if kind == "f":
-        return -np.inf if lowest else np.inf
-    limits = np.iinfo(dtype)
-    return int(limits.min if lowest else limits.max)
+    limits: dict[str, tuple[Any, Any]] = {"b": (False, True), "f": (-np.inf, np.inf)}
+    lowest, highest = limits[kind] if kind in limits else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return lowest if op == "max" else highest
 
 
 def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -55,6 +49,4 @@ def combine(op: str, terms: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def device_op(op: str, dtype: np.dtype[Any]) -> str:
     """The ``op=`` of a collective that keeps the dtype.  A collective's sum of bools would be an integer."""
-    if dtype.kind == "b":
-        return {"sum": "or", "prod": "and"}.get(op, op)
-    return op
+    return {"sum": "or", "prod": "and"}.get(op, op) if dtype.kind == "b" else op

@@ -9,18 +9,13 @@
     down: dim 0 over x; across: dim 1 over y
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from parallelism.display import MOST_HTML, MOST_ROWS, WIDTH, Drawing
 from parallelism.display.drawing import folded, kept
-
-if TYPE_CHECKING:
-    from parallelism.mesh import Mesh
-    from parallelism.sharding.tensor_sharding import TensorSharding
+from parallelism.mesh import Mesh
+from parallelism.sharding.tensor_sharding import TensorSharding
 
 _MOST_COLUMNS = 16
 _CELL = 22
@@ -46,11 +41,7 @@ def drawing(
     names = [f"dim {d} over {', '.join(sharding.dims[d].axes)}" if sharding.dims[d].axes else f"dim {d}, whole"
              for d in drawn]
     intervals = [sorted({(p[d].start, p[d].stop) for p in places if p[d].stop > p[d].start}) for d in drawn]
-    rows, columns = [(0, 1)], [(0, 1)]
-    if len(drawn) == 2:
-        rows, columns = intervals
-    elif drawn:
-        columns = intervals[0]
+    rows, columns = ([[(0, 1)]] * 2 + intervals)[-2:]
     cells: dict[tuple[Interval, Interval], dict[int, list[int]]] = {}
     empty = []
     for rank, place in enumerate(places):
@@ -64,29 +55,26 @@ def drawing(
         [tuple(tuple(ranks) for _, ranks in sorted(cells.get((row, column), {}).items())) for column in columns]
         for row in rows
     ]
+    whole = "x".join(map(str, shape)) or "a scalar"
     row_labels = [f"{a}:{b}" for a, b in rows] if len(drawn) == 2 else [""]
     column_labels = [f"{a}:{b}" for a, b in columns] if drawn else [""]
-    notes = _notes(sharding, mesh, drawn, empty)
-    caption = f"{sharding.short()} of {_shape(shape)} on {mesh!r}"
-    return Drawing(
-        _text(caption, names, row_labels, column_labels, grid, sharding.op, notes),
-        _html(caption, names, row_labels, column_labels, grid, sharding.op, notes),
-    )
+    parts = (f"{sharding.short()} of {whole} on {mesh!r}", names, row_labels, column_labels, grid, sharding.op,
+             _notes(sharding, drawn, empty))
+    return Drawing(_text(*parts), _html(*parts))
 
 
 def _drawn_dims(sharding: TensorSharding, dims: Sequence[int] | None) -> list[int]:
     ndim = len(sharding.dims)
     if dims is None:
-        split = [d for d in range(ndim) if sharding.dims[d].axes]
-        others = [d for d in range(ndim) if d not in split]
-        return sorted((split + others)[:2])
+        split_first = sorted(range(ndim), key=lambda d: not sharding.dims[d].axes)
+        return sorted(split_first[:2])
     drawn = [d.__index__() for d in dims]
     if not 1 <= len(drawn) <= 2 or len(set(drawn)) < len(drawn) or not all(0 <= d < ndim for d in drawn):
         raise ValueError(f"a drawing shows one or two dims of 0 to {ndim - 1}, got dims={list(dims)}")
     return drawn
 
 
-def _notes(sharding: TensorSharding, mesh: Mesh, drawn: Sequence[int], empty: Sequence[int]) -> list[str]:
+def _notes(sharding: TensorSharding, drawn: Sequence[int], empty: Sequence[int]) -> list[str]:
     notes = [
         f"dim {d} is split over {', '.join(dim.axes)}, too: a cell lists all ranks that hold a part of it"
         for d, dim in enumerate(sharding.dims) if dim.axes and d not in drawn
@@ -94,8 +82,8 @@ def _notes(sharding: TensorSharding, mesh: Mesh, drawn: Sequence[int], empty: Se
     if sharding.partial:
         notes.append(f"a {sharding.op} over {', '.join(sharding.partial)} is pending")
     if empty:
-        notes.append(f"{'rank' if len(empty) == 1 else 'ranks'} {_ranks(empty, 50)} "
-                     f"{'holds' if len(empty) == 1 else 'hold'} nothing")
+        one = len(empty) == 1
+        notes.append(f"{'rank' if one else 'ranks'} {_ranks(empty, 50)} {'holds' if one else 'hold'} nothing")
     return notes
 
 
@@ -146,16 +134,14 @@ def _text(
                 break
             columns = kept(len(column_labels), len(columns) - 1)
         if names:
-            lines.append("")
-            lines.append(" " * (margin + 2) + " ".join(f" {head:^{n}} " for head, n in zip(heads, widths, strict=True)))
+            heading = " ".join(f" {head:^{n}} " for head, n in zip(heads, widths, strict=True))
+            lines += ["", " " * (margin + 2) + heading]
         lines.append(_rule(margin, widths, "┌┬┐"))
-        for number, (i, cell_row) in enumerate(zip(rows, cells, strict=True)):
-            if number:
-                lines.append(_rule(margin, widths, "├┼┤"))
+        for i, cell_row in zip(rows, cells, strict=True):
             label = "…" if i is None else row_labels[i]
             body = "│".join(f" {cell:<{n}} " for cell, n in zip(cell_row, widths, strict=True))
-            lines.append(f"{label:>{margin}} │{body}│")
-        lines.append(_rule(margin, widths, "└┴┘"))
+            lines += [f"{label:>{margin}} │{body}│", _rule(margin, widths, "├┼┤")]
+        lines[-1] = _rule(margin, widths, "└┴┘")
         if names:
             lines.append("; ".join(
                 f"{'down' if len(names) == 2 and d == 0 else 'across'}: {name}" for d, name in enumerate(names)
@@ -180,18 +166,15 @@ def _html(
     head = "".join(f"<th>{'…' if j is None else escape(column_labels[j])}</th>" for j in columns)
     body = ""
     for i in rows:
-        cells = ""
-        for j in columns:
-            if i is None or j is None:
-                cells += "<td>…</td>"
-                continue
-            hue = (i * len(column_labels) + j) * 137 % 360      # Neighbouring cells get very different hues.
-            cells += (f'<td style="background:hsl({hue},55%,88%);color:#000;text-align:center">'
-                      f"{escape(_cell(grid[i][j], op, 60))}</td>")
+        cells = "".join(
+            "<td>…</td>" if i is None or j is None else _html_cell(grid[i][j], i * len(column_labels) + j, op)
+            for j in columns)
         body += f"<tr><th>{'…' if i is None else escape(row_labels[i])}</th>{cells}</tr>"
     notes_html = "".join(f"<br>{escape(text)}" for text in [*names, *notes])
-    return (f"<table><caption>{escape(caption)}{notes_html}</caption><tr><th></th>{head}</tr>{body}</table>")
+    return f"<table><caption>{escape(caption)}{notes_html}</caption><tr><th></th>{head}</tr>{body}</table>"
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) if shape else "a scalar"
+def _html_cell(cell: Cell, number: int, op: str) -> str:
+    hue = number * 137 % 360                    # Neighbouring cells get very different hues.
+    style = f"background:hsl({hue},55%,88%);color:#000;text-align:center"
+    return f'<td style="{style}">{escape(_cell(cell, op, 60))}</td>'

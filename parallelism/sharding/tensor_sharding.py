@@ -15,8 +15,8 @@ Over a *partial* axis each member of a group holds one term of the pending reduc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ class DimSharding:
         return f"DimSharding({', '.join(map(repr, self.axes))})"
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False)
 class TensorSharding:
     """The layout of a tensor: a `DimSharding` for each dim, and the pending reduction.
 
@@ -80,10 +80,11 @@ class TensorSharding:
     """The given dims, without the ``...``."""
     ellipsis: int | None
     """The index in `dims` before which the ``...`` stands; None if there is none."""
-    partial: tuple[str, ...]
+    partial: tuple[str, ...] = field(compare=False)
     """The axes over which a reduction is pending."""
     op: str
     """The pending reduction; ``sum`` if nothing is pending."""
+    _unordered_partial: frozenset[str]
 
     def __init__(
         self, *dims: str | Sequence[str] | DimSharding | EllipsisType | None,
@@ -105,9 +106,9 @@ class TensorSharding:
                     raise ValueError(f"axis {axis!r} is used twice, by {used[axis]} and by {where}: an axis splits one "
                                      f"dim of a tensor once, or is partial")
                 used[axis] = where
-        for name, value in (("dims", named), ("ellipsis", places[0] if places else None), ("partial", pending),
-                            ("op", op if pending else "sum")):
-            object.__setattr__(self, name, value)
+        vars(self).update(
+            dims=named, ellipsis=places[0] if places else None, partial=pending, op=op if pending else "sum",
+            _unordered_partial=frozenset(pending))
 
     @classmethod
     def replicated(cls, ndim: int) -> TensorSharding:
@@ -157,10 +158,10 @@ class TensorSharding:
             return self
         if given > ndim or self.ellipsis is None:
             least = "at least " if self.ellipsis is not None else ""
-            raise ValueError(f"{self!r} has {least}{given} {_dims(given)}, the tensor has {ndim}")
+            raise ValueError(f"{self!r} has {least}{given} dim{'s' * (given != 1)}, the tensor has {ndim}")
         whole = [DimSharding()] * (ndim - given)
-        dims = [*self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :]]
-        return TensorSharding(*dims, partial=self.partial, op=self.op)
+        return TensorSharding(
+            *self.dims[: self.ellipsis], *whole, *self.dims[self.ellipsis :], partial=self.partial, op=self.op)
 
     def local_shape(self, shape: Sequence[int], mesh: Mesh, rank: int) -> Shape:
         """The shape of the shard of ``rank``, for a tensor of ``shape``."""
@@ -168,8 +169,7 @@ class TensorSharding:
 
     def slices(self, shape: Sequence[int], mesh: Mesh, rank: int) -> tuple[slice, ...]:
         """The slices of the tensor that ``rank`` holds: its shard is ``x[sharding.slices(x.shape, mesh, rank)]``."""
-        extents, dims = self._checked(shape, mesh)
-        return _slices(extents, dims, mesh, rank)
+        return _slices(*self._checked(shape, mesh), mesh, rank)
 
     def groups(self, mesh: Mesh, dim: int) -> tuple[Shape, ...]:
         """The groups of ranks over which ``dim`` is split, each in the order of the pieces."""
@@ -222,16 +222,12 @@ class TensorSharding:
                 raise ValueError(f"the shards of one tensor must have one dtype; rank 0 has {dtype}, rank {rank} has "
                                  f"{array.dtype}")
         whole = np.empty(shape, dtype)
-        extents, dims = self._checked(shape, mesh)
-        pending = self._partial_in_order(mesh)
+        dims, pending = self.over(len(shape)).dims, self._partial_in_order(mesh)
         for first in (group[0] for group in self.replica_groups(mesh)):
             group = mesh.group(first, pending)
             if group[0] == first:
-                block = _slices(extents, dims, mesh, first)
-                if len(group) == 1:
-                    whole[block] = arrays[first]
-                else:
-                    whole[block] = combine(self.op, [arrays[rank] for rank in group])
+                terms = [arrays[rank] for rank in group]
+                whole[_slices(shape, dims, mesh, first)] = combine(self.op, terms) if len(terms) > 1 else terms[0]
         return whole
 
     def global_shape(self, shapes: Mapping[int, Sequence[int]], mesh: Mesh) -> Shape:
@@ -285,43 +281,31 @@ class TensorSharding:
         """``ValueError`` for an axis that the mesh does not have."""
         for axis in (*self.axes, *self.partial):
             if axis not in mesh.shape:
-                known = ", ".join(map(repr, mesh.axes))
-                raise ValueError(f"{self!r} names axis {axis!r}, but the axes of {mesh!r} are {known}")
+                raise ValueError(f"{self!r} names axis {axis!r}, but the axes of {mesh!r} are "
+                                 f"{', '.join(map(repr, mesh.axes))}")
 
     def _partial_in_order(self, mesh: Mesh) -> tuple[str, ...]:
         return tuple(axis for axis in mesh.axes if axis in self.partial)
 
-    # -- equality and text ---------------------------------------------------------------------------------------------
+    # -- text ----------------------------------------------------------------------------------------------------------
 
-    def _key(self) -> tuple[Any, ...]:
-        return self.dims, self.ellipsis, frozenset(self.partial), self.op
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TensorSharding):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+    def _entries(self, word: Callable[[str], str]) -> list[str]:
+        entries = [_written(dim.axes, word) for dim in self.dims]
+        return entries if self.ellipsis is None else [*entries[:self.ellipsis], "...", *entries[self.ellipsis:]]
 
     def __repr__(self) -> str:
-        words = [_written(dim.axes) for dim in self.dims]
-        if self.ellipsis is not None:
-            words.insert(self.ellipsis, "...")
+        words = self._entries(repr)
         if self.partial:
-            words.append(f"partial={_written(self.partial)}")
+            words.append(f"partial={_written(self.partial, repr)}")
             if self.op != "sum":
                 words.append(f"op={self.op!r}")
         return f"TensorSharding({', '.join(words)})"
 
     def short(self) -> str:
         """The layout in brackets, ``[x, None] partial=y``; `parse` reads it, too."""
-        words = [_short(dim.axes) for dim in self.dims]
-        if self.ellipsis is not None:
-            words.insert(self.ellipsis, "...")
-        pending = f" partial={_short(self.partial)}" if self.partial else ""
-        op = f", op={self.op}" if self.partial and self.op != "sum" else ""
-        return f"[{', '.join(words)}]{pending}{op}"
+        pending = f" partial={_written(self.partial, str)}" if self.partial else ""
+        op = f", op={self.op}" if self.op != "sum" else ""
+        return f"[{', '.join(self._entries(str))}]{pending}{op}"
 
 
 @lru_cache(maxsize=4096)
@@ -338,13 +322,6 @@ def _slices(shape: Shape, dims: tuple[DimSharding, ...], mesh: Mesh, rank: int) 
     return tuple(pieces)
 
 
-def _dims(count: int) -> str:
-    return "dim" if count == 1 else "dims"
-
-
-def _written(axes: tuple[str, ...]) -> str:
-    return repr(axes) if len(axes) > 1 else repr(axes[0]) if axes else "None"
-
-
-def _short(axes: tuple[str, ...]) -> str:
-    return f"({', '.join(axes)})" if len(axes) > 1 else axes[0] if axes else "None"
+def _written(axes: tuple[str, ...], word: Callable[[str], str]) -> str:
+    words = ", ".join(map(word, axes)) or "None"
+    return f"({words})" if len(axes) > 1 else words

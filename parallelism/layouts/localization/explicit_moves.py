@@ -1,7 +1,5 @@
 """Explicit changes of layout: ``reshard`` ops are inserted so that each op has its inputs in the layouts it needs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 
@@ -41,8 +39,7 @@ class _Placed:
     def function(self) -> Function:
         for number, op in enumerate(self.whole.ops):
             if op.kind == "reshard":
-                value, = op.outputs
-                self._reshard(op.inputs[0], value, op)
+                self._reshard(op.inputs[0], op.outputs[0], op)
             else:
                 self._place(number, op)
         return replace(self.whole, ops=tuple(self.ops))
@@ -74,12 +71,11 @@ class _Placed:
         return copy
 
     def _pieces(self, layout: TensorSharding) -> int:
-        mesh = self.devices.stand_in.shape
-        return prod(mesh[axis] for axis in layout.axes)
+        return prod(self.devices.stand_in.shape[axis] for axis in layout.axes)
 
     def _reshard(self, before: Value, after: Value, op: Op) -> None:
-        layout = {"layout": layout_text(layout_of(after))}
-        self.ops.append(Op("reshard", (before,), tuple(layout.items()), (after,), op.region))
+        layout = layout_text(layout_of(after))
+        self.ops.append(Op("reshard", (before,), (("layout", layout),), (after,), op.region))
 
     def _name(self, value: Value) -> str:
         count = 1

@@ -1,13 +1,12 @@
 """The program of one device: ops on its shards, and collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from parallelism.ir.core import Attributes, Extent, Function, Op, TensorType, Value, of_a_part
 from parallelism.layouts.localization.moves import Move, moves
 from parallelism.layouts.propagation import Devices
+from parallelism.memoized import memoized
 from parallelism.sharding import TensorSharding
 
 
@@ -24,23 +23,20 @@ def moves_of(op: Op, devices: Devices) -> tuple[Move, ...]:
     return moves(layout_of(op.inputs[0]), layout_of(op.outputs[0]), op.outputs[0].type, devices)
 
 
+@dataclass
 class _Shards:
     """The shards that one device holds."""
 
-    def __init__(self, devices: Devices, place: Mapping[str, int]) -> None:
-        self.devices = devices
-        self.place = place
-        self._types: dict[tuple[TensorType, TensorSharding], TensorType] = {}
+    devices: Devices
+    place: Mapping[str, int]
 
     def block(self, shape: Sequence[Extent], layout: TensorSharding) -> list[tuple[Extent, Extent]]:
         """The start and the extent of the shard along each dim."""
         return [self.devices.part(n, dim.axes, self.place) for n, dim in zip(shape, layout.dims, strict=True)]
 
+    @memoized
     def type(self, type: TensorType, layout: TensorSharding) -> TensorType:
-        if (type, layout) not in self._types:
-            local = TensorType(type.dtype, [size for _, size in self.block(type.shape, layout)])
-            self._types[type, layout] = local
-        return self._types[type, layout]
+        return TensorType(type.dtype, [size for _, size in self.block(type.shape, layout)])
 
     def value(self, value: Value) -> Value:
         return Value(value.name, self.type(value.type, layout_of(value)))
@@ -74,7 +70,7 @@ def local_program(
         x, result = values[op.inputs[0].name], op.outputs[0]
         todo = moves_of(op, devices)
         for count, move in enumerate(todo, 1):
-            name = result.name if count == len(todo) else _free(f"{result.name}.{count}", names)
+            name = result.name if count == len(todo) else free_name(f"{result.name}.{count}", names)
             y = Value(name, shards.type(result.type, move.after))
             attributes = move.attributes(result.type, devices, y.type.shape, received(move))
             ops.append(Op(move.kind, (x,), tuple(attributes.items()), (y,), op.region))
@@ -84,7 +80,8 @@ def local_program(
     return Function(function.name, inputs, tuple(ops), outputs)
 
 
-def _free(name: str, names: set[str]) -> str:
+def free_name(name: str, names: set[str]) -> str:
+    """``name``, lengthened until it is not one of ``names``; it is one of them afterwards."""
     while name in names:
         name += ".1"
     names.add(name)
@@ -97,8 +94,7 @@ def begun_at(program: Function, whole: Function, devices: Devices, place: Mappin
     starts = {op.outputs[0].name: shards.attributes(op) for op in whole.ops if "starts" in op.operator.attributes}
     if not starts:
         return program
-    ops = tuple(
+    return replace(program, ops=tuple(
         replace(op, attributes=starts[op.outputs[0].name]) if op.outputs and op.outputs[0].name in starts else op
         for op in program.ops
-    )
-    return replace(program, ops=ops)
+    ))

@@ -4,10 +4,8 @@
     localized.program(rank=0)       # local shapes; communication appears as ops
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,6 +39,7 @@ class Localized:
     each other op has its inputs in the layouts that it needs."""
     devices: Devices
     """The mesh, possibly with symbolic extents."""
+    _programs: dict[int, Function] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -105,21 +104,15 @@ class Localized:
             names = sorted({*self.function.symbols, *(a for a, n in self.devices.extents if not isinstance(n, int))})
             raise ValueError(f"the bytes that a device receives are known only with numbers for {', '.join(names)}; "
                              f"Op.bytes_received is an expression of these symbols")
-        received = []
+        received: list[int] = []
         for op in self.function.ops:
-            if op.kind == "reshard":
-                received += [self._ranks.received(move.step, rank) for move in moves_of(op, self.devices)]
-            else:
-                received.append(0)
+            moved = [self._ranks.received(move.step, rank) for move in moves_of(op, self.devices)]
+            received += moved if op.kind == "reshard" else [0]
         return tuple(received)
 
     def part(self, value: Value, rank: int = 0) -> tuple[slice, ...]:
         """The slices of the whole tensor that a rank holds of a value."""
         return layout_of(value).slices(tuple(map(int, value.type.shape)), self.mesh, rank)
-
-    @cached_property
-    def _programs(self) -> dict[int, Function]:
-        return {}
 
     @cached_property
     def _ranks(self) -> Ranks:

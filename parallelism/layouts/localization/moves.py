@@ -4,8 +4,6 @@ A step that moves one dim becomes the collective of that name, or a local ``all_
 dims, or permutes blocks, becomes a ``relayout`` op, whose attributes hold both layouts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -84,8 +82,8 @@ def moves(source: TensorSharding, target: TensorSharding, type: TensorType, devi
 def step_of(op: Op, mesh: Mesh) -> ReshardingStep:
     """The resharding step that a ``relayout`` op runs, on the mesh of its device."""
     before, after = (TensorSharding.parse(op[name]).over(len(op["whole"])) for name in ("before", "after"))
-    itemsize = op.inputs[0].type.dtype.itemsize
-    return ReshardingStep(op["step"], tuple(op["axes"]), before, after, tuple(op["whole"]), itemsize, mesh)
+    return ReshardingStep(
+        op["step"], tuple(op["axes"]), before, after, tuple(op["whole"]), op.inputs[0].type.dtype.itemsize, mesh)
 
 
 def _symbolic(axes: Axes, devices: Devices) -> bool:

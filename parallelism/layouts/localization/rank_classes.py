@@ -4,8 +4,6 @@ Programs of two ranks differ if uneven splits give them shards of different exte
 numbers of bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.ir.core import Extent
-from parallelism.layouts.propagation import Axes, Devices
+from parallelism.layouts.propagation import Devices
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep
 from parallelism.sharding import TensorSharding
@@ -28,7 +26,6 @@ class Ranks:
         self.devices = devices
         self.mesh = devices.mesh
         self._smaller: dict[Mesh, ByRank] = {}
-        self._received: dict[ReshardingStep, ByRank] = {}
 
     @cached_property
     def _coordinates(self) -> dict[str, ByRank]:
@@ -44,7 +41,7 @@ class Ranks:
 
     def received(self, step: ReshardingStep, rank: int) -> int:
         """The bytes that ``rank`` receives in a step, which may be planned on a mesh of only some of the axes."""
-        return int(self._all_received(step)[self._on(step.mesh)[rank]])
+        return step.bytes_received[int(self._on(step.mesh)[rank])]
 
     def classes(
         self, laid: Iterable[tuple[Sequence[Extent], TensorSharding]], steps: Iterable[ReshardingStep]
@@ -58,30 +55,23 @@ class Ranks:
         for column in (*self._extents(laid), *self._bytes(steps)):
             number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1].reshape(-1)
         _, first, number = np.unique(number, return_index=True, return_inverse=True)
-        order = np.argsort(np.argsort(first))
-        return np.asarray(order[number.reshape(-1)])
+        return np.asarray(np.argsort(np.argsort(first))[number.reshape(-1)])
 
     def _on(self, mesh: Mesh) -> ByRank:
         if mesh not in self._smaller:
             self._smaller[mesh] = self.index(axis for axis in mesh.axes if axis in self.mesh.shape)
         return self._smaller[mesh]
 
-    def _all_received(self, step: ReshardingStep) -> ByRank:
-        if step not in self._received:
-            self._received[step] = np.array(step.bytes_received, np.int64)
-        return self._received[step]
-
     def _extents(self, laid: Iterable[tuple[Sequence[Extent], TensorSharding]]) -> Iterable[ByRank]:
-        cuts: dict[tuple[Extent, Axes], None] = {}
-        for shape, layout in dict.fromkeys((tuple(shape), layout) for shape, layout in laid):
-            cuts.update(((n, dim.axes), None) for n, dim in zip(shape, layout.dims, strict=True) if dim.axes)
-        for extent, axes in cuts:
+        tensors = dict.fromkeys((tuple(shape), layout) for shape, layout in laid)
+        cuts = ((n, dim.axes) for shape, layout in tensors for n, dim in zip(shape, layout.dims, strict=True))
+        for extent, axes in dict.fromkeys(cut for cut in cuts if cut[1]):
             sizes = self.devices.cut(extent, axes)
             if sizes is not None:
                 yield np.array(sizes, np.int64)[self.index(axes)]
 
     def _bytes(self, steps: Iterable[ReshardingStep]) -> Iterable[ByRank]:
         for step in dict.fromkeys(steps):
-            received = self._all_received(step)
-            if received.min() != received.max():
-                yield np.unique(received, return_inverse=True)[1].reshape(-1)[self._on(step.mesh)]
+            values, numbers = np.unique(step.bytes_received, return_inverse=True)
+            if len(values) > 1:
+                yield numbers.reshape(-1)[self._on(step.mesh)]

@@ -1,12 +1,10 @@
 """Annotation of values with layouts, by name in an existing program, or in NumPy code that is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core import Function, Value
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
@@ -38,8 +36,9 @@ def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -
     def laid(side: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(values[value.name] for value in side)
 
-    ops = tuple(Op(op.kind, laid(op.inputs), op.attributes, laid(op.outputs), op.region) for op in function.ops)
-    return replace(function, inputs=laid(function.inputs), ops=ops, outputs=laid(function.outputs))
+    return replace(
+        function, inputs=laid(function.inputs), outputs=laid(function.outputs),
+        ops=tuple(replace(op, inputs=laid(op.inputs), outputs=laid(op.outputs)) for op in function.ops))
 
 
 def constrain(x: Any, layout: TensorSharding | str) -> Any:

@@ -1,7 +1,5 @@
 """Conflicts: values that have one layout and are needed in another, and the origin of both layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,17 +58,14 @@ class Paths:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self._before: dict[tuple[str, int], tuple[int, str, int]] = {}
-
-    def came(self, value: Value, dim: int, number: int, source: Value, place: int) -> None:
-        """Note that dim ``dim`` of ``value`` got its axes from dim ``place`` of ``source`` at op ``number``."""
-        self._before[value.name, dim] = number, source.name, place
+        self.before: dict[tuple[str, int], tuple[int, str, int]] = {}
+        """For a value and its dim: the number of the op at which it got its axes, and from which value and dim."""
 
     def origin(self, name: str, dim: int) -> Origin:
         """The origin of the axes of a dim."""
         numbers: list[int] = []
-        while (name, dim) in self._before:
-            number, name, dim = self._before[name, dim]
+        while (name, dim) in self.before:
+            number, name, dim = self.before[name, dim]
             numbers.append(number)
         return Origin(name, dim, tuple(self.function.ops[number] for number in reversed(numbers)))
 
@@ -79,16 +74,14 @@ class Paths:
     ) -> Iterator[Conflict]:
         """The conflicts at one op, given the layouts of its values and its placement."""
         for value, wanted in zip(op.inputs, placed.inputs, strict=True):
-            dim = _differing(layouts[value.name], wanted)
-            if dim is not None:
-                lies = layouts[value.name]
+            lies = layouts[value.name]
+            if (dim := _differing(lies, wanted)) is not None:
                 yield Conflict(op, value, lies, wanted, dim, self._of(value.name, dim, lies),
                                self._wish(op, value, layouts, placed, dim))
         for value, computed in zip(op.outputs, placed.outputs, strict=True):
-            dim = _differing(computed, layouts[value.name])
-            if dim is not None:
-                yield Conflict(op, value, computed, layouts[value.name], dim, None,
-                               self._of(value.name, dim, layouts[value.name]))
+            wanted = layouts[value.name]
+            if (dim := _differing(computed, wanted)) is not None:
+                yield Conflict(op, value, computed, wanted, dim, None, self._of(value.name, dim, wanted))
 
     def _of(self, name: str, dim: int, layout: TensorSharding) -> Origin | None:
         origin = self.origin(name, dim)

@@ -7,8 +7,6 @@ none for their sum.)  A sum is carried through an op only if that needs no more 
 value.  Other reductions, and sums of bools (*or*), are carried only through ops that move elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import isfinite
 
@@ -36,8 +34,7 @@ def carries(op: Op, pending: Mapping[str, str], constants: frozenset[str]) -> bo
         return False
     if entry.linear == "moves":
         return len({*pending.values()}) == 1
-    values = (*op.inputs, *op.outputs)
-    if set(pending.values()) != {"sum"} or len({value.type.dtype for value in values}) > 1:
+    if set(pending.values()) != {"sum"} or len({value.type.dtype for value in (*op.inputs, *op.outputs)}) > 1:
         return False
     return op.outputs[0].type.dtype.kind != "b" and all(
         value.name in pending or value.name in constants for value in op.inputs

@@ -6,10 +6,8 @@ are then split by the winning letters and are whole otherwise.  If an axis split
 output is partial over the axis.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -53,8 +51,7 @@ def placement(
     ``carries`` says that a reduction that is pending in the inputs may stay pending in the output.
     """
     of = relation(kind, types, attributes)
-    kept = _kept(inputs) if carries else ()
-    if kept:
+    if carries and (kept := _kept(inputs)):
         place = _placement(of, types, (kind, attributes), inputs, outputs, devices, kept)
         # A partial input is not resharded: its reduction stays pending only if the input can stay where it is.
         if all(
@@ -76,7 +73,7 @@ def _placement(
     outputs: Sequence[TensorSharding], devices: Devices, kept: Axes,
 ) -> Placement:
     output_types = meaning(called[0], tuple(types), called[1]).outputs
-    tensors = [*zip(of.inputs, types, inputs, strict=True), *zip(of.outputs, output_types, outputs, strict=True)]
+    tensors = zip((*of.inputs, *of.outputs), (*types, *output_types), (*inputs, *outputs), strict=True)
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     pending = {axis for letter in of.reduced for axis in split.get(letter, ())}
@@ -95,7 +92,7 @@ def _placement(
 
 
 def letters_split(
-    of: Relation, tensors: Sequence[tuple[Letters, TensorType, TensorSharding]], devices: Devices, taken: Axes = (),
+    of: Relation, tensors: Iterable[tuple[Letters, TensorType, TensorSharding]], devices: Devices, taken: Axes = (),
 ) -> dict[str, Axes]:
     """The axes that split each letter, given the layouts of inputs and outputs; axes in ``taken`` are not used."""
     wishes: dict[str, list[Axes]] = {}
@@ -107,8 +104,9 @@ def letters_split(
             axes = of.exact(letter, tuple(axis for axis in axes if axis not in taken), devices)
             if axes:
                 wishes.setdefault(letter, []).append(axes)
+                weight = 0 if isinstance(type.nbytes, Expression) else type.nbytes
                 for axis in axes:
-                    votes.setdefault(axis, {}).setdefault(letter, []).append(_weight(type))
+                    votes.setdefault(axis, {}).setdefault(letter, []).append(weight)
     winner = {
         axis: max(asked, key=lambda letter: (len(asked[letter]), sum(asked[letter])))
         for axis, asked in votes.items()
@@ -123,6 +121,3 @@ def letters_split(
         split[letter] = of.exact(letter, chosen, devices)
     return split
 
-
-def _weight(type: TensorType) -> Extent:
-    return 0 if isinstance(type.nbytes, Expression) else type.nbytes

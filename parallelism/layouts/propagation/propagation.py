@@ -21,8 +21,6 @@ reduce_scatter, unless the only op that uses it can carry the pending reduction
 is a `Conflict`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -89,12 +87,10 @@ class _Propagation:
         for number, values in enumerate(self.values):
             for value in dict.fromkeys(values):
                 self.near[value.name].append(number)
-        self.dims: dict[str, list[Axes]] = {}
-        self.used: dict[str, set[str]] = {}
-        for value in function.values:
-            layout = given.get(value.name)
-            self.dims[value.name] = list(dims_of(layout)) if layout else [()] * value.type.ndim
-            self.used[value.name] = {*layout.axes, *layout.partial} if layout else set()
+        self.dims: dict[str, list[Axes]] = {value.name: [()] * value.type.ndim for value in function.values}
+        self.dims |= {name: list(dims_of(layout)) for name, layout in given.items()}
+        self.used: dict[str, set[str]] = {value.name: set() for value in function.values}
+        self.used |= {name: {*layout.axes, *layout.partial} for name, layout in given.items()}
         self.paths = Paths(function)
 
     # -- from value to value -------------------------------------------------------------------------------------------
@@ -103,11 +99,10 @@ class _Propagation:
         """Propagate until nothing changes: one-to-one relations first, then one step through each other op."""
         numbers = range(len(self.relations))
         self._one_to_one(numbers)
-        while True:
+        changed = 1
+        while changed:
             changed = sum(self._step(number, self.sides[number][1]) for number in numbers)
             changed += sum(self._step(number, self.sides[number][0]) for number in reversed(numbers))
-            if not changed:
-                return
 
     def _step(self, number: int, side: range) -> int:
         """Propagate to the values on one side of an op from all its other values; return the number of changes."""
@@ -156,7 +151,7 @@ class _Propagation:
             if axes:
                 dims[d] = axes
                 used.update(axes)
-                self.paths.came(value, d, number, source, place)
+                self.paths.before[value.name, d] = number, source.name, place
                 changed.append(value)
         return changed
 
@@ -185,7 +180,7 @@ class _Propagation:
                 layouts[value.name] = layout
                 if layout.partial:
                     user = alone.get(value.name)
-                    if user is not None and (user.kind == "reshard" or _may_wait(user, value, layout.op, constants)):
+                    if user is not None and _may_wait(user, value, layout.op, constants):
                         pending[value.name] = layout
                     else:
                         layouts[value.name] = self._reduced(value, layout)
@@ -219,14 +214,14 @@ def op_placement(
     pending = {
         value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
     }
-    through = bool(pending) and carries(op, pending, constants)
-    return placement(op.kind, op.types, op.attributes, inputs, outputs, devices, carries=through)
+    return placement(
+        op.kind, op.types, op.attributes, inputs, outputs, devices, carries=carries(op, pending, constants))
 
 
 def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> bool:
     """Whether the only user of a value can carry its pending reduction, if all other addends are partial, too."""
     together = user.inputs if user.operator.linear in ("together", "moves") else [value]
-    return carries(user, {each.name: op for each in together}, constants)
+    return user.kind == "reshard" or carries(user, {each.name: op for each in together}, constants)
 
 
 def _used_once(function: Function) -> dict[str, Op]:

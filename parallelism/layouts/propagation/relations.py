@@ -6,8 +6,6 @@ devices.  The dim ``(ab)`` of extent 6 gives 3 to the first device, but the dim 
 So this split is not allowed; with extent 4 for ``a`` it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
@@ -68,7 +66,7 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         rest = product(rule.extents[letter] for letter in dim[at + 1:])
         inside.setdefault(dim[at], []).extend([rest] if rest != 1 else [])
     for letter in rule.letters:
-        if 0 < sum(letter in dims for dims in map(_letters, rule.outputs)) < len(rule.outputs):
+        if 0 < sum(any(letter in dim for dim in dims) for dims in rule.outputs) < len(rule.outputs):
             blocked.add(letter)
 
     def splitting(dims: tuple[Dim, ...]) -> Letters:
@@ -77,18 +75,15 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
 
     inputs, outputs = (tuple(map(splitting, side)) for side in (rule.inputs, rule.outputs))
     sets = [{letter for letter in letters if letter} for letters in (*inputs, *outputs)]
-    above = tuple(
-        tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)
-    )
     return Relation(
-        inputs, outputs, rule.extents, {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, above,
-        frozenset(rule.reduced), rule.op,
+        inputs, outputs, rule.extents,
+        inside={letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()},
+        above=tuple(
+            tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)),
+        reduced=frozenset(rule.reduced), op=rule.op,
     )
 
 
 def _outermost(dim: Dim, extents: Mapping[str, Extent]) -> int:
     return next((i for i, letter in enumerate(dim) if extents[letter] != 1), 0)
 
-
-def _letters(dims: tuple[Dim, ...]) -> set[str]:
-    return {letter for dim in dims for letter in dim}

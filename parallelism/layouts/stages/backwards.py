@@ -5,9 +5,7 @@ compute some values if others exist already?  The answer gives the ops and the v
 computed twice, except ops that cost nothing.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from parallelism.ir import Function, Op, Value, gradient
@@ -61,15 +59,21 @@ def left_over(name: str, function: Function, there: Collection[Value], wanted: S
     Constants, ``iota`` and views cost nothing: they are computed again instead of taken.  A change of layout is not,
     because it may communicate.
     """
-    taken, needed = set(there), set(wanted)
-    ops: list[Op] = []
-    for op in reversed(function.ops):
-        if not needed.isdisjoint(op.outputs) and (taken.isdisjoint(op.outputs) or _costs_nothing(op)):
-            needed.update(op.inputs)
-            ops.append(op)
-    computed = {value for op in ops for value in op.outputs}
+    taken = set(there)
+    ops = needed_ops(function.ops, wanted, lambda op: taken.isdisjoint(op.outputs) or _costs_nothing(op))
+    needed, computed = {*wanted, *(v for op in ops for v in op.inputs)}, {v for op in ops for v in op.outputs}
     inputs = [value for value in function.values if value in needed and value not in computed]
-    return Function(name, tuple(inputs), tuple(ops[::-1]), tuple(wanted))
+    return Function(name, tuple(inputs), tuple(ops), tuple(wanted))
+
+
+def needed_ops(ops: Sequence[Op], wanted: Collection[Value], allowed: Callable[[Op], bool]) -> list[Op]:
+    """The ops that compute ``wanted``, of those that are allowed."""
+    needed, kept = set(wanted), []
+    for op in reversed(ops):
+        if not needed.isdisjoint(op.outputs) and allowed(op):
+            needed.update(op.inputs)
+            kept.append(op)
+    return kept[::-1]
 
 
 def _costs_nothing(op: Op) -> bool:

@@ -1,7 +1,5 @@
 """Inputs of a program on the host: their checks, and the split of a batch into parts of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cuts of a chain of ops into stages: before named ops, or so that the largest stage costs least."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,13 +1,12 @@
 """Layouts for the stages of a program, so that forward, backward and its halves agree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
 from parallelism.ir.operators import layout_text
+from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation import laid_out
 from parallelism.layouts.propagation.propagation import propagate
 from parallelism.layouts.stages.stages import GRADIENT, StageFunctions, Stages
@@ -36,17 +35,15 @@ def _stage(stage: StageFunctions, layouts: LayoutByName, mesh: Mesh | Mapping[st
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
     given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
     wanted = [grads[name] for name in (*stage.returned, *stage.trained)]
-    names = {value.name for value in stage.backward.values}
     hints = dict(zip((value.name for value in stage.backward.outputs[::-1]), wanted[::-1], strict=True))
-    known = {name: layout for name, layout in (hints | given).items() if name in names}
-    backward = propagate(laid_out(stage.backward, known), mesh)
+    backward = propagate(laid_out(stage.backward, hints | given), mesh)
     layouts = _of(backward) | given
-    back = len(stage.returned)
     return replace(
-        stage, forward=_with(stage.forward, layouts), recompute=stage.recompute and _with(stage.recompute, layouts),
+        stage, forward=laid_out(stage.forward, layouts),
+        recompute=stage.recompute and laid_out(stage.recompute, layouts),
         backward=_ending(backward, wanted),
-        backward_input=_ending(_with(stage.backward_input, layouts), wanted[:back], stage.between),
-        backward_weights=_ending(_with(stage.backward_weights, layouts), wanted[back:]))
+        backward_input=_ending(laid_out(stage.backward_input, layouts), wanted[:len(stage.returned)], stage.between),
+        backward_weights=_ending(laid_out(stage.backward_weights, layouts), wanted[len(stage.returned):]))
 
 
 def gradient_layout(layout: TensorSharding) -> TensorSharding:
@@ -56,10 +53,6 @@ def gradient_layout(layout: TensorSharding) -> TensorSharding:
 
 def _of(function: Function) -> LayoutByName:
     return {value.name: value.layout for value in function.values if value.layout is not None}
-
-
-def _with(function: Function, layouts: LayoutByName) -> Function:
-    return laid_out(function, {v.name: layouts[v.name] for v in function.values})
 
 
 def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence[str] = ()) -> Function:
@@ -72,11 +65,7 @@ def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence
     for place, layout in enumerate(wanted):
         value = outputs[place]
         if value.layout != layout:
-            name = f"{value.name}.{place}"
-            while name in names:
-                name += ".1"
-            names.add(name)
-            outputs[place] = Value(name, value.type, layout)
+            outputs[place] = Value(free_name(f"{value.name}.{place}", names), value.type, layout)
             ops.append(Op("reshard", (value,), (("layout", layout_text(layout)),), (outputs[place],)))
             if value.name in kept and value not in outputs:
                 outputs.append(value)

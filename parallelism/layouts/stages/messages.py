@@ -1,8 +1,7 @@
 """Messages between stages: several values are packed into one array."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
@@ -33,8 +32,8 @@ def unpacked(message: Array, types: Sequence[TensorType]) -> list[Array]:
     if message.dtype != np.uint8 or message.shape != (sum(sizes),):
         raise ValueError(f"a message of {', '.join(map(str, types)) or 'nothing'} has {sum(sizes)} bytes, got "
                          f"{message.dtype}{list(message.shape)}")
-    arrays, start = [], 0
-    for type, size in zip(types, sizes, strict=True):
-        arrays.append(message[start:start + size].copy().view(type.dtype).reshape(type.shape))
-        start += size
-    return arrays
+    places = pairwise(accumulate(sizes, initial=0))
+    return [
+        message[start:stop].copy().view(type.dtype).reshape(type.shape)
+        for type, (start, stop) in zip(types, places, strict=True)
+    ]

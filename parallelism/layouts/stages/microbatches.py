@@ -5,14 +5,12 @@ with it, as a mean over the batch does, it is replaced by the rows of the whole 
 losses that are means both add up without weights, even for microbatches of different sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from parallelism.ir import Expression, Function, Op, Rule, TensorType, Value, symbol
+from parallelism.ir import Expression, Function, Op, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import quotient, specialized
 
@@ -97,8 +95,9 @@ def _naming(what: str, check: Callable[[], T]) -> T:
 def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
     """Whether the output of an op is a sum over rows; ``ValueError`` if the op mixes rows in another way."""
     rule = op.rule
+    # The slowest letters of the dims that have the rows.
     letters = {
-        _outermost(rule, dims, d)
+        dims[d][0]
         for values, side in ((op.inputs, rule.inputs), (op.outputs, rule.outputs))
         for value, dims in zip(values, side, strict=True)
         if (d := batch_dim(value.type, batch)) is not None
@@ -121,7 +120,3 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
         raise ValueError(f"the {rule.op} over all rows is not a sum")
     return letter in rule.reduced
 
-
-def _outermost(rule: Rule, dims: tuple[tuple[str, ...], ...], d: int) -> str:
-    """The slowest letter of a dim."""
-    return dims[d][0]

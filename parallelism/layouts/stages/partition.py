@@ -1,13 +1,11 @@
 """Partition of a program and its gradient into pipeline stages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from parallelism.ir import Function, Op, Value
-from parallelism.layouts.stages.backwards import with_backward
+from parallelism.layouts.stages.backwards import needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
 from parallelism.layouts.stages.microbatches import batch_dim, microbatched
 from parallelism.layouts.stages.stages import StageFunctions, Stages
@@ -64,8 +62,8 @@ def partition(
     again = range(len(cuts) + 1) if recompute is True else recompute or ()
     if not set(again) <= set(range(len(cuts) + 1)):
         raise ValueError(f"recompute must name stages 0 to {len(cuts)}, got {sorted(again)}")
-    edges = [0, *cuts, len(program.chain)]
-    functions = [program.stage(i, edges[i], edges[i + 1], recompute=i in again) for i in range(len(edges) - 1)]
+    edges = pairwise([0, *cuts, len(program.chain)])
+    functions = (program.stage(i, start, end, recompute=i in again) for i, (start, end) in enumerate(edges))
     return Stages(whole, tuple(functions), batch)
 
 
@@ -110,15 +108,14 @@ class _Program:
                 nbytes = int(value.type.nbytes) * (1 + (was in self.learning))
                 changes[self.defined[was] + 1] += nbytes
                 changes[self.used.get(was, self.defined[was]) + 1] -= nbytes
-        sent = [*accumulate(changes)][:len(self.chain)]
-        return balanced([cost(op) for op in ops], stages, sent)
+        return balanced([cost(op) for op in ops], stages, [*accumulate(changes)][:len(self.chain)])
 
     def stage(self, number: int, start: int, end: int, *, recompute: bool) -> StageFunctions:
         """The functions of the ops of the chain from ``start`` to ``end``."""
         received, last = self.crossing(start), end == len(self.chain)
         sent = self.function.outputs if last else self.crossing(end)
-        chain = {value for op in self.chain[start:end] for value in op.outputs}
-        ops = _needed(self.function.ops, sent, chain, set(self.defined))
+        others = self.defined.keys() - {value for op in self.chain[start:end] for value in op.outputs}
+        ops = needed_ops(self.function.ops, sent, lambda op: others.isdisjoint(op.outputs))
         read = {value for op in ops for value in op.inputs}
         data = [value for value in self.data if value in read]
         weights = [value for value in self.weights if value in read]
@@ -147,12 +144,3 @@ def _reached(function: Function, start: Collection[Value], kinds: str = "fiub") 
             reached.update(value for value in op.outputs if value.type.dtype.kind in kinds)
     return reached
 
-
-def _needed(ops: Sequence[Op], wanted: Collection[Value], own: set[Value], chain: set[Value]) -> list[Op]:
-    """The ops that compute ``wanted``; of the ops of the chain only the stage's ``own``."""
-    needed, kept = set(wanted), []
-    for op in reversed(ops):
-        if not needed.isdisjoint(op.outputs) and (chain.isdisjoint(op.outputs) or not own.isdisjoint(op.outputs)):
-            needed.update(op.inputs)
-            kept.append(op)
-    return kept[::-1]

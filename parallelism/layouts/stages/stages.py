@@ -133,11 +133,8 @@ class Stages:
     @property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """The stages that have a copy of each weight."""
-        stages: dict[str, list[int]] = {}
-        for number, stage in enumerate(self.functions):
-            for name in stage.weights:
-                stages.setdefault(name, []).append(number)
-        return {name: tuple(numbers) for name, numbers in stages.items()}
+        names = dict.fromkeys(name for stage in self.functions for name in stage.weights)
+        return {name: tuple(i for i, stage in enumerate(self.functions) if name in stage.weights) for name in names}
 
     def specialize(self, **numbers: Extent) -> Stages:
         """The stages with some or all symbols replaced; see `Function.specialize`."""
