@@ -1,7 +1,5 @@
 """Worked strategies between operators: models cut into stages on different devices."""
 
-from __future__ import annotations
-
 from parallelism.kernels import SGD, Adam
 from pipeline_parallelism.checkpoint import Checkpoint, CheckpointError
 from pipeline_parallelism.mlp import MLP

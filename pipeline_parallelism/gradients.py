@@ -1,7 +1,5 @@
 """Gradients are summed over the replicas and applied at the flush, or after every microbatch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any

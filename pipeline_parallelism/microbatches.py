@@ -1,7 +1,5 @@
 """The data of one step on a device, by microbatch, and the losses and outputs that its stages compute."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 

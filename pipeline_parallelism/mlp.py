@@ -5,8 +5,6 @@ order of the microbatches and over the replicas, and applied once, at the flush.
 ``reference_step`` with the same ``microbatches`` and ``replicas``, the results have the same bits.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable, Sequence

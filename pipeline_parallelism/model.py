@@ -1,7 +1,5 @@
 """The `Model` protocol: what the steps of a pipeline need from the model that they train."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 

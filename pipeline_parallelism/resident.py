@@ -1,7 +1,5 @@
 """The state of a model that devices keep between steps, and the base class of the steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """One stage of a perceptron: its layers, the values it keeps for each microbatch, and its gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The base class of trained stages: layers, sums of their gradients, and versions of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy.typing as npt

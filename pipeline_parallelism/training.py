@@ -1,7 +1,5 @@
 """The training step of a pipelined model: it runs the schedule, sums gradients over the replicas, and updates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`Transformer` describes a small GPT as a pipeline of tensor-parallel stages; its steps run on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

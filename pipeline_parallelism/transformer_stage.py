@@ -1,7 +1,5 @@
 """One stage of a small GPT: it runs its layers one after the other on the axes inside the stage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ The loop does not know layers: a `Stage` computes.  Of the schedule it uses only
 stages, so it runs any valid order, also with several stages on a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol

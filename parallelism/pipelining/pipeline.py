@@ -3,8 +3,6 @@
 `parallelism.pipelining.actions` defines actions, `parallelism.pipelining.schedule` their order.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

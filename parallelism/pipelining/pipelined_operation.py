@@ -1,7 +1,5 @@
 """`PipelinedOperation`: an operation cut into stages that lie on different devices, which run a schedule together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 
 from parallelism.mesh import Mesh

@@ -4,17 +4,12 @@ Forwards and the kinds of backward differ in colour, in hatching, and in the let
 Each box has a tooltip with its action.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
 from parallelism.pipelining.actions import OVERLAPPED
 from parallelism.pipelining.text_picture import COLOURS, sizes
-
-if TYPE_CHECKING:
-    from parallelism.pipelining.timing import ScheduleTimeline, Span
+from parallelism.pipelining.timing import ScheduleTimeline, Span
 
 _WIDTH, _MARGIN, _TOP, _ROW, _BOX, _LETTER = 900, 64, 34, 30, 24, 6.6
 _MEANING = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}

@@ -1,7 +1,5 @@
 """One collective under the recorder: the calls of its members, and results that are zeros of the right shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

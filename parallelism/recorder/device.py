@@ -1,7 +1,5 @@
 """A `Device` that moves nothing and counts everything: `parallelism.recorder` creates one for each rank."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

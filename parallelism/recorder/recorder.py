@@ -11,8 +11,6 @@ processes.  The trace holds what is communicated, declared (`compute`, `matmul`)
 declared, and no traffic with the host; ``trace.on(hardware)`` says what it would take.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ returned, and none has what it waits for, none ever will: that is a deadlock, fo
 several ranks are those of the runtime (`parallelism.operation.errors`), with the same ranks, operation, lines and text.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import deque

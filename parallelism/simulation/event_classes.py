@@ -5,8 +5,6 @@
     Templates.by_rank   the events of some ranks: those of their classes, with group, sources and peer added
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 from math import prod

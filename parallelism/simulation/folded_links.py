@@ -11,8 +11,6 @@ folded simulation does not contain all of them.  It is exact in two cases:
 In any other case folding is refused with ``ValueError``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

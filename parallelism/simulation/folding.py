@@ -15,8 +15,6 @@ that the messages of representatives cross is crossed by no other messages, and 
 their links.  Otherwise folding is refused with ``ValueError``.  The *representative* of a lane is its lowest rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The operations that can be simulated, each with its mesh and the events of its devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary

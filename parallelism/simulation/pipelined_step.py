@@ -5,8 +5,6 @@ class of devices that have the same events: either op by op, or with each action
 *piece* (`parallelism.simulation.repeated_stages`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property, partial
 from math import prod

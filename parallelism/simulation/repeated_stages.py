@@ -5,8 +5,6 @@ The first action of a kind runs op by op on the `TypedDevice`.  If its events ha
 events if there is no piece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ those of a real run.  So a real run with ``compute="modelled"`` has the same kin
 simulation has no traffic with the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike

@@ -7,8 +7,6 @@
 Nothing is computed, moved or waited for, so one device can run alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A collective that names an algorithm is priced by it.  One that ran ``direct`` i
 library would choose.  A resharding takes as long as the collectives inside, one after the other, at its slowest member.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import fsum, isinf

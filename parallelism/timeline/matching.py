@@ -5,8 +5,6 @@ same group and sequence; a wait belongs to the operation of its rank with the sa
 package pairs events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

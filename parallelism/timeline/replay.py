@@ -21,21 +21,16 @@ their last members call them.  Messages and collectives that are pending at the 
 everything else is free.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from parallelism.events import Columns, Event, whole_nanoseconds
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
 from parallelism.timeline.matching import COMPUTE, Roles, roles_of, with_children_placed
-from parallelism.timeline.pricing import Pricing, Seen
-
-if TYPE_CHECKING:
-    from parallelism.timeline.pricing import Prices, Pricing
+from parallelism.timeline.pricing import Prices, Pricing, Seen
 
 _MOST_NANOSECONDS = 2**62
 """Bound on a sum of all costs in nanoseconds; above it an int64 might overflow."""

@@ -14,18 +14,14 @@ the device is blocked by it, waits for it later, or never waits for it.  The tim
 Each moment counts once, for the first part that fits; so communication behind compute is not in the split.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.events import Columns
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, moving, rounded
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 PHASES = {"F": 0, "B": 1, "I": 1, "W": 1, "R": 2}
 

@@ -5,20 +5,16 @@ ends of an arrow, C a counter, M a name.  Perfetto sorts by time and binds an en
 begun last on that track; so among records of one time those stand first that an arrow needs, its end right behind.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parallelism.events import DEFAULTS, Event
 from parallelism.timeline import sends_of_recvs
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
+from parallelism.trace.trace import Trace
 
 Record = dict[str, Any]
 

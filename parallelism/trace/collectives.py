@@ -5,9 +5,7 @@ can be compared with the speed of a link, for any number of ranks.  S, the bytes
 t is the time from the call of the last member to the end at the last member.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +13,8 @@ from parallelism.algorithms import kind_of_event
 from parallelism.events import Columns
 from parallelism.events.columns import operations
 from parallelism.timeline.matching import group_sizes
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import Moving, moving, rounded
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 
 class CollectiveRow(NamedTuple):

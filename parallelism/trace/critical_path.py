@@ -5,17 +5,13 @@ waited for another device, the path goes over to the device that was waited for,
 anything on the path and the makespan may shrink; shorten anything else and it does not.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, asynchronous, moving, rounded
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 
 class PathStep(NamedTuple):

@@ -9,8 +9,6 @@ The allowed values of a field follow from its annotation in `parallelism.trace.E
 saved and when loaded, because a file may come from anywhere; nothing in it is ever executed.
 """
 
-from __future__ import annotations
-
 import json
 import reprlib
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from math import inf, isfinite
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +34,7 @@ from parallelism.events import (
     column_of,
     whole_nanoseconds,
 )
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
+from parallelism.trace.trace import Trace
 
 FORMAT, VERSION = "vcluster trace", 1
 LARGEST_SIZE = 2**16

@@ -3,21 +3,17 @@
 Virtual time and wall time stand on lines of their own and are never added or divided by each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, nbytes, plural, rate, seconds
 from parallelism.trace.breakdown import PARTS, split
 from parallelism.trace.collectives import collectives
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import Moving, moving
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 _MOST_ROWS = 64
 

@@ -1,7 +1,5 @@
 """Sums over the events of a trace: time and traffic by rank, bytes from device to device, memory that is held."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, NamedTuple
 

@@ -10,8 +10,6 @@ microbatches: their generators produce the order for more microbatches and leave
 only on actions of its own microbatch, so the rest is a valid order.
 """
 
-from __future__ import annotations
-
 import re
 
 from parallelism.pipelining.generators.building_block import v_min

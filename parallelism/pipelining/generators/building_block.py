@@ -6,8 +6,6 @@ shorter the pattern, the fewer microbatches are in flight and kept.
 Qi et al., *Pipeline Parallelism with Controllable Memory*, 2024, arXiv:2405.15362, section 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product

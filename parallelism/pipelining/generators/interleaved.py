@@ -1,7 +1,5 @@
 """Schedules with several stages on each rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from parallelism.pipelining.generators.step import Slot, Work, only_first

@@ -4,8 +4,6 @@ A microbatch goes down the ranks and up again.  So the loss is on rank 0, and th
 itself.  A rank that keeps the activations of one stage for a long time keeps those of its other stage for a short time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, arXiv:2401.10241.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from parallelism.pipelining.generators.interleaved import by_rounds, rounds
