@@ -3,8 +3,6 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from parallelism.arrays import Array
 
 
@@ -44,8 +42,3 @@ class Microbatches:
     def loss(self) -> float | None:
         """The loss of all microbatches, summed in their order; None on devices without the last stage."""
         return sum(self.losses[k] for k in sorted(self.losses)) if self.losses else None
-
-
-def split_rows(x: Array, parts: int) -> list[Array]:
-    """The rows split as by ``numpy.array_split``, larger parts first.  The parts are views and may be empty."""
-    return np.array_split(x, parts)

@@ -19,14 +19,14 @@ from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, 
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
+from pipeline_parallelism.batch_steps import PredictStep, Recompute, Training, TrainStep
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import dealt
 from pipeline_parallelism.reference import reference_step
 from pipeline_parallelism.stage import DenseStage, layers_forward
-from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
+from pipeline_parallelism.state_steps import CheckpointStep, ResetStep, RestoreStep
 from pipeline_parallelism.trained_stage import Layer
-from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)
 
@@ -115,8 +115,7 @@ class MLP:
         """
         width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
         drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal((width, classes))
-        head: Array = (drawn / math.sqrt(width)).astype(self.dtype)
-        return head
+        return np.asarray(drawn / math.sqrt(width), self.dtype)
 
     @property
     def loss_function(self) -> Loss:
@@ -241,8 +240,7 @@ class MLP:
         if self.loss == "softmax_cross_entropy" and targets.ndim == 1:
             if targets.dtype.kind not in "iu":
                 raise ValueError(f"targets of one dim are classes and must be integers, got {targets.dtype}")
-            wrong = targets[(targets < 0) | (targets >= classes)]
-            if len(wrong):
+            if len(wrong := targets[(targets < 0) | (targets >= classes)]):
                 raise ValueError(f"targets must be classes 0 to {classes - 1}, got {wrong[0]}")
         else:
             targets = self._finite("targets", targets, classes)
@@ -256,9 +254,8 @@ class MLP:
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name} must hold real numbers, got {array.dtype}")
         array = array.astype(self.dtype, copy=False)
-        finite = np.isfinite(array)
-        if not finite.all():
-            row, column = map(int, np.argwhere(~finite)[0])
+        if len(wrong := np.argwhere(~np.isfinite(array))):
+            row, column = wrong[0]
             raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
         return array
 

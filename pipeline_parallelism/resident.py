@@ -10,8 +10,9 @@ from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.operation.errors import keys_by_value
 from parallelism.pipelining import PipelinedOperation
-from pipeline_parallelism.microbatches import Microbatches, split_rows
+from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model
 from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
@@ -24,10 +25,8 @@ class MixedStepsError(RuntimeError):
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
-        ranks: dict[int, list[str]] = {}
-        for rank, step in enumerate(steps):
-            ranks.setdefault(step, []).append(str(rank))
-        counts = "; ".join(f"after {step} on rank {', '.join(ranks[step])}" for step in sorted(ranks))
+        ranks = keys_by_value(dict(enumerate(steps)))
+        counts = "; ".join(f"after {step} on rank {', '.join(map(str, ranks[step]))}" for step in sorted(ranks))
         super().__init__(
             f"the devices hold the model at different steps: {counts}. A step was broken off, or a device replaced; "
             f"go on from a checkpoint (run restore_step()) or begin anew (run reset_step())"
@@ -72,7 +71,7 @@ class ModelStep(PipelinedOperation):
         return {number: self.model.stage(device, number, held, work) for number, held in layers.items()}
 
     def _split(self, x: Array) -> list[Array]:
-        return split_rows(x, self.pipeline.microbatches)
+        return np.array_split(x, self.pipeline.microbatches)
 
     def _rows(self, rows: int) -> list[int]:
         """The number of rows of each microbatch, for a replica with ``rows`` rows."""

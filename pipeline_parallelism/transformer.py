@@ -13,11 +13,11 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from parallelism.sharding import TensorSharding
+from pipeline_parallelism.batch_steps import PredictStep, TrainStep
 from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import dealt, inner_mesh
-from pipeline_parallelism.steps import PredictStep, ResetStep
+from pipeline_parallelism.state_steps import ResetStep
 from pipeline_parallelism.trained_stage import Layer
-from pipeline_parallelism.training import TrainStep
 from pipeline_parallelism.transformer_layers import Axes, BlockLayer, EmbeddingLayer, HeadLayer
 from pipeline_parallelism.transformer_stage import AnyLayer, TransformerStage
 
@@ -69,10 +69,9 @@ class Transformer:
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} of a Transformer is an integer of at least 1, got {value!r}")
             object.__setattr__(self, name, int(value))
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy is one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        for name, known in (("policy", POLICIES), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.pipeline.stages > self.layer_count:
             raise ValueError(f"{self.pipeline.stages} stages need a layer each; blocks={self.blocks} makes "
                              f"{self.layer_count} layers: the embedding, the blocks, the head")
@@ -222,7 +221,6 @@ class Transformer:
             raise ValueError(f"{name} must have shape (rows, sequence), both at least 1, got {array.shape}")
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers, got {array.dtype}")
-        wrong = array[(array < 0) | (array >= self.vocabulary)]
-        if len(wrong):
+        if len(wrong := array[(array < 0) | (array >= self.vocabulary)]):
             raise ValueError(f"{name} must be 0 to {self.vocabulary - 1}, the vocabulary, got {wrong[0]}")
         return array.astype(np.int64, copy=False)

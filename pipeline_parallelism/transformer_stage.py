@@ -1,7 +1,6 @@
 """One stage of a small GPT: it runs its layers one after the other on the axes inside the stage."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,20 +8,10 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.operation import Device
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.trained_stage import Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Kept, Layer, TrainedStage
 from pipeline_parallelism.transformer_layers import BlockLayer, EmbeddingLayer, HeadLayer
 
 AnyLayer = EmbeddingLayer | BlockLayer | HeadLayer
-
-
-@dataclass
-class _Kept:
-    """The values that a stage keeps for a microbatch between its forward and its last backward."""
-
-    layers: list[Layer]
-    """The parameters of the forward."""
-    saved: list[Any]
-    gradients: list[Layer] = field(default_factory=list)
 
 
 class TransformerStage(TrainedStage):
@@ -38,14 +27,13 @@ class TransformerStage(TrainedStage):
     ) -> None:
         super().__init__(layers, accumulate=work.accumulate)
         self.device, self.parts, self.work = device, parts, work
-        self._kept: dict[int, _Kept] = {}
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The stage's output, from its input or, on the first stage, its tokens.  The last returns x or the logits."""
         if x is None:
             assert self.work.inputs is not None
             x = self.work.inputs[microbatch]
-        kept = _Kept(self.layers, [])
+        kept = Kept(self.layers, [])
         if self.work.training:
             self._kept[microbatch] = kept
         if not self.work.rows[microbatch]:
@@ -83,13 +71,9 @@ class TransformerStage(TrainedStage):
         """Add the gradients of the parameters to ``gradients``, and free the values kept for the microbatch."""
         self.add(microbatch, self._kept.pop(microbatch).gradients[::-1])
 
-    def versions(self) -> Iterable[list[Layer]]:
-        return [kept.layers for kept in self._kept.values()]
-
     def _loss(self, head: HeadLayer, microbatch: int, x: Array, parameters: Layer) -> Any:
         """Note the loss of a microbatch, and return the values that the backward of the head needs."""
         assert self.work.targets is not None
         mean, saved = head.forward(self.device, x, self.work.targets[microbatch], parameters)
-        rows, divisor = self.work.rows[microbatch], self.work.divisor(microbatch)
-        self.work.add_loss(microbatch, mean * rows / divisor)
+        self.work.add_loss(microbatch, mean * self.work.rows[microbatch] / self.work.divisor(microbatch))
         return saved
