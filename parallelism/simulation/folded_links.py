@@ -15,17 +15,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.hardware import Channel, Hardware
-from parallelism.simulation.event_classes import Templates
+from parallelism.operation.errors import keys_by_value
+from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.folding import Lanes
 from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
 
 MOST_GROUPS = 4096
 """The most collectives that are checked for shared links; with more, folding is refused."""
-
-Ints = npt.NDArray[np.int64]
 
 
 class Used(NamedTuple):
@@ -56,9 +54,7 @@ def folded_ways(
     own, whole = own_ports(hardware), len(lanes.first) == templates.mesh.size
     if not whole and not own:
         _check_alone(templates, pricing, used, messages)
-    members: dict[int, list[int]] = {}
-    for event, key in enumerate(used.keys.tolist()):
-        members.setdefault(key, []).append(event)
+    members = keys_by_value(dict(enumerate(used.keys.tolist())))
     ways: list[Way | None] = [None]
     known: dict[tuple[tuple[int, int], ...], int] = {}
     of_key = {}
@@ -88,8 +84,7 @@ def own_ports(hardware: Hardware) -> bool:
 def _position(templates: Templates, look: int, rank: int) -> int:
     """The position of a rank in its group of a collective."""
     slot = int(templates.axes_of[look])
-    group = templates.groups[slot][templates.group_of[slot, rank]]
-    return int(np.flatnonzero(group == rank)[0])
+    return int(np.flatnonzero(templates.groups[slot][templates.group_of[slot, rank]] == rank)[0])
 
 
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
@@ -114,8 +109,8 @@ def _check_alone(templates: Templates, pricing: Pricing, used: Used, messages: b
     own: set[Channel] = set()
     others: set[Channel] = set()
     for look, number in everywhere:
-        crossing = pricing.collective(*templates.collective(look, number)).crossing
-        (own if (look, number) in simulated else others).update(crossing)
+        users = own if (look, number) in simulated else others
+        users.update(pricing.collective(*templates.collective(look, number)).crossing)
     if own & others:
         raise ValueError(_SHARED)
 

@@ -36,9 +36,9 @@ class SimulatedExecutable:
             _EVENTS[executable] = [
                 _events(executable, number, rank) for number, (rank, _) in enumerate(executable.programs.classes)]
         classes = _EVENTS[executable]
-        size, of = self.mesh.size, executable.programs.class_of
-        class_of = np.array([of(rank) for rank in range(size)] if len(classes) > 1 else np.zeros(size), np.int64)
-        return Templates(self.mesh, classes, class_of)
+        ranks = range(self.mesh.size)
+        class_of = [executable.programs.class_of(rank) for rank in ranks] if len(classes) > 1 else [0] * len(ranks)
+        return Templates(self.mesh, classes, np.array(class_of, np.int64))
 
 
 _EVENTS: WeakKeyDictionary[Executable, list[DeviceEvents]] = WeakKeyDictionary()

@@ -7,11 +7,11 @@ class of devices that have the same events: either op by op, or with each action
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.execution import PipelinedProgram, Share, StagePrograms, TypedArray
 from parallelism.ir import TensorType
@@ -21,12 +21,11 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import MESSAGES, message_user
 from parallelism.sharding import TensorSharding
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.event_classes import Templates
+from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.repeated_stages import RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
 
-Ints = npt.NDArray[np.int64]
-PriceEvents = Callable[[DeviceEvents, Ints], float | None]
+PriceEvents = Callable[[Ints, DeviceEvents], float | None]
 """Seconds of some events on each of the ranks that have them; None if the events cannot be one piece."""
 
 
@@ -54,19 +53,13 @@ class PipelinedStep:
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
-        uneven = not self._even_inside()
-        known: dict[Any, int] = {}
-        first: list[int] = []
-        class_of = np.zeros(self.mesh.size, np.int64)
-        counted = self._counts_places()
-        sizes = [tuple(part if counted else part[1] for part in parts) for parts in self._parts]
-        for rank, (position, replica) in enumerate(self.places):
-            key = position, sizes[replica], self.program.place(self.mesh, rank) if uneven else 0
-            if key not in known:
-                known[key] = len(first)
-                first.append(rank)
-            class_of[rank] = known[key]
-        return tuple(first), class_of
+        even = self._even_inside()
+        first: dict[Any, int] = {}
+        of = [
+            first.setdefault((position, self._alike[replica], even or self.program.place(self.mesh, rank)), rank)
+            for rank, (position, replica) in enumerate(self.places)
+        ]
+        return tuple(first.values()), np.unique(of, return_inverse=True)[1]
 
     def prepare(self) -> None:
         """Localizes the functions of all stages.  If this is not called, the first simulation does it."""
@@ -84,7 +77,7 @@ class PipelinedStep:
         """The events of each class; with a ``price``, an action of a stage is one piece of compute where it can be."""
         first, class_of = self.classes
         return Templates(self.mesh, [
-            self._events(rank, price and partial(_on, price, np.flatnonzero(class_of == number)))
+            self._events(rank, price and partial(price, np.flatnonzero(class_of == number)))
             for number, rank in enumerate(first)
         ], class_of)
 
@@ -104,7 +97,7 @@ class PipelinedStep:
             for name, *types in zip(functions.data, *by_part, strict=True):
                 data[name] = tuple(map(TypedArray.of, types))
             types_of_weights = programs.types(programs.of(parts[0]).forward.inputs, functions.weights)
-            weights.update(zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True))
+            weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
         return Share(self.numbers, self.rows, parts, data, weights)
 
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:
@@ -120,8 +113,7 @@ class PipelinedStep:
             key = stage, kind, part
             if key not in cache:
                 types = programs[stage].message(kind, part, last=stage == pipeline.stages - 1)
-                message: Any = packed([TypedArray.of(type) for type in types])  # type: ignore[misc]
-                cache[key] = message
+                cache[key] = packed([TypedArray.of(type) for type in types])  # type: ignore[assignment, misc]
             return cache[key]
 
         return incoming
@@ -129,31 +121,25 @@ class PipelinedStep:
     def _programs(self, stage: int, rank: int) -> StagePrograms:
         return self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)
 
-    def _alike(self, replica: int) -> list[Part]:
-        return list(self._parts[replica]) if self._counts_places() else [(0, rows) for _, rows in self._parts[replica]]
-
-    def _counts_places(self) -> bool:
-        name = f"{self.program.stages.batch}_first"
-        return any(name in stage.symbols for stage in self.program.stages.functions)
+    @cached_property
+    def _alike(self) -> list[tuple[Part, ...]]:
+        """The parts of each replica, all from row 0 unless a program uses the number of its first row."""
+        first_row = f"{self.program.stages.batch}_first"
+        if any(first_row in stage.symbols for stage in self.program.stages.functions):
+            return list(map(tuple, self._parts))
+        return [tuple((0, rows) for _, rows in parts) for parts in self._parts]
 
     def _even_inside(self) -> bool:
         """Whether all devices inside a stage have programs of the same shapes."""
-        inside, stages = self.program.mesh_inside, range(self.program.pipeline.stages)
+        inside = self.program.mesh_inside
         if inside is None:
             return True
-        parts = {part for replica in range(len(self._parts)) for part in self._alike(replica)}
-        for stage in stages:
-            programs = self.program.programs(stage, self.numbers, self.rows, self.mesh, 0)
-            for part in parts:
-                for kind in "FBIW":
-                    for value in programs.function(kind, part).values:
-                        if value.layout is not None and not _divides(value.type, value.layout, inside):
-                            return False
-        return True
-
-
-def _on(price: PriceEvents, ranks: Ints, events: DeviceEvents) -> float | None:
-    return price(events, ranks)
+        parts = set(chain.from_iterable(self._alike))
+        return all(
+            value.layout is None or _divides(value.type, value.layout, inside)
+            for programs in (self._programs(stage, 0) for stage in range(self.program.pipeline.stages))
+            for part in parts for kind in "FBIW" for value in programs.function(kind, part).values
+        )
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
