@@ -98,8 +98,8 @@ def roles_of(events: Columns) -> Roles:
     outermost = ~events.present("parent")
     roles = np.full(len(events), OUTSIDE, np.uint8)
     roles[outermost & ~events.isin("kind", {"memory"})] = POINT
-    for kind, role in (("compute", COMPUTE), ("wait", WAIT)):
-        roles[outermost & events.isin("kind", {kind})] = role
+    roles[outermost & events.isin("kind", {"compute"})] = COMPUTE
+    roles[outermost & events.isin("kind", {"wait"})] = WAIT
     keys, sizes = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
 
     at, key = collectives_of(events)

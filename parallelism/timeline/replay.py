@@ -55,7 +55,7 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
     event ends where it starts, and its rank goes on.
     """
     columns = Columns.of(chain.from_iterable(events_by_rank))
-    return tuple(replay_columns(columns, [len(events) for events in events_by_rank], pricing).events())
+    return tuple(replay_columns(columns, list(map(len, events_by_rank)), pricing).events())
 
 
 def replay_columns(
@@ -68,22 +68,18 @@ def replay_columns(
     """
     roles = roles_of(events) if known is None else known.roles
     prices = known.prices if known is not None else None if pricing is None else pricing.prices(events, roles)
-    if prices is None:
-        costs = np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0).astype(np.float64)
-    else:
-        costs = prices.seconds
+    costs = np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0) if prices is None else prices.seconds
     ordered = pricing is not None and pricing.hardware is not None
     whole = None if ordered else whole_nanoseconds(costs)
     if whole is not None and int(np.abs(whole).max()) * len(events) >= _MOST_NANOSECONDS:
         whole = None
-    unit = 1.0 if whole is None else 1e9
-    values = costs if whole is None else whole
+    unit, values = (1.0, costs) if whole is None else (1e9, whole)
     starts, durations = np.zeros_like(values), np.zeros_like(values)
     sharing = None
     if pricing is not None and prices is not None and pricing.shares_links:
         ranks, peers = (events.numbers(end).data for end in ("rank", "peer"))
         sharing = Sharing(
-            pricing.capacity, pricing.way, pricing.message_bytes(events).data, ranks, peers, prices.ways,
+            pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events).data, ranks, peers, prices.ways,
             None if prices.way is None else prices.way.data)
     engine = Replay(
         LaneEvents(lengths, roles.roles.data, roles.keys.data, roles.sizes.data, events.values("work"), values.data,

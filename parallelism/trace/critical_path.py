@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallelism.trace.totals import outermost
 from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, asynchronous, moving, rounded
 
@@ -31,8 +32,7 @@ def critical_path(trace: Trace, moved: Moving | None = None) -> tuple[PathStep, 
     columns = trace.columns
     starts = columns.numbers("start_seconds").astype(np.float64)
     ends = starts + columns.numbers("duration_seconds")
-    holding = ~columns.present("parent") & columns.isin("kind", HOLDING) & ~asynchronous(columns)
-    at = np.flatnonzero(holding & (ends > starts))
+    at = np.flatnonzero(outermost(columns, HOLDING) & ~asynchronous(columns) & (ends > starts))
     if not len(at):
         return ()
     moved = moving(trace) if moved is None else moved

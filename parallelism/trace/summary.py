@@ -68,12 +68,11 @@ def _tables(trace: Trace) -> list[_Table]:
     moved = moving(trace)
     tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
     held = trace.peaks()
-    ranks = []
-    for rank, totals in sorted(trace.totals.items()):
-        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
-                      count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
-    columns = ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])]
-    tables.append(_Table(columns, ranks, 0))
+    ranks = [[str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
+              count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])]
+             for rank, totals in sorted(trace.totals.items())]
+    tables.append(_Table(
+        ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])], ranks, 0))
 
     rows = collectives(trace, moved)
     for longest in (18, 10):        # of a word, so that a line has room for it
@@ -91,8 +90,7 @@ def _split_table(trace: Trace, moved: Moving) -> _Table:
     by_rank = split(trace, moved)
     shown = [[str(rank), *map(seconds, parts)] for rank, parts in by_rank.items()]
     total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
-    whole = trace.makespan_seconds * len(by_rank)
-    shares = ["", *(f"{part / whole:.1%}" for part in total)]
+    shares = ["", *(f"{part / (trace.makespan_seconds * len(by_rank)):.1%}" for part in total)]
     return _Table(["rank", *("exposed" if part == "communication" else part for part in PARTS)],
                   [["all", *map(seconds, total)], shares, *shown], 0)
 
