@@ -8,7 +8,7 @@ Qi et al., *Pipeline Parallelism with Controllable Memory*, 2024, arXiv:2405.153
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 
 from parallelism.pipelining.generators.step import Work
 
@@ -33,8 +33,8 @@ def v_min(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator
     1F1B.  Its bubble is not larger than that of 1F1B.
     """
     stages = {"a": rank, "b": 2 * ranks - 1 - rank}
-    times = _pattern(ranks)[rank]
-    order = sorted((time + _PERIOD * k, word, k) for word, time in times.items() for k in range(microbatches))
+    times = _pattern(ranks)[rank].items()
+    order = sorted((time + _PERIOD * k, word, k) for word, time in times for k in range(microbatches))
     yield from ((stages[word[1]], word[0], k) for _, word, k in order)
 
 
@@ -45,12 +45,12 @@ def _pattern(ranks: int) -> tuple[dict[str, int], ...]:
     ``a`` is the stage on the way down, ``b`` the one on the way up.  The microbatch waits at a turn only as long as is
     needed to keep the slots of a rank different modulo 6; it must wait if three divides the number of ranks.
     """
-    down, up = list(range(ranks)), list(range(ranks))[::-1]
     for waits in sorted(product(range(_PERIOD), repeat=3), key=sum):
-        starts = [sum(waits[:turn]) + turn * ranks for turn in range(4)]
-        courses = zip(starts, (down, up, down, up), strict=True)
-        table = zip(*([start + step for step in steps] for start, steps in courses), strict=True)
-        rows = [dict(zip(("Fa", "Fb", "Ib", "Ia"), times, strict=True)) for times in table]
+        fa, fb, ib, ia = (sum(waits[:turn]) + turn * ranks for turn in range(4))
+        rows = [
+            {"Fa": fa + down, "Fb": fb + up, "Ib": ib + down, "Ia": ia + up}
+            for down, up in zip(range(ranks), reversed(range(ranks)), strict=True)
+        ]
         if all(len({time % _PERIOD for time in row.values()}) == 4 for row in rows):
             return tuple(map(_with_weights, rows))
     raise AssertionError(f"every number of ranks has a pattern, but there is none for {ranks}")
@@ -60,8 +60,7 @@ def _with_weights(times: dict[str, int]) -> dict[str, int]:
     """Put W of each stage into the first free slot after its I."""
     taken = {time % _PERIOD for time in times.values()}
     for side in "ba":
-        after = times["I" + side] + 1
-        time = next(t for t in range(after, after + _PERIOD) if t % _PERIOD not in taken)
+        time = next(t for t in count(times["I" + side] + 1) if t % _PERIOD not in taken)
         times = {**times, "W" + side: time}
         taken.add(time % _PERIOD)
     return times

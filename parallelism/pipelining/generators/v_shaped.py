@@ -55,8 +55,8 @@ def zero_bubble_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> 
     A rank keeps at most ``2 ranks`` microbatches of its stages, which are half as large as those of 1F1B.
     Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 6, arXiv:2401.10241.
     """
-    count = max(2 * ranks - 1, microbatches)
-    yield from only_first(microbatches, _zero_bubble_v(_Rank(rank, ranks), rank, ranks, count))
+    works = _zero_bubble_v(_Rank(rank, ranks), rank, ranks, max(2 * ranks - 1, microbatches))
+    yield from only_first(microbatches, works)
 
 
 def _zero_bubble_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
@@ -84,8 +84,8 @@ def dual_pipe_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> It
     DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, section 3.2.1, arXiv:2412.19437.  The V and the order follow
     https://github.com/deepseek-ai/DualPipe, as in torch.
     """
-    count = max(2 * ranks, microbatches)
-    yield from only_first(microbatches, _dual_pipe_v(_Rank(rank, ranks), rank, ranks, count))
+    yield from only_first(
+        microbatches, _dual_pipe_v(_Rank(rank, ranks), rank, ranks, max(2 * ranks, microbatches)))
 
 
 def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Slot]:
