@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.collectives import MemberCall, result_of
 from parallelism.operation.trees import leaves, rebuild
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,9 +146,8 @@ class Lockstep:
 
     def put(self, channel: Channel, value: Any) -> None:
         """Sends a message, and does not wait."""
-        message = Message(value, calling_line())
         with self._changed:
-            self._messages.setdefault(channel, deque()).append(message)
+            self._messages.setdefault(channel, deque()).append(Message(value, calling_line()))
             self._changed.notify_all()
 
     def take(self, channel: Channel, issued_at: str | None = None) -> Message:
@@ -175,9 +174,8 @@ class Lockstep:
     def _find_deadlock(self) -> None:
         """Ends the run if no rank can continue."""
         waiting = self._waiting
-        if self._failures or not waiting or len(waiting) + len(self._returned) < self._size:
-            return
-        if any(wait.ready() for wait in waiting.values()):
+        may_go_on = not waiting or len(waiting) + len(self._returned) < self._size
+        if self._failures or may_go_on or any(wait.ready() for wait in waiting.values()):
             return
         frames = sys._current_frames()
         lines = {rank: [*user_lines(frames.get(self._threads[rank]))] for rank in waiting}
@@ -187,6 +185,6 @@ class Lockstep:
             if not lines[rank]:
                 text += ", never waited for,"
             stuck.append(Stuck(rank, text, location, wait.lane, tuple(wait.waits_for())))
-        stacks = {rank: lines[rank][::-1] for rank in waiting}
-        self._failures[min(waiting)] = deadlock_error(stuck, self._returned, stacks)
+        self._failures[min(waiting)] = deadlock_error(
+            stuck, self._returned, {rank: lines[rank][::-1] for rank in waiting})
         self._changed.notify_all()
