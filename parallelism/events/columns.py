@@ -81,15 +81,14 @@ class Columns:
         if found is not None:
             return found
         if name not in NUMBERS:
-            values = (DEFAULTS[name],) if self.length or name in DEFAULTS else ()
-            return Table(values, np.zeros(self.length, np.int32))
+            return Table((DEFAULTS[name],) if self.length or name in DEFAULTS else (), np.zeros(self.length, np.int32))
         default = DEFAULTS[name] if self.length else 0
         return np.full(self.length, ABSENT if default is None else default, NUMBERS[name])
 
     def with_columns(self, **columns: Column | None) -> Columns:
         """The same events but for these columns; None: all at the default."""
-        changed = {**self.columns, **columns}.items()
-        return Columns(self.length, {name: column for name, column in changed if column is not None})
+        return Columns(self.length, {
+            name: column for name, column in {**self.columns, **columns}.items() if column is not None})
 
     def only(self, *names: str) -> Columns:
         """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
@@ -116,8 +115,8 @@ class Columns:
         """The events, made as they are asked for."""
         for start in range(0, self.length, _EVENTS_AT_ONCE):
             part = self.take(slice(start, start + _EVENTS_AT_ONCE))
-            lists = (part.values(name) if name in part.columns else repeat(DEFAULTS[name]) for name in NAMES)
-            yield from map(Event, *lists)
+            yield from map(Event, *(
+                part.values(name) if name in part.columns else repeat(DEFAULTS[name]) for name in NAMES))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Columns):

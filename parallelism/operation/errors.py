@@ -24,9 +24,7 @@ class ClusterError(RuntimeError):
         self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = ()
     ) -> None:
         super().__init__(message)
-        self.ranks = tuple(ranks)
-        self.operation = operation
-        self.locations = tuple(locations)
+        self.ranks, self.operation, self.locations = tuple(ranks), operation, tuple(locations)
         self.outputs: dict[int, Any] = {}
         """By rank, the results of the ranks that had finished when a run failed."""
 

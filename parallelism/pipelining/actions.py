@@ -55,9 +55,7 @@ class Action(NamedTuple):
             return (Action(stage - 1, _SOURCE[kind], k),) if stage else ()
         if kind in ("B", "I"):
             return Action(stage, "F", k), Action(stage + 1, "I", k)
-        if kind == "RECV_B":
-            return (Action(stage + 1, "SEND_B", k),)
-        return (Action(stage, _SOURCE[kind], k),)
+        return (Action(stage + 1, "SEND_B", k) if kind == "RECV_B" else Action(stage, _SOURCE[kind], k),)
 
     @property
     def works(self) -> tuple[Action, ...]:

@@ -17,8 +17,7 @@ class PipelinedOperation(Operation):
     """
 
     def __init__(self, pipeline: Pipeline, inside: Collection[str] = ()) -> None:
-        self.pipeline = pipeline
-        self.inside = tuple(inside)
+        self.pipeline, self.inside = pipeline, tuple(inside)
 
     def places(self, mesh: Mesh) -> list[tuple[int, int]]:
         """The position in the pipeline and the number of the replica, by rank.  ``ValueError`` if the mesh is unfit."""

@@ -222,8 +222,7 @@ class _Lanes:
                 places.append(len(rows))
                 key = posted * count + k
                 rows.append((role, key, None if posted == _NONE else key, cost))
-                for slot, seconds in sends:
-                    rows.append((SEND, slot * count + k, None, seconds))
+                rows += [(SEND, slot * count + k, None, seconds) for slot, seconds in sends]
                 done.update([slot * count + k for slot in slots])
             self.places.append(places)
             lengths.append(len(rows) - first)
@@ -260,11 +259,11 @@ class _Lanes:
             sources = Action(stage, kind, 0).needs
             posted = self._slot(sources[0], by_message=True) if sources else _NONE
             return _Pattern(RECV if sources else POINT, 0, posted, waits, slots, ())
-        message = self.costs["message"][0]
-        sends = [(slot, message) for action in made if (slot := self._slot(action, by_message=True)) in received]
-        sends += [(slot, 0) for slot in slots if is_stray and slot in received]
+        sent = [(self._slot(action, by_message=True), self.costs["message"][0]) for action in made]
+        sent += [(slot, 0) for slot in slots if is_stray]
+        sends = tuple((slot, seconds) for slot, seconds in sent if slot in received)
         role, cost = (COMPUTE, self.costs[kind][stage]) if kind in KINDS else (POINT, 0)
-        return _Pattern(role, cost, _NONE, waits, slots, tuple(sends))
+        return _Pattern(role, cost, _NONE, waits, slots, sends)
 
     def _slot(self, action: Action, *, by_message: bool) -> int:
         return self.slots.setdefault((action.stage, action.kind, by_message), len(self.slots))

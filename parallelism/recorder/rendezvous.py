@@ -7,7 +7,7 @@ several ranks are those of the runtime (`parallelism.operation.errors`), with th
 
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from parallelism.operation import (
     calling_line,
     deadlock_error,
     line_of,
+    ranks_in_words,
     undelivered_error,
 )
 from parallelism.operation.errors import located
@@ -75,7 +76,7 @@ class Lockstep:
         self._returned: set[int] = set()
         self._failures: dict[int, BaseException] = {}
         self._meetings: dict[Hashable, Meeting] = {}
-        self._counts: dict[tuple[int, Hashable], int] = {}
+        self._counts: Counter[tuple[int, Hashable]] = Counter()
         self._messages: dict[Channel, deque[Message]] = {}
 
     def run(self, body: Callable[[int], Any]) -> list[Any]:
@@ -122,13 +123,13 @@ class Lockstep:
         """The next operation of a group, in which ``rank`` makes this call."""
         with self._changed:
             ranks = tuple(group)
-            number = self._counts.get((rank, ranks), 0)
-            self._counts[rank, ranks] = number + 1
-            meeting = self._meetings.setdefault((ranks, number), Meeting(ranks))
+            self._counts[rank, ranks] += 1
+            operation = ranks, self._counts[rank, ranks]
+            meeting = self._meetings.setdefault(operation, Meeting(ranks))
             meeting.stated[ranks.index(rank)] = call
             meeting.missing.discard(rank)
             if not meeting.missing:
-                del self._meetings[ranks, number]
+                del self._meetings[operation]
                 self._changed.notify_all()
             return meeting
 
@@ -153,9 +154,8 @@ class Lockstep:
     def take(self, channel: Channel, issued_at: str | None = None) -> Message:
         """The oldest message of a channel, when there is one."""
         source, target, tag = channel
-        name = "the host" if source == HOST else f"rank {source}"
         self._wait(target, _Wait(
-            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {name}, tag {tag})",
+            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {ranks_in_words([source])}, tag {tag})",
             ("recv", source, tag), lambda: [source], issued_at))
         with self._changed:
             return self._messages[channel].popleft()
@@ -179,12 +179,11 @@ class Lockstep:
             return
         frames = sys._current_frames()
         lines = {rank: [*user_lines(frames.get(self._threads[rank]))] for rank in waiting}
-        stuck = []
-        for rank, wait in sorted(waiting.items()):
-            text, location = wait.text(), lines[rank][0].place if lines[rank] else wait.issued_at or "?"
-            if not lines[rank]:
-                text += ", never waited for,"
-            stuck.append(Stuck(rank, text, location, wait.lane, tuple(wait.waits_for())))
+        stuck = [
+            Stuck(rank, wait.text() + ("" if lines[rank] else ", never waited for,"),
+                  lines[rank][0].place if lines[rank] else wait.issued_at or "?", wait.lane, tuple(wait.waits_for()))
+            for rank, wait in sorted(waiting.items())
+        ]
         self._failures[min(waiting)] = deadlock_error(
             stuck, self._returned, {rank: lines[rank][::-1] for rank in waiting})
         self._changed.notify_all()

@@ -128,12 +128,10 @@ class Templates:
         for look, by_group in self._uneven.items():
             if next(iter(by_group.values())).kind.sums_all:
                 continue
-            groups = self.groups[self.axes_of[look]]
-            for of in ("sent", "received", "messages"):
-                by_member = np.zeros(self.mesh.size, np.int64)
-                for number, each in by_group.items():
-                    by_member[groups[number]] = getattr(each, of)
-                differences.append(by_member)
+            by_member = np.zeros((3, self.mesh.size), np.int64)
+            for number, each in by_group.items():
+                by_member[:, self.groups[self.axes_of[look]][number]] = each.sent, each.received, each.messages
+            differences += list(by_member)
         return differences
 
     # -- by rank -------------------------------------------------------------------------------------------------------

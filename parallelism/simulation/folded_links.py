@@ -66,9 +66,9 @@ def folded_ways(
             for event, (rank, price) in zip(events, priced, strict=True):
                 if own:
                     member = used.groups[price][_position(templates, int(used.looks[event]), rank)]
-                    crossing.update(_over_ports(hardware, used.prices[price], member, rank))
+                    crossing |= _over_ports(hardware, used.prices[price], member, rank)
                 else:
-                    crossing.update(used.prices[price].crossing)
+                    crossing |= used.prices[price].crossing
             ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(crossing=crossing)))
         of_key[key] = known[priced]
     return tuple(ways), np.array([of_key[key] for key in used.keys.tolist()], np.int64)

@@ -184,8 +184,8 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     ways = _Ways(hardware, source, target)
     channel = _codes(ways.channel)
     among, count = np.bincount(channel, weights=np.isin(source, first)[ways.message]), np.bincount(channel)
-    mixed = (among > 0) & (among < count)
-    if mixed.any() or not _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel]):
+    alike = _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel])
+    if not alike or ((among > 0) & (among < count)).any():
         raise ValueError(_SHARED)
 
 

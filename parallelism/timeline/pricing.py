@@ -70,9 +70,10 @@ def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
 
 def with_free_overhead(events: Columns) -> Columns:
     """The events of a program that declares every op: its nameless compute is the library's own, declared as 0 s."""
-    seconds = events.values("seconds")
-    for i in np.flatnonzero(nameless_compute(events)).tolist():
-        seconds[i] = 0.0
+    seconds = [
+        0.0 if nameless else declared
+        for nameless, declared in zip(nameless_compute(events).tolist(), events.values("seconds"), strict=True)
+    ]
     return events.with_columns(seconds=column_of("seconds", seconds))
 
 
@@ -196,8 +197,6 @@ class Pricing:
 
     def _scale(self, events: Columns, default: str | None = None) -> Floats:
         """The number of bytes as which a byte is priced, by the dtype of its event; ``default`` if it has none."""
-        if self.priced_dtype is None:
-            return np.ones(len(events))
         return events.mapped("dtype", lambda dtype: self._factor(dtype or default), np.float64)
 
     def _factor(self, dtype: str | None) -> float:

@@ -127,9 +127,8 @@ def _end(event: Event) -> float:
 
 
 def _track(event: Event) -> int:
-    if event.kind == "wait":        # is called after what it waits for
-        return _TRACK_OF[event.name] if event.name in ("send", "recv") else _COLLECTIVE
-    return _TRACK_OF.get(event.kind, _COLLECTIVE)
+    # A wait is called after what it waits for.
+    return _TRACK_OF.get(event.name if event.kind == "wait" else event.kind, _COLLECTIVE)
 
 
 def _counters(trace: Trace) -> Iterator[Record]:

@@ -55,11 +55,11 @@ def zero_bubble_v(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> 
     A rank keeps at most ``2 ranks`` microbatches of its stages, which are half as large as those of 1F1B.
     Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 6, arXiv:2401.10241.
     """
-    works = _zero_bubble_v(_Rank(rank, ranks), rank, ranks, max(2 * ranks - 1, microbatches))
-    yield from only_first(microbatches, works)
+    yield from only_first(microbatches, _zero_bubble_v(rank, ranks, max(2 * ranks - 1, microbatches)))
 
 
-def _zero_bubble_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
+def _zero_bubble_v(rank: int, ranks: int, microbatches: int) -> Iterator[Work]:
+    here = _Rank(rank, ranks)
     yield from here.run("Fa " * (2 * (ranks - rank) - 1) + "Fb Fa " * rank + "Fb Ib W " * (ranks - rank))
     while here.next["b", "F"] < microbatches:
         if here.next["a", "F"] < microbatches:
