@@ -22,7 +22,7 @@ from parallelism.pipelining import Pipeline
 from pipeline_parallelism.batch_steps import PredictStep, Recompute, Training, TrainStep
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.model import dealt
+from pipeline_parallelism.model import Model
 from pipeline_parallelism.reference import reference_step
 from pipeline_parallelism.stage import DenseStage, layers_forward
 from pipeline_parallelism.state_steps import CheckpointStep, ResetStep, RestoreStep
@@ -32,7 +32,7 @@ _PLAIN_SGD = SGD(0.1)
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Model):
     """Dense layers between ``layer_sizes``, with an activation after each but the last, split over the stages.
 
     >>> mlp = MLP(layer_sizes=(64, 128, 128, 128, 10), pipeline=Pipeline(stages=3, microbatches=8))
@@ -77,15 +77,6 @@ class MLP:
         """The number of layers."""
         return len(self.layer_sizes) - 1
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The mesh axes inside a stage: none."""
-        return ()
-
-    def layers_of(self, stage: int) -> range:
-        """The layers of a stage, split as evenly as possible; the first stages have more."""
-        return dealt(self.layer_count, self.pipeline.stages, stage)
-
     def activations_of(self, layers: Iterable[int]) -> list[Activation]:
         """The activation of each of these layers; the model's last layer has none."""
         return [IDENTITY if i == len(self.layer_sizes) - 2 else ACTIVATIONS[self.activation] for i in layers]
@@ -102,10 +93,6 @@ class MLP:
             normal = np.random.default_rng((self.seed, i)).standard_normal((inputs, outputs))
             drawn.append(((normal * math.sqrt(gain / inputs)).astype(self.dtype), np.zeros(outputs, self.dtype)))
         return drawn
-
-    def initial_parameters(self) -> list[Layer]:
-        """Weights and bias of every layer before the first step."""
-        return self.initial_layers(range(len(self.layer_sizes) - 1))
 
     def local_head(self, stage: int) -> Array:
         """The fixed random weights between a stage and its own loss, for schedules with local losses.
@@ -170,9 +157,6 @@ class MLP:
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
         """The outputs of the one rank."""
         return shards[0]
-
-    def check_mesh(self, mesh: Mesh, x: Array) -> None:
-        """Nothing to check: there are no axes inside a stage."""
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> DenseStage:
         """A stage for one step."""

@@ -15,7 +15,7 @@ from parallelism.pipelining import Pipeline
 from parallelism.sharding import TensorSharding
 from pipeline_parallelism.batch_steps import PredictStep, TrainStep
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.model import dealt, inner_mesh
+from pipeline_parallelism.model import Model, inner_mesh
 from pipeline_parallelism.state_steps import ResetStep
 from pipeline_parallelism.trained_stage import Layer
 from pipeline_parallelism.transformer_layers import Axes, BlockLayer, EmbeddingLayer, HeadLayer
@@ -26,7 +26,7 @@ _ADAM = Adam()
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(Model):
     """A language model: an embedding, ``blocks`` causal blocks and a head, split over the stages layer by layer.
 
     >>> gpt = Transformer(vocabulary=256, width=64, heads=4, blocks=4, pipeline=Pipeline(stages=2, microbatches=4))
@@ -97,10 +97,6 @@ class Transformer:
         """The mesh axes over which a stage is spread."""
         return ("tp",)
 
-    def layers_of(self, stage: int) -> range:
-        """The layers of a stage: as even as can be, the longer stages first."""
-        return dealt(self.layer_count, self.pipeline.stages, stage)
-
     def parameter_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters of a layer, by name, in the order in which they are returned."""
         return dict(self._part(layer, ()).shapes)
@@ -116,10 +112,6 @@ class Transformer:
             drawn = self._part(number, ()).drawn(np.random.default_rng((self.seed, number)))
             initial.append(tuple(array.astype(self.dtype) for array in drawn.values()))
         return initial
-
-    def initial_parameters(self) -> list[Layer]:
-        """The whole parameters of every layer before the first step."""
-        return self.initial_layers(range(self.layer_count))
 
     # ------------------------------------------------------------------------------------- on a cluster
 

@@ -27,8 +27,21 @@ TABLE_SPREAD = 0.02
 """The initial standard deviation of the head's table; it makes the first loss about log(vocabulary)."""
 
 
-class EmbeddingLayer:
-    """The embedding: tokens ``(rows, sequence)`` to x ``(rows, sequence, width)``."""
+class _OfOperation:
+    """A layer that is one operation on its input and its parameters."""
+
+    operation: Embedding | TransformerBlock
+
+    def forward(self, device: Device, x: Array, parameters: Layer) -> tuple[Array, Any]:
+        return self.operation.forward(device, x, *parameters)
+
+    def backward(self, device: Device, saved: Any, grad: Array) -> tuple[Array | None, Layer]:
+        x_grad, *gradients = self.operation.backward(device, saved, grad)
+        return x_grad, tuple(gradients)
+
+
+class EmbeddingLayer(_OfOperation):
+    """The embedding: tokens ``(rows, sequence)`` to x ``(rows, sequence, width)``, which has no gradient for tokens."""
 
     def __init__(self, model: Transformer, axes: Axes) -> None:
         sharding = EmbeddingSharding.vocabulary(axes, sequence=model.rows_over(axes))
@@ -41,15 +54,8 @@ class EmbeddingLayer:
         vocabulary, width = self.shapes["table"]
         return {"table": rng.standard_normal((vocabulary, width)) / math.sqrt(width)}
 
-    def forward(self, device: Device, tokens: Array, parameters: Layer) -> tuple[Array, Any]:
-        return self.operation.forward(device, tokens, *parameters)
 
-    def backward(self, device: Device, saved: Any, grad: Array) -> tuple[None, Layer]:
-        _, table = self.operation.backward(device, saved, grad)
-        return None, (table,)
-
-
-class BlockLayer:
+class BlockLayer(_OfOperation):
     """A causal block with rotary positions: x ``(rows, sequence, width)`` to an output of the same shape."""
 
     def __init__(self, model: Transformer, axes: Axes) -> None:
@@ -79,13 +85,6 @@ class BlockLayer:
             initial[name] = rng.standard_normal(shape) / math.sqrt(inputs * added)
         return initial
 
-    def forward(self, device: Device, x: Array, parameters: Layer) -> tuple[Array, Any]:
-        return self.operation.forward(device, x, *parameters)
-
-    def backward(self, device: Device, saved: Any, grad: Array) -> tuple[Array, Layer]:
-        x_grad, *gradients = self.operation.backward(device, saved, grad)
-        return x_grad, tuple(gradients)
-
 
 class _OfHead(NamedTuple):
     norm: Any
@@ -98,10 +97,8 @@ class HeadLayer:
     def __init__(self, model: Transformer, axes: Axes) -> None:
         sharding = VocabularyLossSharding.vocabulary(axes, sequence=model.rows_over(axes))
         self.norm, self.loss = LayerNorm(sharding.x), VocabularyLoss(sharding)
-        width = (model.width,)
-        self.shapes = {"norm": width, "norm_bias": width, "table": (model.vocabulary, model.width)}
-        whole = TensorSharding(None)
-        self.layouts = {"norm": whole, "norm_bias": whole, "table": sharding.table}
+        self.shapes = {"norm": (model.width,), "norm_bias": (model.width,), "table": (model.vocabulary, model.width)}
+        self.layouts = {"norm": TensorSharding(None), "norm_bias": TensorSharding(None), "table": sharding.table}
         self.rows = model.rows_over(axes)
 
     def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
@@ -129,5 +126,4 @@ class HeadLayer:
         y, _ = self.norm.forward(device, x, *norm)
         if self.rows:
             y = device.all_gather(y, self.rows, dim=1)
-        logits: Array = device.matmul(y, table.T)
-        return logits
+        return np.asarray(device.matmul(y, table.T))
