@@ -107,8 +107,8 @@ class TrainStep(ModelStep):
             "parameters": nbytes + count_bytes(resident.delayed), "gradients": nbytes, "optimizer": count_bytes(states)}
         for category, size in held.items():
             device.hold(category, size)
-        layers = {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers
-        stages = self._stages(device, layers, work)
+        stages = self._stages(
+            device, {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers, work)
         if weights == "stashed":
             stashed = Stashed(device, replicas_axis, stages, work.divisors, self.optimizer, states)
             self.run_stages(device, stages, stashed.done)
@@ -160,15 +160,14 @@ class TrainStep(ModelStep):
         step = common_step([output["step"] for output in outputs])
         by_position = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
         loss = next(parts[0]["loss"] for parts in by_position if parts[0]["loss"] is not None)
-        joined: dict[str, list[Layer] | None] = dict.fromkeys(("parameters", "gradients"))
-        for name in joined:
-            if name in self.returns:
-                by_stage = {
-                    stage: self.model.join_layers(
-                        mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
-                    for parts in by_position for stage in parts[0][name]
-                }
-                joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]]
+        joined: dict[str, list[Layer] | None] = {}
+        for name in ("parameters", "gradients"):    # the devices return no stages of what was not asked for
+            by_stage = {
+                stage: self.model.join_layers(
+                    mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
+                for parts in by_position for stage in parts[0][name]
+            }
+            joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]] or None
         return Training(loss, joined["parameters"], joined["gradients"], step=step)
 
 

@@ -246,6 +246,5 @@ class MLP(Model):
 
 def _known(subject: str, name: str, names: Iterable[str]) -> None:
     if name not in names:
-        close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(str(name), names, n=1))
         raise ValueError(f"unknown {subject} {name!r}{hint} (known: {', '.join(map(repr, names))})")

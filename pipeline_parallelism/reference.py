@@ -20,11 +20,9 @@ from pipeline_parallelism.trained_stage import Layer, add_layers
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
 
-Previous = Training | Checkpoint | None
-
-
 def reference_step(
-    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Previous, microbatches: int, replicas: int
+    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Training | Checkpoint | None, microbatches: int,
+    replicas: int,
 ) -> Training:
     """See `MLP.reference_step`.  The data are checked already."""
     parameters = mlp.initial_parameters() if previous is None else previous.parameters
@@ -36,8 +34,7 @@ def reference_step(
     if weights == "stashed":
         return _stashed(mlp, x, targets, optimizer, parameters, state, step, replicas)
     backward = _local if mlp.pipeline.schedule.local else _backpropagated
-    delayed = previous.delayed if isinstance(previous, Training) else None
-    used = parameters if delayed is None else delayed
+    used = (previous.delayed if isinstance(previous, Training) else None) or parameters
     loss, gradients = _total(
         _total(backward(mlp, used, *part, len(x)) for part in _split_both(*replica, microbatches))
         for replica in _split_both(x, targets, replicas)

@@ -103,9 +103,8 @@ class DenseStage(TrainedStage):
             if x is None:
                 x = self.activations[i - 1].forward(_there(kept.saved[i - 1][1]))
             kept.saved[i] = x, dense(x, *kept.layers[i])
-        last = len(kept.saved) - 1
-        if last in self._dropped and self.finish is not None:
-            y = self.activations[last].forward(_there(kept.saved[last][1]))
+        if len(kept.saved) - 1 in self._dropped and self.finish is not None:
+            y = self.activations[-1].forward(_there(kept.saved[-1][1]))
             kept.output_gradient = self._finished(microbatch, y)
 
     def _finished(self, microbatch: int, y: Array) -> Array | None:
@@ -118,9 +117,9 @@ class DenseStage(TrainedStage):
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The gradient of the input.  The values that `backward_weights` needs are kept."""
         kept = self._kept[microbatch]
-        grad = _there(kept.output_gradient) if grad is None else grad
-        sums = [_there(z) for _, z in kept.saved]
-        grad, kept.gradients = layers_backward_input(kept.layers, self.activations, sums, grad, first=self.first)
+        grad, kept.gradients = layers_backward_input(
+            kept.layers, self.activations, [_there(z) for _, z in kept.saved],
+            _there(kept.output_gradient) if grad is None else grad, first=self.first)
         kept.saved, kept.output_gradient = [(x, None) for x, _ in kept.saved], None
         return grad
 

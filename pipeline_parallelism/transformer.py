@@ -107,11 +107,8 @@ class Transformer(Model):
 
     def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
         """The whole parameters of these layers before the first step."""
-        initial: list[Layer] = []
-        for number in layers:
-            drawn = self._part(number, ()).drawn(np.random.default_rng((self.seed, number)))
-            initial.append(tuple(array.astype(self.dtype) for array in drawn.values()))
-        return initial
+        drawn = (self._part(number, ()).drawn(np.random.default_rng((self.seed, number))) for number in layers)
+        return [tuple(array.astype(self.dtype) for array in layer.values()) for layer in drawn]
 
     # ------------------------------------------------------------------------------------- on a cluster
 
@@ -171,12 +168,10 @@ class Transformer(Model):
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TransformerStage:
         """A stage for one step.  Its operations and their plans are kept in the device."""
-        key = "pipeline_parallelism.Transformer operations", self
-        operations: dict[int, AnyLayer] = device.state.setdefault(key, {})
-        for layer in self.layers_of(number):
-            if layer not in operations:
-                operations[layer] = self._part(layer, self._axes(device.mesh))
-        return TransformerStage(device, [operations[layer] for layer in self.layers_of(number)], layers, work)
+        key = "pipeline_parallelism.Transformer operations", self, number
+        if key not in device.state:
+            device.state[key] = [self._part(layer, self._axes(device.mesh)) for layer in self.layers_of(number)]
+        return TransformerStage(device, device.state[key], layers, work)
 
     def rows_over(self, axes: Axes) -> Axes:
         """The axes that split the rows between products that are split over ``axes``."""

@@ -59,8 +59,8 @@ class BlockLayer(_OfOperation):
     """A causal block with rotary positions: x ``(rows, sequence, width)`` to an output of the same shape."""
 
     def __init__(self, model: Transformer, axes: Axes) -> None:
-        make = TransformerBlockSharding.sequence if model.rows_over(axes) else TransformerBlockSharding.megatron
-        sharding = make(axes)
+        split = TransformerBlockSharding
+        sharding = split.sequence(axes) if model.rows_over(axes) else split.megatron(axes)
         self.operation = TransformerBlock(
             sharding, causal=True, rotary_base=model.rotary_base, activation=model.activation)
         self.shapes = self.operation.shapes(
@@ -79,10 +79,10 @@ class BlockLayer(_OfOperation):
         for name, shape in self.shapes.items():
             if len(shape) == 1:
                 initial[name] = np.full(shape, float(name in ("norm1", "norm2")))
-                continue
-            inputs = math.prod(shape[:2]) if name == "wo" else shape[0]
-            added = 2 * self.depth if name in ("wo", "w2") else 1
-            initial[name] = rng.standard_normal(shape) / math.sqrt(inputs * added)
+            else:
+                inputs = math.prod(shape[:2]) if name == "wo" else shape[0]
+                added = 2 * self.depth if name in ("wo", "w2") else 1
+                initial[name] = rng.standard_normal(shape) / math.sqrt(inputs * added)
         return initial
 
 

@@ -53,8 +53,8 @@ class Pipeline:
     ) -> None:
         sizes = counts(stages=stages, microbatches=microbatches, **({} if chunks is None else {"chunks": chunks}))
         if chunks is not None and stages % chunks:
-            below, above = stages // chunks * chunks, -(-stages // chunks) * chunks
-            would = f"{below} or {above} can" if below else f"{above} can"
+            below = stages // chunks * chunks
+            would = f"{below} or {below + chunks} can" if below else f"{chunks} can"
             raise ValueError(f"{stages} stages cannot be split over ranks in chunks of {chunks}; {would}")
         built = _built(schedule, sizes["stages"], sizes["microbatches"], sizes.get("chunks"))
         for name, size in sizes.items():
@@ -139,8 +139,8 @@ def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> 
 def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Schedule:
     """The schedule of this name, in any accepted spelling."""
     if spelt(given) not in ALIASES:
-        close = [ALIASES[key] for key in difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)]
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        close = difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)
+        hint = "".join(f"; did you mean {ALIASES[key]!r}?" for key in close)
         raise ValueError(f"unknown schedule {given!r}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
     name = ALIASES[spelt(given)]
     if chunks is None:

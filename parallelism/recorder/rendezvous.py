@@ -69,8 +69,7 @@ class Lockstep:
     """The ranks of one run, each a thread of its own while the run lasts."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._changed = threading.Condition()
+        self._size, self._changed = size, threading.Condition()
         self._threads: dict[int, int] = {}
         self._waiting: dict[int, _Wait] = {}
         self._returned: set[int] = set()
@@ -110,12 +109,11 @@ class Lockstep:
         if self._failures:
             first = self._failures[min(self._failures)]
             if isinstance(first, ClusterError) and not first.locations:
-                places = {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}
-                raise located(first, places) from None
+                raise located(
+                    first, {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}) from None
             raise first
-        undelivered = [Undelivered(*channel, len(messages), messages[0].location)
-                       for channel, messages in self._messages.items() if messages and channel.target != HOST]
-        if undelivered:
+        if undelivered := [Undelivered(*channel, len(messages), messages[0].location)
+                           for channel, messages in self._messages.items() if messages and channel.target != HOST]:
             raise undelivered_error(undelivered)
         return results
 

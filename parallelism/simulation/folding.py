@@ -120,9 +120,7 @@ def _first_alike(values: Ints) -> Ints:
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
     """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
-    if not colour.any():
-        return np.zeros(len(groups), np.int64)
-    return _codes(np.sort(colour[groups], axis=1), axis=0)
+    return _codes(np.sort(colour[groups], axis=1), axis=0) if colour.any() else np.zeros(len(groups), np.int64)
 
 
 def _codes(values: npt.NDArray[np.generic], axis: int | None = None) -> Ints:

@@ -143,5 +143,6 @@ class PipelinedStep:
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
-    parts = (prod(mesh.shape[axis] for axis in dim.axes) for dim in layout.dims)
-    return all(int(extent) % part == 0 for extent, part in zip(type.shape, parts, strict=True))
+    return all(
+        int(extent) % prod(mesh.shape[axis] for axis in dim.axes) == 0
+        for extent, dim in zip(type.shape, layout.dims, strict=True))

@@ -133,8 +133,8 @@ def _timed(each: _Representatives, pricing: Pricing) -> Trace:
         ways, way[at] = folded_ways(
             templates, pricing, each.lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
     known = PricedRoles(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    timed = replay_columns(events, each.lengths, pricing, known)
-    return _trace(timed, templates.mesh, pricing, each.lanes.first.tolist())
+    return _trace(
+        replay_columns(events, each.lengths, pricing, known), templates.mesh, pricing, each.lanes.first.tolist())
 
 
 class _Pieces:

@@ -102,8 +102,4 @@ def repriced(events: Columns, size: int, pricing: Pricing) -> Seen:
     order = None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
     lengths = np.bincount(ranks, minlength=size).tolist()
     timed = replay_columns(seen.events if order is None else seen.events.take(order), lengths, pricing)
-    if order is not None:
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        timed = timed.take(back)
-    return seen._replace(events=timed)
+    return seen._replace(events=timed if order is None else timed.take(np.argsort(order)))

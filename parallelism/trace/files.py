@@ -219,16 +219,14 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
         "tuple[tuple[int, int], ...]": ("a list of ranks with their bytes", _lists(sources), None),
     }[annotation.removesuffix(" | None")]
     if field == "pairs":
-        check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
         expected = "a list of pairs of positions"
+        check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
     if field == "kind":
         expected, check = f"one of {', '.join(KINDS)}", lambda column: _texts(column) and set(column) <= set(KINDS)
     optional = annotation.endswith(" | None")
-    if annotation == "float | None":
-        bounds = None
     if optional:
         expected, check = f"{expected} or null", _optional(check)
-    return _Rule(path, field, expected, check, bounds, optional)
+    return _Rule(path, field, expected, check, None if annotation == "float | None" else bounds, optional)
 
 
 def _is_default(name: str, column: Column) -> bool:

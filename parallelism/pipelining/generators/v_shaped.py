@@ -107,11 +107,11 @@ def _dual_pipe_v(here: _Rank, rank: int, ranks: int, microbatches: int) -> Itera
     yield from here.run("W Ia " * after + "W " * (rank + 1))
 
 
-# -- the pattern of one microbatch, repeated every six slots -------------------------------------------------------------
+# -- the pattern of one microbatch, repeated every six slots -----------------------------------------------------------
 #
-# For each microbatch a rank runs F, I and W of two stages: six slots of work.  A pattern says in which slots a rank works
-# on a microbatch.  If these slots differ modulo 6 on every rank, the pattern can be repeated every six slots.  The
-# shorter the pattern, the fewer microbatches are in flight and kept.
+# For each microbatch a rank runs F, I and W of two stages: six slots of work.  A pattern says in which slots a rank
+# works on a microbatch.  If these slots differ modulo 6 on every rank, the pattern can be repeated every six slots.
+# The shorter the pattern, the fewer microbatches are in flight and kept.
 # Qi et al., *Pipeline Parallelism with Controllable Memory*, 2024, arXiv:2405.15362, section 3.
 
 _PERIOD = 6
