@@ -48,9 +48,7 @@ class CheckpointStep(ModelStep):
 class RestoreStep(ModelStep):
     """Replace the devices' state by a `Checkpoint`; see `MLP.restore_step`."""
 
-    def __init__(self, mlp: MLP) -> None:
-        super().__init__(mlp)
-        self.mlp = mlp
+    model: MLP
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """For each rank: the layers and the optimizer's state of its stages.  ``ValueError`` for another model."""
@@ -59,13 +57,13 @@ class RestoreStep(ModelStep):
             got = ", ".join(type(arg).__name__ for arg in args)
             raise TypeError(f"restoring takes a Checkpoint, got {got or 'nothing'}")
         checkpoint: Checkpoint = args[0]
-        if checkpoint.layer_sizes != self.mlp.layer_sizes:
+        if checkpoint.layer_sizes != self.model.layer_sizes:
             raise ValueError(
-                f"the model has layer_sizes={self.mlp.layer_sizes}, and the checkpoint {checkpoint.layer_sizes}")
+                f"the model has layer_sizes={self.model.layer_sizes}, and the checkpoint {checkpoint.layer_sizes}")
         dtype = checkpoint.parameters[0][0].dtype
-        if dtype.newbyteorder("=") != np.dtype(self.mlp.dtype).newbyteorder("="):
-            raise ValueError(f"the model has dtype {self.mlp.dtype}, and the checkpoint {dtype}")
-        layers_of = [self.mlp.layers_of(stage) for stage in range(self.pipeline.stages)]
+        if dtype.newbyteorder("=") != np.dtype(self.model.dtype).newbyteorder("="):
+            raise ValueError(f"the model has dtype {self.model.dtype}, and the checkpoint {dtype}")
+        layers_of = [self.model.layers_of(stage) for stage in range(self.pipeline.stages)]
         states = split_state(checkpoint.optimizer_state, [2 * len(layers) for layers in layers_of])
         parts = [([checkpoint.parameters[i] for i in layers], state)
                  for layers, state in zip(layers_of, states, strict=True)]

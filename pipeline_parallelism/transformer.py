@@ -18,8 +18,14 @@ from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model, inner_mesh
 from pipeline_parallelism.state_steps import ResetStep
 from pipeline_parallelism.trained_stage import Layer
-from pipeline_parallelism.transformer_layers import Axes, BlockLayer, EmbeddingLayer, HeadLayer
-from pipeline_parallelism.transformer_stage import AnyLayer, TransformerStage
+from pipeline_parallelism.transformer_stage import (
+    AnyLayer,
+    Axes,
+    BlockLayer,
+    EmbeddingLayer,
+    HeadLayer,
+    TransformerStage,
+)
 
 POLICIES = ("megatron", "sequence")
 _ADAM = Adam()

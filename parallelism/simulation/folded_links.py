@@ -11,10 +11,10 @@ folded simulation does not contain all of them.  It is exact in two cases:
 In any other case folding is refused with ``ValueError``.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from parallelism.hardware import Channel, Hardware
 from parallelism.operation.errors import keys_by_value
@@ -26,27 +26,32 @@ MOST_GROUPS = 4096
 """The most collectives that are checked for shared links; with more, folding is refused."""
 
 
-class Used(NamedTuple):
-    """The collective events that are simulated."""
+class PricedCollectives(NamedTuple):
+    """The prices of the collective events that are simulated; groups with equal prices share one."""
 
-    prices: Sequence[CollectivePrice]
-    groups: Sequence[tuple[int, ...]]
+    prices: list[CollectivePrice]
+    """The different prices; the first is that of a free collective."""
+    groups: list[tuple[int, ...]]
     """The group for which each price was computed; it also holds for groups that are connected in the same way."""
     price: Ints
     """The number of each event's price."""
     ranks: Ints
     """The rank of each event."""
-    keys: Ints
-    """The number of the collective that each event is part of."""
     looks: Ints
     """The place of each event in `Templates.looks`."""
 
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The seconds of each event."""
+        return np.array([price.seconds for price in self.prices])[self.price]
+
 
 def folded_ways(
-    templates: Templates, pricing: Pricing, lanes: Lanes, used: Used, *, messages: bool
+    templates: Templates, pricing: Pricing, lanes: Lanes, used: PricedCollectives, keys: Ints, *, messages: bool
 ) -> tuple[tuple[Way | None, ...], Ints]:
-    """The `Way` of each different collective, and for each event its number; ``messages``: whether there are messages.
+    """The `Way` of each different collective, and for each event its number.
 
+    ``keys`` has the number of the collective that each event is part of; ``messages``: whether there are messages.
     ``ValueError`` if others share links with a collective, so that one collective cannot stand for its equals.
     """
     hardware = pricing.hardware
@@ -54,7 +59,7 @@ def folded_ways(
     own, whole = own_ports(hardware), len(lanes.first) == templates.mesh.size
     if not whole and not own:
         _check_alone(templates, pricing, used, messages)
-    members = keys_by_value(dict(enumerate(used.keys.tolist())))
+    members = keys_by_value(dict(enumerate(keys.tolist())))
     ways: list[Way | None] = [None]
     known: dict[tuple[tuple[int, int], ...], int] = {}
     of_key = {}
@@ -71,7 +76,7 @@ def folded_ways(
                     crossing |= used.prices[price].crossing
             ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(crossing=crossing)))
         of_key[key] = known[priced]
-    return tuple(ways), np.array([of_key[key] for key in used.keys.tolist()], np.int64)
+    return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
 
 
 def own_ports(hardware: Hardware) -> bool:
@@ -96,7 +101,7 @@ def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: i
     }
 
 
-def _check_alone(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
+def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives, messages: bool) -> None:
     """``ValueError`` unless no message and no other collective crosses the links of the simulated collectives."""
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))

@@ -15,7 +15,6 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.events import HOST, Columns, Table
 from parallelism.execution import Executable, PipelinedProgram
@@ -23,7 +22,7 @@ from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DeviceEvents, MeshAxes
 from parallelism.simulation.event_classes import Ints, Templates, members
-from parallelism.simulation.folded_links import Used, folded_ways, own_ports
+from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
 from parallelism.simulation.operations import simulated_operation
 from parallelism.simulation.pipelined_step import PipelinedStep
@@ -32,9 +31,7 @@ from parallelism.timeline import (
     COLLECTIVE,
     FREE,
     POINT,
-    CollectivePrice,
     Priced,
-    PricedRoles,
     Prices,
     Pricing,
     Roles,
@@ -121,20 +118,19 @@ def _timed(each: _Representatives, pricing: Pricing) -> Trace:
     roles = _folded_roles(events, templates.axes_of[looks], each.lanes)
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
-    ranks = events.numbers("rank")[at]
-    own = _collective_prices(templates, pricing, looks[at], ranks)
+    own = _collective_prices(templates, pricing, looks[at], events.numbers("rank")[at])
     prices.seconds[at] = own.seconds
     names = list(dict.fromkeys([None, *(price.algorithm for price in own.prices)]))
     name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
     name[at] = np.array([names.index(price.algorithm) for price in own.prices], np.int32)[own.price]
     ways: tuple[Way | None, ...] = (None,)
     if pricing.shares_links:
-        used = Used(own.prices, own.groups, own.price, ranks, roles.keys[at], looks[at])
         ways, way[at] = folded_ways(
-            templates, pricing, each.lanes, used, messages=bool(events.isin("kind", {"send"}).any()))
-    known = PricedRoles(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    return _trace(
-        replay_columns(events, each.lengths, pricing, known), templates.mesh, pricing, each.lanes.first.tolist())
+            templates, pricing, each.lanes, own, roles.keys[at], messages=bool(events.isin("kind", {"send"}).any()))
+    timed = replay_columns(
+        events, each.lengths, pricing, roles=roles,
+        prices=Prices(prices.seconds, Table(tuple(names), name), ways, way))
+    return _trace(timed, templates.mesh, pricing, each.lanes.first.tolist())
 
 
 class _Pieces:
@@ -198,30 +194,13 @@ def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
     return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
 
 
-@dataclass(frozen=True)
-class _CollectivePrices:
-    """The prices of collective events; groups with equal prices share one."""
-
-    prices: list[CollectivePrice]
-    """The different prices; the first is that of a free collective."""
-    groups: list[tuple[int, ...]]
-    """The ranks of the group for which each price was computed."""
-    price: Ints
-    """The number of each event's price."""
-
-    @property
-    def seconds(self) -> npt.NDArray[np.float64]:
-        """The seconds of each event."""
-        return np.array([price.seconds for price in self.prices])[self.price]
-
-
-def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> _CollectivePrices:
+def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> PricedCollectives:
     """Prices of the collectives at these ``looks`` on these ranks, by the bytes that all of their real groups receive.
 
     Groups that `priced_alike` finds equal have one price, unless it matters which links are theirs.
     """
     prices, of_event = [FREE], np.zeros(len(looks), np.int64)
-    result = _CollectivePrices(prices, [()], of_event)
+    result = PricedCollectives(prices, [()], of_event, ranks, looks)
     hardware = pricing.hardware
     if hardware is None:
         return result

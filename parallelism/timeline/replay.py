@@ -23,7 +23,6 @@ everything else is free.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,13 +33,6 @@ from parallelism.timeline.pricing import Prices, Pricing, Seen
 
 _MOST_NANOSECONDS = 2**62
 """Bound on a sum of all costs in nanoseconds; above it an int64 might overflow."""
-
-
-class PricedRoles(NamedTuple):
-    """The roles of the events of a record and their prices, if the caller computed them before."""
-
-    roles: Roles
-    prices: Prices
 
 
 def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = None) -> tuple[Event, ...]:
@@ -59,15 +51,19 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
 
 
 def replay_columns(
-    events: Columns, lengths: Sequence[int], pricing: Pricing | None = None, known: PricedRoles | None = None
+    events: Columns, lengths: Sequence[int], pricing: Pricing | None = None, *, roles: Roles | None = None,
+    prices: Prices | None = None,
 ) -> Columns:
     """`replay` of columns: the events of rank after rank, ``lengths[rank]`` of each.
+
+    ``roles`` and ``prices`` are those of the events, if the caller computed them before.
 
     Times without a hardware are counted in whole nanoseconds if all costs are such.  The engine reads arrays through
     their memoryviews, which give Python's numbers and take a quarter of the memory of a list.
     """
-    roles = roles_of(events) if known is None else known.roles
-    prices = known.prices if known is not None else None if pricing is None else pricing.prices(events, roles)
+    roles = roles_of(events) if roles is None else roles
+    if prices is None and pricing is not None:
+        prices = pricing.prices(events, roles)
     costs = np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0) if prices is None else prices.seconds
     ordered = pricing is not None and pricing.hardware is not None
     whole = None if ordered else whole_nanoseconds(costs)

@@ -56,11 +56,10 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         "priced": trace.priced,
     }
     head = "{" + "".join(f"{json.dumps(key)}:{json.dumps(_plain(value))},\n" for key, value in header.items())
-    columns: dict[str, Column] = {}
-    for field in fields(Event):
-        column = trace.columns[field.name]
-        if not _is_default(field.name, column):
-            columns[field.name] = _rule(path, field.name, str(field.type), trace.size).checked(column)
+    columns = {
+        field.name: _rule(path, field.name, str(field.type), trace.size).checked(trace.columns[field.name])
+        for field in fields(Event) if not _is_default(field.name, trace.columns[field.name])
+    }
     with Path(path).open("w", encoding="ascii") as file:     # only now: a trace that cannot be saved spoils no file
         file.write(head + '"columns":{\n')
         for i, (name, column) in enumerate(columns.items()):
@@ -74,15 +73,15 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
         document = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected a {FORMAT}, got what is no JSON: {error}") from None
-    _check(type(document) is dict and document.get("format") == FORMAT,
-           f'{path}: expected a {FORMAT}, got JSON that does not begin with "format": "{FORMAT}"')
+    _expect(type(document) is dict and document.get("format") == FORMAT,
+            f'{path}: expected a {FORMAT}, got JSON that does not begin with "format": "{FORMAT}"')
     version, columns = document.get("version"), document.get("columns")
-    _check(type(version) is int and version == VERSION,
-           f"{path}: expected version {VERSION} of the {FORMAT}, got {_show(version)}")
+    _expect(type(version) is int and version == VERSION,
+            f"{path}: expected version {VERSION} of the {FORMAT}, got {_show(version)}")
     header = _header(path, document)
-    _check(type(columns) is dict, f"{path}: expected an object of columns, got {_show(columns)}")
+    _expect(type(columns) is dict, f"{path}: expected an object of columns, got {_show(columns)}")
     unknown = columns.keys() - {field.name for field in fields(Event)}
-    _check(not unknown, f"{path}: an event has no field {_show(min(unknown, default=None))}")
+    _expect(not unknown, f"{path}: an event has no field {_show(min(unknown, default=None))}")
     length: int | None = None
     decoded: dict[str, Column] = {}
     for field in fields(Event):
@@ -100,11 +99,11 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
 
 
 def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, Any]:
-    header = {key: document.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic")}
-    header["priced"] = document.get("priced", [])
+    header = {"priced": [], **document}
+    header = {key: header.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic", "priced")}
     size: Any = header["size"]
-    _check(_integers(0, LARGEST_SIZE)([size]),
-           f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}")
+    _expect(_integers(0, LARGEST_SIZE)([size]),
+            f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}")
     ranks, axes = _lists(_integers(0, size - 1)), _lists(_pairs(_texts, _integers(1, size)))
     for key, expected, is_right in (
         ("ranks", f"a list of ranks below {size}, or null", _optional(ranks)),
@@ -113,11 +112,11 @@ def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, An
         ("host_traffic", "true or false", lambda column: type(column[0]) is bool),
         ("priced", "how compute, dtype and links were priced, and the seconds left out", _is_priced),
     ):
-        _check(is_right([header[key]]), f"{path}: {key} should be {expected}, got {_show(header[key])}")
+        _expect(is_right([header[key]]), f"{path}: {key} should be {expected}, got {_show(header[key])}")
     return header
 
 
-def _check(is_right: bool, error: str) -> None:
+def _expect(is_right: bool, error: str) -> None:
     if not is_right:
         raise ValueError(error)
 
