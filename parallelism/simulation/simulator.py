@@ -24,8 +24,7 @@ from parallelism.simulation.device_events import DeviceEvents, MeshAxes
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
-from parallelism.simulation.operations import simulated_operation
-from parallelism.simulation.pipelined_step import PipelinedStep
+from parallelism.simulation.operations import PipelinedStep, simulated_operation
 from parallelism.simulation.repeated_stages import MESSAGES
 from parallelism.timeline import (
     COLLECTIVE,
