@@ -58,8 +58,7 @@ def describe(
 
     ``stacks`` are the user's lines by rank, outermost first.
     """
-    by_rank = {each.rank: each for each in stuck}
-    if circle := _circle(by_rank):
+    if circle := _circle({each.rank: each for each in stuck}):
         steps = [
             f"rank {rank} waits for rank {after}" for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
         ]

@@ -119,11 +119,10 @@ def run_actions(
 def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
     """The compute event of an action, with the cost that the stage declares."""
     flops, nbytes = stage.cost(kind, microbatch)
-    again = kind == "R"
+    name, phase = (f"recompute {number}F{microbatch}", None) if kind == "R" else (f"{number}{kind}{microbatch}", kind)
     return device.compute(
-        f"recompute {number}F{microbatch}" if again else f"{number}{kind}{microbatch}", flops=flops, nbytes=nbytes,
-        seconds=stage.seconds(kind, microbatch), phase=None if again else kind, stage=number, microbatch=microbatch,
-        dtype=stage.dtype,
+        name, flops=flops, nbytes=nbytes, seconds=stage.seconds(kind, microbatch), phase=phase, stage=number,
+        microbatch=microbatch, dtype=stage.dtype,
     )
 
 

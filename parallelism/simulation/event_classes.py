@@ -143,8 +143,8 @@ class Templates:
         where = np.concatenate([
             np.zeros(0, np.int64), *(np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist())])
         rank = np.repeat(np.array(ranks, np.int64), lengths)
-        serial = np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        events = self.looks.take(where).with_columns(rank=rank, serial=serial)
+        events = self.looks.take(where).with_columns(
+            rank=rank, serial=np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths))
         if (self.peer_axis >= 0).any():
             events = events.with_columns(peer=self.peers(where, rank))
         at = np.flatnonzero(self.axes_of[where] >= 0)

@@ -55,9 +55,9 @@ def _headline(trace: Trace) -> list[str]:
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
     told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
-    traffic = "with the host" if trace.host_traffic else "between devices"
     return [
-        fit(f"{devices}{told}, {plural(len(trace), 'event')}; traffic {traffic}", WIDTH),
+        fit(f"{devices}{told}, {plural(len(trace), 'event')}; "
+            f"traffic {'with the host' if trace.host_traffic else 'between devices'}", WIDTH),
         fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
             f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),
         fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),

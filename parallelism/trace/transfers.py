@@ -51,10 +51,8 @@ def moving(trace: Trace) -> Moving:
     recvs, sends = sends_of_recvs(columns)
     awaited[recvs] = sends
 
-    operation = np.arange(len(columns))
     waits, issues = operations_of_waits(columns)
-    operation[waits] = issues
-    awaited = awaited[operation]
+    awaited[waits] = awaited[issues]
     return Moving(start[awaited], awaited)
 
 

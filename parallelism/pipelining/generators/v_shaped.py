@@ -135,8 +135,8 @@ def v_min(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator
     1F1B.  Its bubble is not larger than that of 1F1B.
     """
     stages = {"a": rank, "b": 2 * ranks - 1 - rank}
-    times = _pattern(ranks)[rank].items()
-    order = sorted((time + _PERIOD * k, word, k) for word, time in times for k in range(microbatches))
+    order = sorted(
+        (time + _PERIOD * k, word, k) for word, time in _pattern(ranks)[rank].items() for k in range(microbatches))
     yield from ((stages[word[1]], word[0], k) for _, word, k in order)
 
 
