@@ -94,7 +94,12 @@ class Checkpoint:
             with suppress(OSError):
                 beside.unlink()
             raise
-        _sync_directory(target.parent)
+        with suppress(OSError):  # The new directory entry, too.  A platform that cannot open a directory needs no sync.
+            fd = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Checkpoint:
@@ -238,13 +243,3 @@ def _moments(state: Any) -> tuple[list[list[Array]], int]:
     if isinstance(state, list):
         return [state], 0
     raise ValueError(f"a checkpoint file holds the states of {', '.join(_OPTIMIZERS)}, got a {type(state).__name__}")
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the new directory entry durable, too."""
-    with suppress(OSError):  # A platform that cannot open a directory does not need this.
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

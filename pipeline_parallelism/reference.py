@@ -53,7 +53,7 @@ def _stashed(
     if any(version > k for (_, k), version in versions.items()):
         raise ValueError(f"schedule {pipeline.schedule.name!r} does not end its microbatches in their order")
     history, loss, sums = [parameters], 0.0, None
-    by_replica = [list(_split_both(*part, pipeline.microbatches)) for part in _split_both(x, targets, replicas)]
+    by_replica = [_split_both(*part, pipeline.microbatches) for part in _split_both(x, targets, replicas)]
     for k, parts in enumerate(zip(*by_replica, strict=True)):
         rows = sum(len(inputs) for inputs, _ in parts)
         used = [
