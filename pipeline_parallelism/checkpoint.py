@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +63,17 @@ class Checkpoint:
     @property
     def layer_sizes(self) -> tuple[int, ...]:
         """The inputs of the first layer and the outputs of each layer.  ``ValueError`` if layers do not fit."""
-        return _sizes(self.parameters)
+        if not self.parameters:
+            raise ValueError("a checkpoint needs the parameters of one layer or more, got none")
+        sizes = [self.parameters[0][0].shape[0]]
+        for i, (weights, bias) in enumerate(self.parameters):
+            if weights.ndim != 2 or weights.shape[0] != sizes[-1] or bias.shape != weights.shape[1:]:
+                raise ValueError(
+                    f"layer {i} should have weights ({sizes[-1]}, outputs) and bias (outputs,), "
+                    f"got {weights.shape} and {bias.shape}"
+                )
+            sizes.append(weights.shape[1])
+        return tuple(map(int, sizes))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the checkpoint to a file.  If writing fails, ``path`` is unchanged.
@@ -84,7 +94,12 @@ class Checkpoint:
             with suppress(OSError):
                 beside.unlink()
             raise
-        _sync_directory(target.parent)
+        with suppress(OSError):  # The new directory entry, too.  A platform that cannot open a directory needs no sync.
+            fd = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Checkpoint:
@@ -114,8 +129,7 @@ def split_state(state: Any, counts: Sequence[int]) -> list[Any]:
         ends = np.cumsum(counts)
         return [state[end - count : end] for end, count in zip(ends, counts, strict=True)]
     if isinstance(state, tuple):
-        parts = zip(*(split_state(part, counts) for part in state), strict=True)
-        return [_like(state, part) for part in parts]
+        return [_like(state, part) for part in zip(*(split_state(part, counts) for part in state), strict=True)]
     return [state] * len(counts)
 
 
@@ -138,9 +152,8 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     dtype = arrays[0].dtype.newbyteorder("<")
     if dtype.str not in _DTYPES:
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype}")
-    for moment in moments:
-        if [array.shape for array in moment] != [array.shape for array in arrays]:
-            raise ValueError("each moment of the optimizer's state must have the shapes of the parameters")
+    if any([array.shape for array in moment] != [array.shape for array in arrays] for moment in moments):
+        raise ValueError("each moment of the optimizer's state must have the shapes of the parameters")
     everything = [*arrays, *(array for moment in moments for array in moment)]
     if other := next((array.dtype for array in everything if array.dtype.newbyteorder("<") != dtype), None):
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype} and {other}")
@@ -154,72 +167,67 @@ def _encode(checkpoint: Checkpoint) -> bytes:
 
 def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
     first, _, rest = data.partition(b"\n")
-    if not first.startswith(FORMAT):
-        _refuse(path, f"expected a file that begins with {FORMAT.decode()!r}", first[:40])
-    if first != FORMAT + VERSION:
-        _refuse(path, f"expected version {VERSION.decode()}", first.removeprefix(FORMAT)[:40])
+    _check(path, first.startswith(FORMAT), f"expected a file that begins with {FORMAT.decode()!r}", first[:40])
+    version = first.removeprefix(FORMAT)
+    _check(path, version == VERSION, f"expected version {VERSION.decode()}", version[:40])
     checksum, _, content = rest.partition(b"\n")
-    if checksum != (actual := hashlib.sha256(content).hexdigest().encode()):
-        _refuse(path, f"it is damaged: its checksum should be {checksum[:64]!r}", actual)
+    actual = hashlib.sha256(content).hexdigest().encode()
+    _check(path, checksum == actual, f"it is damaged: its checksum should be {checksum[:64]!r}", actual)
     text, _, body = content.partition(b"\n")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a line of JSON, got none: {error}") from None
-    if type(header) is not dict or header.keys() != _KEYS:
-        _refuse(path, f"expected an object of {', '.join(sorted(_KEYS))}", header)
+    _check(path, type(header) is dict and header.keys() == _KEYS,
+           f"expected an object of {', '.join(sorted(_KEYS))}", header)
     for key in ("step", "moments", "updates"):
-        if not _is_whole(header[key], 0):
-            _refuse(path, f"expected {key} to be an integer of 0 or more", header[key])
-    sizes = header["layer_sizes"]
-    if type(sizes) is not list or len(sizes) < 2 or not all(_is_whole(size, 1) for size in sizes):
-        _refuse(path, "expected layer_sizes to be two or more integers of at least 1", sizes)
-    if type(header["dtype"]) is not str or header["dtype"] not in _DTYPES:
-        _refuse(path, f"expected dtype to be one of {', '.join(sorted(_DTYPES))}", header["dtype"])
+        _check(path, _is_whole(header[key], 0), f"expected {key} to be an integer of 0 or more", header[key])
+    sizes, moments, dtype_name = header["layer_sizes"], header["moments"], header["dtype"]
+    _check(path, type(sizes) is list and len(sizes) >= 2 and all(_is_whole(size, 1) for size in sizes),
+           "expected layer_sizes to be two or more integers of at least 1", sizes)
+    _check(path, type(dtype_name) is str and dtype_name in _DTYPES,
+           f"expected dtype to be one of {', '.join(sorted(_DTYPES))}", dtype_name)
     optimizer = _optimizer(path, header["optimizer"])
-    if (header["moments"], type(optimizer)) not in ((0, type(optimizer)), (1, SGD), (2, Adam)):
-        _refuse(path, f"expected as many moments as {optimizer!r} has", header["moments"])
+    _check(path, (moments, type(optimizer)) in ((0, type(optimizer)), (1, SGD), (2, Adam)),
+           f"expected as many moments as {optimizer!r} has", moments)
 
-    dtype = np.dtype(header["dtype"])
-    shapes = [shape for pair in pairwise(sizes) for shape in (pair, pair[1:])] * (1 + header["moments"])
+    dtype = np.dtype(dtype_name)
+    shapes = [shape for pair in pairwise(sizes) for shape in (pair, pair[1:])] * (1 + moments)
     expected = dtype.itemsize * sum(map(math.prod, shapes))
-    if len(body) != expected:
-        _refuse(path, f"expected {expected} bytes of arrays", len(body))
+    _check(path, len(body) == expected, f"expected {expected} bytes of arrays", len(body))
     arrays, place = [], 0
     for shape in shapes:
         array = np.frombuffer(body, dtype, math.prod(shape), place).reshape(shape)
         arrays.append(array.astype(dtype.newbyteorder("=")))
         place += array.nbytes
     count = 2 * (len(sizes) - 1)
-    parameters, *moments = (arrays[start : start + count] for start in range(0, len(arrays), count))
-    state: Any = None
-    if moments:
-        state = moments[0] if type(optimizer) is SGD else AdamState(header["updates"], *moments)
+    parameters, *states = (arrays[start : start + count] for start in range(0, len(arrays), count))
+    state: Any = AdamState(header["updates"], *states) if moments == 2 else next(iter(states), None)
     return Checkpoint(header["step"], list(zip(parameters[::2], parameters[1::2], strict=True)), optimizer, state)
 
 
 def _optimizer(path: str | PathLike[str], description: Any) -> Optimizer | None:
     if description is None:
         return None
-    if type(description) is not dict or type(description.get("name")) is not str \
-            or description["name"] not in _OPTIMIZERS:
-        _refuse(path, f"expected optimizer to name one of {', '.join(_OPTIMIZERS)}", description)
+    known = type(description) is dict and type(description.get("name")) is str and description["name"] in _OPTIMIZERS
+    _check(path, known, f"expected optimizer to name one of {', '.join(_OPTIMIZERS)}", description)
     kind = _OPTIMIZERS[description["name"]]
     names = {field.name for field in fields(kind)}
     numbers = {key: value for key, value in description.items() if key != "name"}
-    if numbers.keys() != names:
-        _refuse(path, f"expected the optimizer {description['name']} with {', '.join(sorted(names))}", description)
+    _check(path, numbers.keys() == names,
+           f"expected the optimizer {description['name']} with {', '.join(sorted(names))}", description)
     for name, value in numbers.items():
-        if type(value) not in (int, float) or not -LARGEST_INTEGER <= value <= LARGEST_INTEGER:
-            _refuse(path, f"expected the optimizer's {name} to be a number", value)
+        _check(path, type(value) in (int, float) and -LARGEST_INTEGER <= value <= LARGEST_INTEGER,
+               f"expected the optimizer's {name} to be a number", value)
     try:
         return kind(**numbers)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _refuse(path: str | PathLike[str], expected: str, got: Any) -> NoReturn:
-    raise CheckpointError(f"{path}: {expected}, got {reprlib.repr(got)}")
+def _check(path: str | PathLike[str], is_right: bool, expected: str, got: Any) -> None:
+    if not is_right:
+        raise CheckpointError(f"{path}: {expected}, got {reprlib.repr(got)}")
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -235,27 +243,3 @@ def _moments(state: Any) -> tuple[list[list[Array]], int]:
     if isinstance(state, list):
         return [state], 0
     raise ValueError(f"a checkpoint file holds the states of {', '.join(_OPTIMIZERS)}, got a {type(state).__name__}")
-
-
-def _sizes(parameters: Sequence[Layer]) -> tuple[int, ...]:
-    if not parameters:
-        raise ValueError("a checkpoint needs the parameters of one layer or more, got none")
-    sizes = [parameters[0][0].shape[0]]
-    for i, (weights, bias) in enumerate(parameters):
-        if weights.ndim != 2 or weights.shape[0] != sizes[-1] or bias.shape != weights.shape[1:]:
-            raise ValueError(
-                f"layer {i} should have weights ({sizes[-1]}, outputs) and bias (outputs,), "
-                f"got {weights.shape} and {bias.shape}"
-            )
-        sizes.append(weights.shape[1])
-    return tuple(map(int, sizes))
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the new directory entry durable, too."""
-    with suppress(OSError):  # A platform that cannot open a directory does not need this.
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -1,7 +1,5 @@
 """Gradients are summed over the replicas and applied at the flush, or after every microbatch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -74,9 +72,9 @@ class Stashed:
             gradients = grouped(self.device.all_reduce(flat(gradients), self.axis), gradients)
         self.sums[number] = add_layers(self.sums[number], gradients) if number in self.sums else gradients
         if self.rows[microbatch]:
-            nbytes = 3 * sum(array.nbytes for layer in gradients for array in layer)
             with self.device.compute(
-                f"update {number}", nbytes=nbytes, stage=number, microbatch=microbatch, dtype=stage.dtype
+                f"update {number}", nbytes=3 * count_bytes(gradients), stage=number, microbatch=microbatch,
+                dtype=stage.dtype,
             ):
                 stage.layers, self.states[number] = update_layers(
                     self.optimizer, stage.layers, gradients, self.states[number])

@@ -1,11 +1,7 @@
 """The data of one step on a device, by microbatch, and the losses and outputs that its stages compute."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from parallelism.arrays import Array
 
@@ -46,8 +42,3 @@ class Microbatches:
     def loss(self) -> float | None:
         """The loss of all microbatches, summed in their order; None on devices without the last stage."""
         return sum(self.losses[k] for k in sorted(self.losses)) if self.losses else None
-
-
-def split_rows(x: Array, parts: int) -> list[Array]:
-    """The rows split as by ``numpy.array_split``, larger parts first.  The parts are views and may be empty."""
-    return np.array_split(x, parts)

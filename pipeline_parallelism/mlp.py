@@ -5,8 +5,6 @@ order of the microbatches and over the replicas, and applied once, at the flush.
 ``reference_step`` with the same ``microbatches`` and ``replicas``, the results have the same bits.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable, Sequence
@@ -21,20 +19,20 @@ from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, 
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
+from pipeline_parallelism.batch_steps import PredictStep, Recompute, Training, TrainStep
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.model import dealt
+from pipeline_parallelism.model import Model
 from pipeline_parallelism.reference import reference_step
 from pipeline_parallelism.stage import DenseStage, layers_forward
-from pipeline_parallelism.steps import CheckpointStep, PredictStep, ResetStep, RestoreStep
+from pipeline_parallelism.state_steps import CheckpointStep, ResetStep, RestoreStep
 from pipeline_parallelism.trained_stage import Layer
-from pipeline_parallelism.training import Recompute, Training, TrainStep
 
 _PLAIN_SGD = SGD(0.1)
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Model):
     """Dense layers between ``layer_sizes``, with an activation after each but the last, split over the stages.
 
     >>> mlp = MLP(layer_sizes=(64, 128, 128, 128, 10), pipeline=Pipeline(stages=3, microbatches=8))
@@ -79,15 +77,6 @@ class MLP:
         """The number of layers."""
         return len(self.layer_sizes) - 1
 
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The mesh axes inside a stage: none."""
-        return ()
-
-    def layers_of(self, stage: int) -> range:
-        """The layers of a stage, split as evenly as possible; the first stages have more."""
-        return dealt(self.layer_count, self.pipeline.stages, stage)
-
     def activations_of(self, layers: Iterable[int]) -> list[Activation]:
         """The activation of each of these layers; the model's last layer has none."""
         return [IDENTITY if i == len(self.layer_sizes) - 2 else ACTIVATIONS[self.activation] for i in layers]
@@ -105,10 +94,6 @@ class MLP:
             drawn.append(((normal * math.sqrt(gain / inputs)).astype(self.dtype), np.zeros(outputs, self.dtype)))
         return drawn
 
-    def initial_parameters(self) -> list[Layer]:
-        """Weights and bias of every layer before the first step."""
-        return self.initial_layers(range(len(self.layer_sizes) - 1))
-
     def local_head(self, stage: int) -> Array:
         """The fixed random weights between a stage and its own loss, for schedules with local losses.
 
@@ -117,8 +102,7 @@ class MLP:
         """
         width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
         drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal((width, classes))
-        head: Array = (drawn / math.sqrt(width)).astype(self.dtype)
-        return head
+        return np.asarray(drawn / math.sqrt(width), self.dtype)
 
     @property
     def loss_function(self) -> Loss:
@@ -173,9 +157,6 @@ class MLP:
     def join_outputs(self, mesh: Mesh, shards: Sequence[Array]) -> Array:
         """The outputs of the one rank."""
         return shards[0]
-
-    def check_mesh(self, mesh: Mesh, x: Array) -> None:
-        """Nothing to check: there are no axes inside a stage."""
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> DenseStage:
         """A stage for one step."""
@@ -243,8 +224,7 @@ class MLP:
         if self.loss == "softmax_cross_entropy" and targets.ndim == 1:
             if targets.dtype.kind not in "iu":
                 raise ValueError(f"targets of one dim are classes and must be integers, got {targets.dtype}")
-            wrong = targets[(targets < 0) | (targets >= classes)]
-            if len(wrong):
+            if len(wrong := targets[(targets < 0) | (targets >= classes)]):
                 raise ValueError(f"targets must be classes 0 to {classes - 1}, got {wrong[0]}")
         else:
             targets = self._finite("targets", targets, classes)
@@ -258,15 +238,13 @@ class MLP:
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{name} must hold real numbers, got {array.dtype}")
         array = array.astype(self.dtype, copy=False)
-        finite = np.isfinite(array)
-        if not finite.all():
-            row, column = map(int, np.argwhere(~finite)[0])
+        if len(wrong := np.argwhere(~np.isfinite(array))):
+            row, column = wrong[0]
             raise ValueError(f"{name} must be finite, got {array[row, column]} in row {row}, column {column}")
         return array
 
 
 def _known(subject: str, name: str, names: Iterable[str]) -> None:
     if name not in names:
-        close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = "".join(f"; did you mean {close!r}?" for close in difflib.get_close_matches(str(name), names, n=1))
         raise ValueError(f"unknown {subject} {name!r}{hint} (known: {', '.join(map(repr, names))})")

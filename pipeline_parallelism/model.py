@@ -1,6 +1,4 @@
-"""The `Model` protocol: what the steps of a pipeline need from the model that they train."""
-
-from __future__ import annotations
+"""`Model`: what the steps of a pipeline need from the model that they train, and what all models have in common."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -18,18 +16,29 @@ from pipeline_parallelism.trained_stage import Layer, TrainedStage
 class Model(Protocol):
     """A hashable description of a model whose layers are split over stages.  Devices keep its parameters under it."""
 
-    @property
-    def pipeline(self) -> Pipeline: ...
+    pipeline: Pipeline
 
     @property
     def inside(self) -> tuple[str, ...]:
         """The mesh axes inside a stage."""
+        return ()
 
     @property
-    def layer_count(self) -> int: ...
+    def layer_count(self) -> int:
+        """The number of layers."""
 
     def layers_of(self, stage: int) -> range:
-        """The layers of a stage; see `dealt`."""
+        """The layers of a stage, split as evenly as possible; the first stages have more."""
+        each, more = divmod(self.layer_count, self.pipeline.stages)
+        first = stage * each + min(stage, more)
+        return range(first, first + each + (stage < more))
+
+    def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
+        """The whole parameters of these layers before the first step."""
+
+    def initial_parameters(self) -> list[Layer]:
+        """The whole parameters of every layer before the first step."""
+        return self.initial_layers(range(self.layer_count))
 
     def initial_shards(self, mesh: Mesh, rank: int, layers: Iterable[int]) -> list[Layer]:
         """The rank's shards of the parameters of these layers before the first step."""
@@ -51,13 +60,6 @@ class Model(Protocol):
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TrainedStage:
         """A stage on a device for one step."""
-
-
-def dealt(layers: int, stages: int, stage: int) -> range:
-    """The layers of a stage, split as evenly as possible; the first stages have more."""
-    each, more = divmod(layers, stages)
-    first = stage * each + min(stage, more)
-    return range(first, first + each + (stage < more))
 
 
 def inner_mesh(mesh: Mesh, inside: Sequence[str]) -> Mesh:

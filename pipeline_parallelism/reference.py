@@ -6,24 +6,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.pipelining import weight_versions
+from pipeline_parallelism.batch_steps import Training
 from pipeline_parallelism.checkpoint import Checkpoint
 from pipeline_parallelism.gradients import update_layers
-from pipeline_parallelism.microbatches import split_rows
 from pipeline_parallelism.stage import layers_backward, layers_forward
 from pipeline_parallelism.trained_stage import Layer, add_layers
-from pipeline_parallelism.training import Training
 
 if TYPE_CHECKING:
     from pipeline_parallelism.mlp import MLP
 
-Previous = Training | Checkpoint | None
-
-
 def reference_step(
-    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Previous, microbatches: int, replicas: int
+    mlp: MLP, x: Array, targets: Array, optimizer: Optimizer, previous: Training | Checkpoint | None, microbatches: int,
+    replicas: int,
 ) -> Training:
     """See `MLP.reference_step`.  The data are checked already."""
     parameters = mlp.initial_parameters() if previous is None else previous.parameters
@@ -35,8 +34,7 @@ def reference_step(
     if weights == "stashed":
         return _stashed(mlp, x, targets, optimizer, parameters, state, step, replicas)
     backward = _local if mlp.pipeline.schedule.local else _backpropagated
-    delayed = previous.delayed if isinstance(previous, Training) else None
-    used = parameters if delayed is None else delayed
+    used = (previous.delayed if isinstance(previous, Training) else None) or parameters
     loss, gradients = _total(
         _total(backward(mlp, used, *part, len(x)) for part in _split_both(*replica, microbatches))
         for replica in _split_both(x, targets, replicas)
@@ -55,7 +53,7 @@ def _stashed(
     if any(version > k for (_, k), version in versions.items()):
         raise ValueError(f"schedule {pipeline.schedule.name!r} does not end its microbatches in their order")
     history, loss, sums = [parameters], 0.0, None
-    by_replica = [list(_split_both(*part, pipeline.microbatches)) for part in _split_both(x, targets, replicas)]
+    by_replica = [_split_both(*part, pipeline.microbatches) for part in _split_both(x, targets, replicas)]
     for k, parts in enumerate(zip(*by_replica, strict=True)):
         rows = sum(len(inputs) for inputs, _ in parts)
         used = [
@@ -64,42 +62,39 @@ def _stashed(
         mean, gradients = _total(_backpropagated(mlp, used, a, b, max(rows, 1)) for a, b in parts)
         loss += mean * max(rows, 1) / len(x)
         sums = gradients if sums is None else add_layers(sums, gradients)
-        updated = history[-1]
+        history.append(history[-1])
         if rows:
-            updated, state = update_layers(optimizer, updated, gradients, state)
-        history.append(updated)
+            history[-1], state = update_layers(optimizer, history[-1], gradients, state)
     return Training(loss, history[-1], sums, state, step)
 
 
 def _backpropagated(
     mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int
 ) -> tuple[float, list[Layer]]:
-    activations = mlp.activations_of(range(len(parameters)))
-    y, saved = layers_forward(parameters, activations, x)
+    layers = parameters, mlp.activations_of(range(len(parameters)))
+    y, saved = layers_forward(*layers, x)
     loss, grad = mlp.loss_function(y, targets, rows)
-    return loss, layers_backward(parameters, activations, saved, grad, first=True)[1]
+    return loss, layers_backward(*layers, saved, grad, first=True)[1]
 
 
 def _local(mlp: MLP, parameters: Sequence[Layer], x: Array, targets: Array, rows: int) -> tuple[float, list[Layer]]:
     """The gradients of every stage from its own loss.  The returned loss is the last stage's."""
     gradients: list[Layer] = []
-    loss = 0.0
     for stage in range(mlp.pipeline.stages):
         numbers = mlp.layers_of(stage)
-        layers, activations = [parameters[i] for i in numbers], mlp.activations_of(numbers)
-        y, saved = layers_forward(layers, activations, x)
+        layers = [parameters[i] for i in numbers], mlp.activations_of(numbers)
+        x, saved = layers_forward(*layers, x)
         if stage < mlp.pipeline.stages - 1:
             head = mlp.local_head(stage)
-            grad = mlp.loss_function(y @ head, targets, rows)[1] @ head.T
+            grad = mlp.loss_function(x @ head, targets, rows)[1] @ head.T
         else:
-            loss, grad = mlp.loss_function(y, targets, rows)
-        gradients += layers_backward(layers, activations, saved, grad, first=True)[1]
-        x = y
+            loss, grad = mlp.loss_function(x, targets, rows)
+        gradients += layers_backward(*layers, saved, grad, first=True)[1]
     return loss, gradients
 
 
 def _split_both(x: Array, targets: Array, parts: int) -> Iterator[tuple[Array, Array]]:
-    return zip(split_rows(x, parts), split_rows(targets, parts), strict=True)
+    return zip(np.array_split(x, parts), np.array_split(targets, parts), strict=True)
 
 
 def _total(parts: Iterable[tuple[float, list[Layer]]]) -> tuple[float, list[Layer]]:

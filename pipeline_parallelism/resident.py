@@ -1,7 +1,5 @@
 """The state of a model that devices keep between steps, and the base class of the steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +10,9 @@ from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
+from parallelism.operation.errors import keys_by_value
 from parallelism.pipelining import PipelinedOperation
-from pipeline_parallelism.microbatches import Microbatches, split_rows
+from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model
 from pipeline_parallelism.trained_stage import Layer, TrainedStage
 
@@ -26,10 +25,8 @@ class MixedStepsError(RuntimeError):
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
-        ranks: dict[int, list[str]] = {}
-        for rank, step in enumerate(steps):
-            ranks.setdefault(step, []).append(str(rank))
-        counts = "; ".join(f"after {step} on rank {', '.join(ranks[step])}" for step in sorted(ranks))
+        ranks = keys_by_value(dict(enumerate(steps)))
+        counts = "; ".join(f"after {step} on rank {', '.join(map(str, ranks[step]))}" for step in sorted(ranks))
         super().__init__(
             f"the devices hold the model at different steps: {counts}. A step was broken off, or a device replaced; "
             f"go on from a checkpoint (run restore_step()) or begin anew (run reset_step())"
@@ -74,7 +71,7 @@ class ModelStep(PipelinedOperation):
         return {number: self.model.stage(device, number, held, work) for number, held in layers.items()}
 
     def _split(self, x: Array) -> list[Array]:
-        return split_rows(x, self.pipeline.microbatches)
+        return np.array_split(x, self.pipeline.microbatches)
 
     def _rows(self, rows: int) -> list[int]:
         """The number of rows of each microbatch, for a replica with ``rows`` rows."""
@@ -82,10 +79,8 @@ class ModelStep(PipelinedOperation):
 
     def _by_inner_place(self, mesh: Mesh, outputs: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
         """The outputs by (position in the pipeline, replica), each a list in the order of the ranks."""
-        by_place: dict[tuple[int, int], list[Any]] = {}
-        for place, output in zip(self.places(mesh), outputs, strict=True):
-            by_place.setdefault(place, []).append(output)
-        return by_place
+        ranks_at = keys_by_value(dict(enumerate(self.places(mesh))))
+        return {place: [outputs[rank] for rank in ranks] for place, ranks in ranks_at.items()}
 
 
 def common_step(steps: Sequence[int]) -> int:

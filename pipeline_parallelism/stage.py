@@ -1,13 +1,10 @@
 """One stage of a perceptron: its layers, the values it keeps for each microbatch, and its gradients."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 
 from parallelism.arrays import Array
 from parallelism.kernels import Activation, dense, dense_backward_input, dense_backward_weights, dense_forward_flops
-from pipeline_parallelism.trained_stage import Layer, TrainedStage
+from pipeline_parallelism.trained_stage import Kept, Layer, TrainedStage
 
 Saved = tuple[Array | None, Array | None]
 """The input of a layer, and its sum before the activation, which the backward needs; None if it was dropped."""
@@ -47,18 +44,6 @@ def layers_backward(
     return grad_input, [dense_backward_weights(x, g) for x, g in zip(inputs, gradients, strict=True)]
 
 
-@dataclass
-class _Kept:
-    """The values that a stage keeps for a microbatch between its forward and its last backward."""
-
-    layers: list[Layer]
-    """The weights of the forward, which the backward uses, too."""
-    saved: list[Saved]
-    output_gradient: Array | None = None
-    gradients: list[Array] = field(default_factory=list)
-    """The gradients of each layer's sum, kept between the backward for the input and that for the weights."""
-
-
 class DenseStage(TrainedStage):
     """The layers of one stage on one device, during one step; each has weights ``(inputs, outputs)`` and a bias.
 
@@ -88,7 +73,6 @@ class DenseStage(TrainedStage):
         self.activations, self.rows = activations, rows
         self.head, self.first = head, inputs is not None or alone
         self.inputs, self.finish, self.training, self._dropped = inputs, finish, training, frozenset(recompute)
-        self._kept: dict[int, _Kept] = {}
 
     @property
     def dropped(self) -> Collection[int]:
@@ -98,16 +82,17 @@ class DenseStage(TrainedStage):
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The stage's output, from its input ``x``; the first stage reads its data."""
         if x is None:
-            x = self._data[microbatch]
+            if self.inputs is None:
+                raise ValueError("a stage that is not the first needs the output of the stage before; got no input")
+            x = self.inputs[microbatch]
         y, saved = layers_forward(self.layers, self.activations, x)
         grad = self._finished(microbatch, y)
         if self.training:
-            last = len(saved) - 1
             kept: list[Saved] = [
-                (None if i - 1 in self._dropped and i in self._dropped else x, None if i in self._dropped else z)
+                (None if {i - 1, i} <= self._dropped else x, None if i in self._dropped else z)
                 for i, (x, z) in enumerate(saved)
             ]
-            self._kept[microbatch] = _Kept(self.layers, kept, None if last in self._dropped else grad)
+            self._kept[microbatch] = Kept(self.layers, kept, None if len(saved) - 1 in self._dropped else grad)
         return y
 
     def recompute(self, microbatch: int) -> None:
@@ -118,36 +103,32 @@ class DenseStage(TrainedStage):
             if x is None:
                 x = self.activations[i - 1].forward(_there(kept.saved[i - 1][1]))
             kept.saved[i] = x, dense(x, *kept.layers[i])
-        last = len(kept.saved) - 1
-        if last in self._dropped and self.finish is not None:
-            y = self.activations[last].forward(_there(kept.saved[last][1]))
+        if len(kept.saved) - 1 in self._dropped and self.finish is not None:
+            y = self.activations[-1].forward(_there(kept.saved[-1][1]))
             kept.output_gradient = self._finished(microbatch, y)
 
     def _finished(self, microbatch: int, y: Array) -> Array | None:
         """The gradient of the output, if the stage has a loss."""
-        if self.finish is None:
-            return None
-        if self.head is None:
-            return self.finish(microbatch, y)
+        if self.finish is None or self.head is None:
+            return None if self.finish is None else self.finish(microbatch, y)
         grad = self.finish(microbatch, y @ self.head)
         return None if grad is None else grad @ self.head.T
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The gradient of the input.  The values that `backward_weights` needs are kept."""
         kept = self._kept[microbatch]
-        grad = _there(kept.output_gradient) if grad is None else grad
-        sums = [_there(z) for _, z in kept.saved]
-        grad, kept.gradients = layers_backward_input(kept.layers, self.activations, sums, grad, first=self.first)
+        grad, kept.gradients = layers_backward_input(
+            kept.layers, self.activations, [_there(z) for _, z in kept.saved],
+            _there(kept.output_gradient) if grad is None else grad, first=self.first)
         kept.saved, kept.output_gradient = [(x, None) for x, _ in kept.saved], None
         return grad
 
     def backward_weights(self, microbatch: int) -> None:
         """Add the gradients of the layers to ``gradients``, and free the values kept for the microbatch."""
         kept = self._kept.pop(microbatch)
-        gradients: list[Layer] = [
+        self.add(microbatch, [
             dense_backward_weights(_there(x), grad) for (x, _), grad in zip(kept.saved, kept.gradients, strict=True)
-        ]
-        self.add(microbatch, gradients)
+        ])
 
     def cost(self, kind: str, microbatch: int) -> tuple[float, float]:
         """The flops of the products of an action of this kind (``R``: recomputation), and their bytes read and written.
@@ -161,27 +142,17 @@ class DenseStage(TrainedStage):
             products = {"F": 1, "B": 1 + upstream, "I": int(upstream), "W": 1, "R": int(i in self._dropped)}[kind]
             flops += products * dense_forward_flops(rows, *weights.shape)
             elements += products * (rows * sum(weights.shape) + weights.size)
-        again = kind == "R" and len(self.layers) - 1 in self._dropped
-        if self.head is not None and self.training and (kind == "F" or again):
+        has_loss = kind == "F" or (kind == "R" and len(self.layers) - 1 in self._dropped)
+        if self.head is not None and self.training and has_loss:
             flops += 2 * dense_forward_flops(rows, *self.head.shape)
             elements += 2 * (rows * sum(self.head.shape) + self.head.size)
         return flops, elements * self.layers[0][0].itemsize
 
     def held(self, microbatch: int) -> int:
         """The bytes that are kept for the backward of this microbatch, including the stage's input."""
-        if (kept := self._kept.get(microbatch)) is None:
-            return 0
+        kept = self._kept.get(microbatch, Kept([], []))
         arrays = [*(array for pair in kept.saved for array in pair), kept.output_gradient, *kept.gradients]
         return sum({id(array): array.nbytes for array in arrays if array is not None}.values())
-
-    def versions(self) -> Iterable[list[Layer]]:
-        return [kept.layers for kept in self._kept.values()]
-
-    @property
-    def _data(self) -> Sequence[Array]:
-        if self.inputs is None:
-            raise ValueError("a stage that is not the first needs the output of the stage before; got no input")
-        return self.inputs
 
 
 def _there(array: Array | None) -> Array:

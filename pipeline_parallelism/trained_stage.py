@@ -1,8 +1,8 @@
 """The base class of trained stages: layers, sums of their gradients, and versions of the weights."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy.typing as npt
 
@@ -14,6 +14,19 @@ Layer = tuple[Array, ...]
 ``(outputs,)``."""
 
 
+@dataclass
+class Kept:
+    """The values that a stage keeps for a microbatch between its forward and its last backward."""
+
+    layers: list[Layer]
+    """The parameters of the forward, which the backward uses, too."""
+    saved: list[Any]
+    """What the backward of each layer needs."""
+    output_gradient: Array | None = None
+    gradients: list[Any] = field(default_factory=list)
+    """What the backward for the input leaves for that of the weights."""
+
+
 class TrainedStage(Stage):
     """A stage during one step of training.  Subclasses compute, and call `add` with the gradients of a backward."""
 
@@ -21,6 +34,7 @@ class TrainedStage(Stage):
         self.layers, self.accumulate = layers, accumulate
         self.gradients: list[Layer] = []
         """The sums over the microbatches whose backward is done; without ``accumulate``, those of the last one."""
+        self._kept: dict[int, Kept] = {}
         self._early: dict[int, list[Layer]] = {}
         self._summed = 0
 
@@ -39,14 +53,10 @@ class TrainedStage(Stage):
             self.gradients = add_layers(self.gradients, ready) if self._summed else ready
             self._summed += 1
 
-    def versions(self) -> Iterable[list[Layer]]:
-        """The weights that the forwards of the microbatches in flight used."""
-        return ()
-
     @property
     def stashed(self) -> int:
         """The bytes of weights that are kept for microbatches in flight, without the stage's current weights."""
-        versions = {id(layers): layers for layers in self.versions() if layers is not self.layers}
+        versions = {id(kept.layers): kept.layers for kept in self._kept.values() if kept.layers is not self.layers}
         return sum(array.nbytes for layers in versions.values() for layer in layers for array in layer)
 
 

@@ -1,7 +1,5 @@
 """`Transformer` describes a small GPT as a pipeline of tensor-parallel stages; its steps run on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +13,26 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import Pipeline
 from parallelism.sharding import TensorSharding
+from pipeline_parallelism.batch_steps import PredictStep, TrainStep
 from pipeline_parallelism.microbatches import Microbatches
-from pipeline_parallelism.model import dealt, inner_mesh
-from pipeline_parallelism.steps import PredictStep, ResetStep
+from pipeline_parallelism.model import Model, inner_mesh
+from pipeline_parallelism.state_steps import ResetStep
 from pipeline_parallelism.trained_stage import Layer
-from pipeline_parallelism.training import TrainStep
-from pipeline_parallelism.transformer_layers import Axes, BlockLayer, EmbeddingLayer, HeadLayer
-from pipeline_parallelism.transformer_stage import AnyLayer, TransformerStage
+from pipeline_parallelism.transformer_stage import (
+    AnyLayer,
+    Axes,
+    BlockLayer,
+    EmbeddingLayer,
+    HeadLayer,
+    TransformerStage,
+)
 
 POLICIES = ("megatron", "sequence")
 _ADAM = Adam()
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(Model):
     """A language model: an embedding, ``blocks`` causal blocks and a head, split over the stages layer by layer.
 
     >>> gpt = Transformer(vocabulary=256, width=64, heads=4, blocks=4, pipeline=Pipeline(stages=2, microbatches=4))
@@ -71,10 +75,9 @@ class Transformer:
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} of a Transformer is an integer of at least 1, got {value!r}")
             object.__setattr__(self, name, int(value))
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy is one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        for name, known in (("policy", POLICIES), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.pipeline.stages > self.layer_count:
             raise ValueError(f"{self.pipeline.stages} stages need a layer each; blocks={self.blocks} makes "
                              f"{self.layer_count} layers: the embedding, the blocks, the head")
@@ -100,10 +103,6 @@ class Transformer:
         """The mesh axes over which a stage is spread."""
         return ("tp",)
 
-    def layers_of(self, stage: int) -> range:
-        """The layers of a stage: as even as can be, the longer stages first."""
-        return dealt(self.layer_count, self.pipeline.stages, stage)
-
     def parameter_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters of a layer, by name, in the order in which they are returned."""
         return dict(self._part(layer, ()).shapes)
@@ -114,15 +113,8 @@ class Transformer:
 
     def initial_layers(self, layers: Iterable[int]) -> list[Layer]:
         """The whole parameters of these layers before the first step."""
-        initial: list[Layer] = []
-        for number in layers:
-            drawn = self._part(number, ()).drawn(np.random.default_rng((self.seed, number)))
-            initial.append(tuple(array.astype(self.dtype) for array in drawn.values()))
-        return initial
-
-    def initial_parameters(self) -> list[Layer]:
-        """The whole parameters of every layer before the first step."""
-        return self.initial_layers(range(self.layer_count))
+        drawn = (self._part(number, ()).drawn(np.random.default_rng((self.seed, number))) for number in layers)
+        return [tuple(array.astype(self.dtype) for array in layer.values()) for layer in drawn]
 
     # ------------------------------------------------------------------------------------- on a cluster
 
@@ -182,12 +174,10 @@ class Transformer:
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TransformerStage:
         """A stage for one step.  Its operations and their plans are kept in the device."""
-        key = "pipeline_parallelism.Transformer operations", self
-        operations: dict[int, AnyLayer] = device.state.setdefault(key, {})
-        for layer in self.layers_of(number):
-            if layer not in operations:
-                operations[layer] = self._part(layer, self._axes(device.mesh))
-        return TransformerStage(device, [operations[layer] for layer in self.layers_of(number)], layers, work)
+        key = "pipeline_parallelism.Transformer operations", self, number
+        if key not in device.state:
+            device.state[key] = [self._part(layer, self._axes(device.mesh)) for layer in self.layers_of(number)]
+        return TransformerStage(device, device.state[key], layers, work)
 
     def rows_over(self, axes: Axes) -> Axes:
         """The axes that split the rows between products that are split over ``axes``."""
@@ -224,7 +214,6 @@ class Transformer:
             raise ValueError(f"{name} must have shape (rows, sequence), both at least 1, got {array.shape}")
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers, got {array.dtype}")
-        wrong = array[(array < 0) | (array >= self.vocabulary)]
-        if len(wrong):
+        if len(wrong := array[(array < 0) | (array >= self.vocabulary)]):
             raise ValueError(f"{name} must be 0 to {self.vocabulary - 1}, the vocabulary, got {wrong[0]}")
         return array.astype(np.int64, copy=False)

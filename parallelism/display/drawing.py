@@ -1,7 +1,5 @@
 """A picture as text and as HTML.  Long lines are folded, and large grids are cut to fit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from parallelism.display.quantities import WIDTH

@@ -4,8 +4,6 @@ Measured numbers have three significant digits, all of them shown (``1.50 ms``);
 sheet, are as short as they can be (``1.5 us``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

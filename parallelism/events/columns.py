@@ -8,6 +8,7 @@ What fits neither (a forged trace may have a text for a number) is a table, too:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from itertools import repeat
 from operator import attrgetter
@@ -61,15 +62,15 @@ class Columns:
     def of_rows(cls, rows: Iterable[Sequence[Any]], names: Sequence[str] = NAMES) -> Columns:
         """The columns of events given as the values of the fields ``names``, the others at their defaults."""
         lists = list(zip(*rows, strict=True)) or [()] * len(names)
-        empty = cls(len(lists[0]), {})
-        return empty.with_columns(**dict(zip(names, map(column_of, names, lists), strict=True)))
+        return cls(len(lists[0]), {}).with_columns(**dict(zip(names, map(column_of, names, lists), strict=True)))
 
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """The events of all parts, one part after the other."""
-        names = [name for name in NAMES if any(name in part.columns for part in parts)]
-        return cls(sum(part.length for part in parts),
-                   {name: _joined(name, [part[name] for part in parts]) for name in names})
+        return cls(sum(part.length for part in parts), {
+            name: _joined(name, [part[name] for part in parts])
+            for name in NAMES if any(name in part.columns for part in parts)
+        })
 
     def __len__(self) -> int:
         return self.length
@@ -80,15 +81,14 @@ class Columns:
         if found is not None:
             return found
         if name not in NUMBERS:
-            values = (DEFAULTS[name],) if self.length or name in DEFAULTS else ()
-            return Table(values, np.zeros(self.length, np.int32))
+            return Table((DEFAULTS[name],) if self.length or name in DEFAULTS else (), np.zeros(self.length, np.int32))
         default = DEFAULTS[name] if self.length else 0
         return np.full(self.length, ABSENT if default is None else default, NUMBERS[name])
 
     def with_columns(self, **columns: Column | None) -> Columns:
         """The same events but for these columns; None: all at the default."""
-        changed = {**self.columns, **columns}
-        return Columns(self.length, {name: column for name, column in changed.items() if column is not None})
+        return Columns(self.length, {
+            name: column for name, column in {**self.columns, **columns}.items() if column is not None})
 
     def only(self, *names: str) -> Columns:
         """The events as far as these fields tell, the others at their defaults; so that `take` copies no more."""
@@ -115,8 +115,8 @@ class Columns:
         """The events, made as they are asked for."""
         for start in range(0, self.length, _EVENTS_AT_ONCE):
             part = self.take(slice(start, start + _EVENTS_AT_ONCE))
-            lists = (part.values(name) if name in part.columns else repeat(DEFAULTS[name]) for name in NAMES)
-            yield from map(Event, *lists)
+            yield from map(Event, *(
+                part.values(name) if name in part.columns else repeat(DEFAULTS[name]) for name in NAMES))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Columns):
@@ -157,8 +157,7 @@ class Columns:
             return np.full(self.length, self.length > 0 and DEFAULTS[name] in wanted)
         if isinstance(column, Table):
             return self.mapped(name, wanted.__contains__, np.bool_)
-        found = [ABSENT if value is None else value for value in self.distinct(name) if value in wanted]
-        return np.isin(column, found)
+        return np.isin(column, [ABSENT if value is None else value for value in self.distinct(name) if value in wanted])
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
         """For each event, whether its field has a value, rather than None."""
@@ -175,8 +174,7 @@ def column_of(name: str, values: Sequence[Any]) -> Column | None:
     if name in DEFAULTS and values.count(DEFAULTS[name]) == len(values):
         return None
     if name in NUMBERS:
-        numbers = _numbers(values, NUMBERS[name])
-        return _odd(values) if numbers is None else numbers
+        return _numbers(values, NUMBERS[name])
     try:
         place = {value: number for number, value in enumerate(dict.fromkeys(values))}
     except TypeError:   # a value that cannot be hashed
@@ -244,21 +242,20 @@ def whole_nanoseconds(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]
     return nanoseconds.astype(np.int64) if np.array_equal(nanoseconds / 1e9, seconds) else None
 
 
-def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Numbers | None:
-    """The values as an array; None if it could not give all of them back."""
+def _numbers(values: Sequence[Any], dtype: np.dtype[Any]) -> Column:
+    """The values as an array; as a table if an array could not give all of them back."""
     types = {*map(type, values)}
     if not types <= {int, float, type(None)}:
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
         types = {*map(type, values)}
-    try:
-        if dtype.kind == "f":
-            wrong = types - {int, float} or (int in types and any(abs(v) > _EXACT for v in values if type(v) is int))
-            return None if wrong else np.array(values, dtype)
-        if types - {int, type(None)} or ABSENT in values:
-            return None
-        return np.array([ABSENT if v is None else v for v in values] if type(None) in types else values, dtype)
-    except OverflowError:
-        return None
+    if dtype.kind == "f":
+        is_odd = types - {int, float} or (int in types and any(abs(v) > _EXACT for v in values if type(v) is int))
+    else:
+        is_odd = types - {int, type(None)} or ABSENT in values
+    if not is_odd:
+        with suppress(OverflowError):
+            return np.array([ABSENT if v is None else v for v in values] if type(None) in types else values, dtype)
+    return _odd(values)
 
 
 def _odd(values: Sequence[Any]) -> Table:
@@ -290,8 +287,7 @@ def _occurring(numbers: npt.NDArray[Any]) -> list[int]:
     """The integers that occur; small ones are counted, which is much faster than to sort them."""
     if len(numbers) and numbers.min() >= 0 and numbers.max() < len(numbers) + 1024:
         return np.flatnonzero(np.bincount(numbers)).tolist()
-    different: list[int] = np.unique(numbers).tolist()
-    return different
+    return list(np.unique(numbers).tolist())
 
 
 def _ranked(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

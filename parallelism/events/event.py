@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HOST", "KINDS", "Event"]
-
 HOST = -1
 """The peer of a message between a device and the process that owns the cluster."""
 

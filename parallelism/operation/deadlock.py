@@ -58,9 +58,7 @@ def describe(
 
     ``stacks`` are the user's lines by rank, outermost first.
     """
-    by_rank = {each.rank: each for each in stuck}
-    circle = _circle(by_rank)
-    if circle:
+    if circle := _circle({each.rank: each for each in stuck}):
         steps = [
             f"rank {rank} waits for rank {after}" for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
         ]
@@ -69,11 +67,9 @@ def describe(
         head = f"deadlock: {'; '.join(steps)}"
     else:
         first = next((each for each in stuck if any(peer in finished for peer in each.waits_for)), stuck[0])
-        gone = [peer for peer in first.waits_for if peer in finished]
-        if gone:
+        head = f"deadlock: rank {first.rank} waits for {ranks_in_words(first.waits_for)}"
+        if gone := [peer for peer in first.waits_for if peer in finished]:
             head = f"deadlock: {ranks_in_words(gone)} returned without {_omission(first)}"
-        else:
-            head = f"deadlock: rank {first.rank} waits for {ranks_in_words(first.waits_for)}"
     texts = {
         each.rank: f"in {each.text} at {each.location}, waiting for {ranks_in_words(each.waits_for)}"
         + callers((stacks or {}).get(each.rank, ()), each.location)
@@ -86,12 +82,11 @@ def callers(stack: Sequence[Frame], location: str) -> str:
     """The functions that called the line at ``location``, innermost first, as a line of text; "" if there are none."""
     frames = list(reversed(stack))
     if frames and frames[0].place == location:
-        frames = frames[1:]
-    if not frames:
-        return ""
+        del frames[0]
     texts = [f"{frame.function} at {frame.place}" for frame in frames[:MOST_CALLERS]]
-    more = [f"{len(frames) - MOST_CALLERS} more"] if len(frames) > MOST_CALLERS else []
-    return f"\n    called from {', '.join(texts + more)}"
+    if len(frames) > MOST_CALLERS:
+        texts.append(f"{len(frames) - MOST_CALLERS} more")
+    return f"\n    called from {', '.join(texts)}" if texts else ""
 
 
 def _omission(stuck: Stuck) -> str:

@@ -24,9 +24,7 @@ class ClusterError(RuntimeError):
         self, message: str, *, ranks: Sequence[int] = (), operation: str | None = None, locations: Sequence[str] = ()
     ) -> None:
         super().__init__(message)
-        self.ranks = tuple(ranks)
-        self.operation = operation
-        self.locations = tuple(locations)
+        self.ranks, self.operation, self.locations = tuple(ranks), operation, tuple(locations)
         self.outputs: dict[int, Any] = {}
         """By rank, the results of the ranks that had finished when a run failed."""
 
@@ -99,11 +97,11 @@ class Undelivered(NamedTuple):
 
 def undelivered_error(messages: Sequence[Undelivered]) -> UndeliveredMessageError:
     """The error of a run that ended with these messages undelivered; those of one source in the order of sending."""
-    texts = []
     messages = sorted(messages, key=lambda each: each.source)       # stable: of one source, in the order given
-    for each in messages:
-        what = f"{each.how_many} messages" if each.how_many > 1 else "a message"
-        texts.append(f"rank {each.source} sent {what} to rank {each.target} (tag {each.tag}) at {each.location}")
+    texts = [
+        f"rank {each.source} sent {f'{each.how_many} messages' if each.how_many > 1 else 'a message'} "
+        f"to rank {each.target} (tag {each.tag}) at {each.location}" for each in messages
+    ]
     return UndeliveredMessageError(
         f"the run ended with messages that nobody received: {'; '.join(texts)}",
         ranks=sorted({rank for each in messages for rank in each[:2]}), operation="send",

@@ -41,9 +41,8 @@ class Action(NamedTuple):
         """The action of a text such as ``2F0``: stage, kind, microbatch.  ``ValueError`` if it is not an action."""
         match = _ACTION.fullmatch(text)
         if not match or match[2] not in KINDS + MESSAGES:
-            kinds = ", ".join(KINDS)
             raise ValueError(
-                f"an action is a stage, a kind ({kinds}, {', '.join(MESSAGES)}) and a microbatch, as in '2F0'; "
+                f"an action is a stage, a kind ({', '.join(KINDS + MESSAGES)}) and a microbatch, as in '2F0'; "
                 f"got {text!r}"
             )
         return cls(int(match[1]), match[2], int(match[3]))
@@ -56,9 +55,7 @@ class Action(NamedTuple):
             return (Action(stage - 1, _SOURCE[kind], k),) if stage else ()
         if kind in ("B", "I"):
             return Action(stage, "F", k), Action(stage + 1, "I", k)
-        if kind == "RECV_B":
-            return (Action(stage + 1, "SEND_B", k),)
-        return (Action(stage, _SOURCE[kind], k),)
+        return (Action(stage + 1, "SEND_B", k) if kind == "RECV_B" else Action(stage, _SOURCE[kind], k),)
 
     @property
     def works(self) -> tuple[Action, ...]:

@@ -4,20 +4,17 @@ The loop does not know layers: a `Stage` computes.  Of the schedule it uses only
 stages, so it runs any valid order, also with several stages on a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Work
 from parallelism.pipelining.actions import MESSAGES, Action
 from parallelism.pipelining.pipeline import Pipeline
-
-Array = npt.NDArray[Any]
 
 
 class Stage(Protocol):
@@ -96,38 +93,36 @@ def run_actions(
         x = mail.take(action)
         if following is not None:
             mail.expect(following)
-        before = stage.held(k)
-        if kind in ("B", "I") and stage.dropped:
-            with _priced(device, stage, number, "R", k):
-                stage.recompute(k)
-            device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
-            before = stage.held(k)
         y: Array | None = None
-        with _priced(device, stage, number, kind, k):
-            if kind == "F":
-                y = stage.forward(k, x)
-            elif kind == "B":
-                y = stage.backward(k, x)
-            elif kind == "I":
-                y = stage.backward_input(k, x)
-            else:
-                stage.backward_weights(k)
-        device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
+        for part in ("R", kind) if kind in ("B", "I") and stage.dropped else (kind,):
+            before = stage.held(k)
+            with _priced(device, stage, number, part, k):
+                if part == "R":
+                    stage.recompute(k)
+                elif part == "F":
+                    y = stage.forward(k, x)
+                elif part == "B":
+                    y = stage.backward(k, x)
+                elif part == "I":
+                    y = stage.backward_input(k, x)
+                else:
+                    stage.backward_weights(k)
+            device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
         if y is not None:
             mail.give(action, y)
         if done is not None and kind in ("B", "W"):
             done(number, k)
-    mail.close()
+    for work in mail.sent:
+        work.wait()
 
 
 def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
     """The compute event of an action, with the cost that the stage declares."""
     flops, nbytes = stage.cost(kind, microbatch)
-    again = kind == "R"
+    name, phase = (f"recompute {number}F{microbatch}", None) if kind == "R" else (f"{number}{kind}{microbatch}", kind)
     return device.compute(
-        f"recompute {number}F{microbatch}" if again else f"{number}{kind}{microbatch}", flops=flops, nbytes=nbytes,
-        seconds=stage.seconds(kind, microbatch), phase=None if again else kind, stage=number, microbatch=microbatch,
-        dtype=stage.dtype,
+        name, flops=flops, nbytes=nbytes, seconds=stage.seconds(kind, microbatch), phase=phase, stage=number,
+        microbatch=microbatch, dtype=stage.dtype,
     )
 
 
@@ -144,28 +139,22 @@ class _Mail:
 
     def take(self, action: Action) -> Array | None:
         """The input of an action; None if it has none from another stage."""
-        number, kind, k = action
-        maker = number - 1 if kind == "F" else number + 1
-        if not self.pipeline.schedule.passes_on(kind) or not 0 <= maker < self.pipeline.stages:
+        source, user = self.source(action), _user(*action)
+        if source is None:
             return None
-        user = _user(number, kind, k)
-        if self.placement[maker] == self.here:
+        if source == self.here:
             return self.kept.pop(user)
         if user in self.posted:
             received: Array = self.posted.pop(user).wait()
         else:
-            received = self.device.recv(self.placement[maker], tag=self.tag(user), axes=self.axis)
+            received = self.device.recv(source, tag=self.tag(user), axes=self.axis)
         return received
 
     def expect(self, action: Action) -> None:
         """Posts the receive of an action's input, unless the schedule lists its messages."""
-        number, kind, k = action
-        if self.pipeline.schedule.lists_messages or not self.pipeline.schedule.passes_on(kind):
-            return
-        maker = number - 1 if kind == "F" else number + 1
-        if 0 <= maker < self.pipeline.stages and self.placement[maker] != self.here:
-            user = _user(number, kind, k)
-            self.posted[user] = self.device.irecv(self.placement[maker], tag=self.tag(user), axes=self.axis)
+        source = None if self.pipeline.schedule.lists_messages else self.source(action)
+        if source is not None and source != self.here:
+            self.post(_user(*action), source)
 
     def give(self, action: Action, y: Array) -> None:
         """Keeps the result of an action for the action that takes it, or sends it there."""
@@ -181,29 +170,28 @@ class _Mail:
     def handle(self, message: Action) -> None:
         """Sends the kept result of a listed message, or posts its receive."""
         number, kind, k = message
-        forward = kind[-1] == "F"
+        other_end = number + 1 if kind in ("SEND_F", "RECV_B") else number - 1
         if kind[0] == "S":
-            user = _user(number + 1 if forward else number - 1, kind[-1], k)
+            user = _user(other_end, kind[-1], k)
             self.send(user, self.kept.pop(user))
         else:
-            maker = number - 1 if forward else number + 1
-            user = _user(number, kind[-1], k)
-            self.posted[user] = self.device.irecv(self.placement[maker], tag=self.tag(user), axes=self.axis)
+            self.post(_user(number, kind[-1], k), self.placement[other_end])
+
+    def source(self, action: Action) -> int | None:
+        """The rank of the stage whose result an action takes; None if it takes none from another stage."""
+        maker = action.stage - 1 if action.kind == "F" else action.stage + 1
+        takes = self.pipeline.schedule.passes_on(action.kind) and 0 <= maker < self.pipeline.stages
+        return self.placement[maker] if takes else None
 
     def send(self, user: Action, y: Array) -> None:
         self.sent.append(self.device.isend(y, self.placement[user.stage], tag=self.tag(user), axes=self.axis))
 
-    def close(self) -> None:
-        for work in self.sent:
-            work.wait()
+    def post(self, user: Action, source: int) -> None:
+        self.posted[user] = self.device.irecv(source, tag=self.tag(user), axes=self.axis)
 
     def tag(self, user: Action) -> int:
-        return message_tag(self.pipeline, user)
-
-
-def message_tag(pipeline: Pipeline, user: Action) -> int:
-    """The tag of the message that an action (F or B) receives; every message of a run has another."""
-    return 2 * (user.stage * pipeline.microbatches + user.microbatch) + (user.kind != "F")
+        """The tag of the message that an action (F or B) receives; every message of a run has another."""
+        return 2 * (user.stage * self.pipeline.microbatches + user.microbatch) + (user.kind != "F")
 
 
 def message_user(pipeline: Pipeline, tag: int) -> Action:

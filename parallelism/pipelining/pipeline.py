@@ -3,8 +3,6 @@
 `parallelism.pipelining.actions` defines actions, `parallelism.pipelining.schedule` their order.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,13 +53,12 @@ class Pipeline:
     ) -> None:
         sizes = counts(stages=stages, microbatches=microbatches, **({} if chunks is None else {"chunks": chunks}))
         if chunks is not None and stages % chunks:
-            below, above = stages // chunks * chunks, -(-stages // chunks) * chunks
-            would = f"{below} or {above} can" if below else f"{above} can"
+            below = stages // chunks * chunks
+            would = f"{below} or {below + chunks} can" if below else f"{chunks} can"
             raise ValueError(f"{stages} stages cannot be split over ranks in chunks of {chunks}; {would}")
         built = _built(schedule, sizes["stages"], sizes["microbatches"], sizes.get("chunks"))
         for name, size in sizes.items():
-            if getattr(built, name) != size:
-                own = getattr(built, name)
+            if (own := getattr(built, name)) != size:
                 raise ValueError(f"schedule {built.name!r} has {name}={own}, the pipeline {name}={size}")
         if not (isinstance(schedule, str) and built.name in SCHEDULES):
             built.validate()
@@ -110,31 +107,28 @@ class PipelineStage:
 
     def status(self, cycle: int) -> tuple[Status, int | None]:
         """The work of the stage in a cycle, and its microbatch.  Every action takes one cycle, messages none."""
-        kind, microbatch = self._work.get(cycle, (None, None))
-        if kind is None:
-            return Status.IDLE, None
-        return (Status.FORWARD if kind == "F" else Status.BACKWARD), microbatch
+        return self._work.get(cycle, (Status.IDLE, None))
 
     @cached_property
-    def _work(self) -> dict[int, tuple[str, int]]:
-        spans = self.pipeline.schedule.timeline(SLOTS).spans[self.rank]
-        return {int(start): (a.kind, a.microbatch) for a, start, _ in spans if a.stage == self.stage}
+    def _work(self) -> dict[int, tuple[Status, int | None]]:
+        return {
+            int(start): (Status.FORWARD if action.kind == "F" else Status.BACKWARD, action.microbatch)
+            for action, start, _ in self.pipeline.schedule.timeline(SLOTS).spans[self.rank]
+            if action.stage == self.stage
+        }
 
 
 def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> Schedule:
     """The schedule of these sizes, from any of the accepted forms."""
     if isinstance(given, Schedule):
         return given
-    if isinstance(given, str) and not {",", "\n"} & set(given):
-        return _named(given, stages, microbatches, chunks)
     if isinstance(given, str):
-        return Schedule.from_csv(given)
+        is_csv = {",", "\n"} & set(given)
+        return Schedule.from_csv(given) if is_csv else _named(given, stages, microbatches, chunks)
     if callable(given):
         chunks = 1 if chunks is None else chunks
-        ranks, name = stages // chunks, getattr(given, "__name__", "own")
-        more = (chunks,) if chunks > 1 else ()
-        rows = [given(rank, ranks, microbatches, *more) for rank in range(ranks)]
-        return Schedule(name, rows, stages, microbatches, chunks)
+        rows = _generated(given, stages // chunks, microbatches, chunks)
+        return Schedule(getattr(given, "__name__", "own"), rows, stages, microbatches, chunks)
     if not isinstance(given, Iterable):
         raise TypeError(
             f"a schedule must be a name, a Schedule, csv, lists of actions or a function, got {given!r}")
@@ -145,8 +139,8 @@ def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> 
 def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Schedule:
     """The schedule of this name, in any accepted spelling."""
     if spelt(given) not in ALIASES:
-        close = [ALIASES[key] for key in difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)]
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        close = difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)
+        hint = "".join(f"; did you mean {ALIASES[key]!r}?" for key in close)
         raise ValueError(f"unknown schedule {given!r}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
     name = ALIASES[spelt(given)]
     if chunks is None:
@@ -158,8 +152,13 @@ def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Sc
             raise ValueError(f"schedule {name!r} puts two stages on each rank; got {stages} stages, {stages + 1} fit")
     elif name not in CHUNKED and chunks != 1:
         raise ValueError(f"schedule {name!r} puts one stage on each rank, got chunks={chunks}; chunks=1 fits")
-    more = () if chunks == 1 else (chunks,)
-    rows = [SCHEDULES[name](rank, stages // chunks, microbatches, *more) for rank in range(stages // chunks)]
     return Schedule(
-        name, rows, stages, microbatches, chunks, training=name not in FORWARD_ONLY,
-        weights=WEIGHTS.get(name, "one"), local=name in LOCAL)
+        name, _generated(SCHEDULES[name], stages // chunks, microbatches, chunks), stages, microbatches, chunks,
+        training=name not in FORWARD_ONLY, weights=WEIGHTS.get(name, "one"), local=name in LOCAL)
+
+
+def _generated(
+    generator: Callable[..., Iterable[Written]], ranks: int, microbatches: int, chunks: int
+) -> list[Iterable[Written]]:
+    """The actions of each rank; the generator is told the number of ``chunks`` if there are several."""
+    return [generator(rank, ranks, microbatches, *([chunks] if chunks > 1 else [])) for rank in range(ranks)]

@@ -1,7 +1,5 @@
 """`PipelinedOperation`: an operation cut into stages that lie on different devices, which run a schedule together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 
 from parallelism.mesh import Mesh
@@ -19,8 +17,7 @@ class PipelinedOperation(Operation):
     """
 
     def __init__(self, pipeline: Pipeline, inside: Collection[str] = ()) -> None:
-        self.pipeline = pipeline
-        self.inside = tuple(inside)
+        self.pipeline, self.inside = pipeline, tuple(inside)
 
     def places(self, mesh: Mesh) -> list[tuple[int, int]]:
         """The position in the pipeline and the number of the replica, by rank.  ``ValueError`` if the mesh is unfit."""

@@ -11,9 +11,9 @@ A schedule may also list messages (``SEND_F`` and so on).  Then it lists all of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 
 from parallelism.pipelining import (
     csv_text as schedule_csv,
@@ -63,8 +63,8 @@ class Schedule:
         if weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(map(repr, WEIGHTS))}; got {weights!r}")
         sizes = counts(stages=stages, microbatches=microbatches, chunks=chunks)
-        rest = {"training": training, "weights": weights, "local": local}
-        for key, value in {"name": name, "actions": rows, **sizes, **rest}.items():
+        values = {"name": name, "actions": rows, **sizes, "training": training, "weights": weights, "local": local}
+        for key, value in values.items():
             object.__setattr__(self, key, value)
         if len(rows) * chunks != stages:
             raise ValueError(f"schedule {name!r} has {len(rows)} ranks of {chunks} stages; that is not {stages} stages")
@@ -131,14 +131,11 @@ class Schedule:
         """
         if self.lists_messages:
             return self
-        rows = [
-            [entry for step in row
-             for entry in (*self._messages("RECV", step, rank), step, *self._messages("SEND", step, rank))]
+        return replace(self, actions=tuple(
+            tuple(entry for step in row
+                  for entry in (*self._messages("RECV", step, rank), step, *self._messages("SEND", step, rank)))
             for rank, row in enumerate(self.actions)
-        ]
-        return Schedule(
-            self.name, rows, self.stages, self.microbatches, self.chunks, training=self.training, weights=self.weights,
-            local=self.local)
+        ))
 
     def _messages(self, verb: str, step: Step, rank: int) -> Iterator[Action]:
         """The messages that an entry of a rank receives (``RECV``) or sends (``SEND``)."""
@@ -184,14 +181,9 @@ class Schedule:
         """For each rank, the largest number of forwards whose activations are kept at once, from F to B or W."""
         if not self.training:
             return (0,) * self.ranks
-        peaks = []
-        for row in self.works:
-            live = peak = 0
-            for work in row:
-                live += {"F": 1, "B": -1, "W": -1}.get(work.kind, 0)
-                peak = max(peak, live)
-            peaks.append(peak)
-        return tuple(peaks)
+        changes = {"F": 1, "B": -1, "W": -1}
+        return tuple(
+            max(accumulate((changes.get(work.kind, 0) for work in row), initial=0)) for row in self.works)
 
     # ---------------------------------------------------------------------------------------------- as text
 
@@ -207,8 +199,8 @@ class Schedule:
 
         The numbers of stages and microbatches are those that the text names.  ``ValueError`` names line and cell.
         """
-        rows = schedule_csv.read(text, name)
-        return cls.from_actions(name, rows, training=training, weights=weights, local=local)
+        return cls.from_actions(
+            name, schedule_csv.read(text, name), training=training, weights=weights, local=local)
 
     def to_svg(self, costs: Costs = UNIT_COSTS) -> str:
         """An SVG picture of the timeline under ``costs``."""

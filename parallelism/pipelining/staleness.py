@@ -1,12 +1,8 @@
 """Staleness: the version of the weights that each microbatch uses if weights are updated after every microbatch."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from parallelism.pipelining.schedule import Schedule
+from parallelism.pipelining.schedule import Schedule
 
 
 def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:

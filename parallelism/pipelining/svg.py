@@ -4,17 +4,12 @@ Forwards and the kinds of backward differ in colour, in hatching, and in the let
 Each box has a tooltip with its action.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
 from parallelism.pipelining.actions import OVERLAPPED
 from parallelism.pipelining.text_picture import COLOURS, sizes
-
-if TYPE_CHECKING:
-    from parallelism.pipelining.timing import ScheduleTimeline, Span
+from parallelism.pipelining.timing import ScheduleTimeline, Span
 
 _WIDTH, _MARGIN, _TOP, _ROW, _BOX, _LETTER = 900, 64, 34, 30, 24, 6.6
 _MEANING = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}
@@ -28,7 +23,7 @@ def svg(timeline: ScheduleTimeline) -> str:
     left = min((row[0].start for row in timeline.spans if row), default=0)
     scale = _WIDTH / total
     height = _TOP + _ROW * schedule.ranks + 58
-    title = _title(timeline)
+    title = f"{sizes(schedule)}; makespan {timeline.makespan:g}, bubble {timeline.bubble_fraction:.1%} of it"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_MARGIN + _WIDTH + 12} {height}" '
         f'width="{_MARGIN + _WIDTH + 12}" height="{height}" role="img" '
@@ -46,20 +41,13 @@ def svg(timeline: ScheduleTimeline) -> str:
     ]
     for rank, row in enumerate(timeline.spans):
         y = _TOP + _ROW * rank
-        lines.append(f'<text x="8" y="{y + 16}">rank {rank}</text>')
-        lines.append(f'<rect x="{_MARGIN}" y="{y}" width="{_WIDTH}" height="{_BOX}" fill="#f1f3f5"/>')
+        lines += [f'<text x="8" y="{y + 16}">rank {rank}</text>',
+                  f'<rect x="{_MARGIN}" y="{y}" width="{_WIDTH}" height="{_BOX}" fill="#f1f3f5"/>']
         for span in row:
             lines += _box(span, _MARGIN + (span.start - left) * scale, y, (span.end - span.start) * scale, timeline)
         lines += _pairs(timeline, rank, left, scale, y)
     lines += _legend(timeline, total, _TOP + _ROW * schedule.ranks)
     return "\n".join([*lines, "</svg>", ""])
-
-
-def _title(timeline: ScheduleTimeline) -> str:
-    schedule = timeline.schedule
-    return (
-        f"{sizes(schedule)}; makespan {timeline.makespan:g}, bubble {timeline.bubble_fraction:.1%} of it"
-    )
 
 
 def _box(span: Span, x: float, y: float, width: float, timeline: ScheduleTimeline) -> Iterator[str]:
@@ -91,16 +79,16 @@ def _pairs(timeline: ScheduleTimeline, rank: int, left: float, scale: float, y: 
 
 
 def _legend(timeline: ScheduleTimeline, total: float, y: int) -> Iterator[str]:
-    yield f'<text x="{_MARGIN}" y="{y + 14}">0</text>'
-    yield f'<text x="{_MARGIN + _WIDTH}" y="{y + 14}" text-anchor="end">{total:g}</text>'
+    yield (f'<text x="{_MARGIN}" y="{y + 14}">0</text>\n'
+           f'<text x="{_MARGIN + _WIDTH}" y="{y + 14}" text-anchor="end">{total:g}</text>')
     x = _MARGIN
     kinds = {span.action.kind for row in timeline.spans for span in row}
     for kind in (kind for kind in _MEANING if kind in kinds):
         fills = [COLOURS[kind], *([f"url(#pipeline-{kind})"] if kind in _HATCH else [])]
         yield from (f'<rect x="{x}" y="{y + 26}" width="20" height="16" fill="{fill}"/>' for fill in fills)
-        yield f'<text x="{x + 10}" y="{y + 38}" text-anchor="middle" font-size="11">{kind}</text>'
-        yield f'<text x="{x + 26}" y="{y + 38}">{_MEANING[kind]}</text>'
+        yield (f'<text x="{x + 10}" y="{y + 38}" text-anchor="middle" font-size="11">{kind}</text>\n'
+               f'<text x="{x + 26}" y="{y + 38}">{_MEANING[kind]}</text>')
         x += 50 + round(len(_MEANING[kind]) * _LETTER)
     if any(step.kind == OVERLAPPED for row in timeline.schedule.actions for step in row):
-        yield f'<rect x="{x}" y="{y + 26}" width="20" height="16" fill="none" stroke="{_INK}" stroke-width="1.5"/>'
-        yield f'<text x="{x + 26}" y="{y + 38}">run together</text>'
+        yield (f'<rect x="{x}" y="{y + 26}" width="20" height="16" fill="none" stroke="{_INK}" stroke-width="1.5"/>\n'
+               f'<text x="{x + 26}" y="{y + 38}">run together</text>')

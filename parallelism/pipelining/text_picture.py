@@ -6,13 +6,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH
+from parallelism.display.quantities import plural
 from parallelism.pipelining.timing import SLOTS
 
 if TYPE_CHECKING:
     from parallelism.pipelining.actions import Action
     from parallelism.pipelining.schedule import Schedule
 
-_PLURAL = {"stage": "stages", "rank": "ranks", "microbatch": "microbatches"}
 COLOURS = {"F": "#cfe3f7", "B": "#f7d9c4", "I": "#f7e6c4", "W": "#d8efd3"}
 
 
@@ -39,11 +39,11 @@ def text(schedule: Schedule) -> str:
 
 def html(schedule: Schedule) -> str:
     """The picture as an HTML table.  Every cell names its action, so colours add no information."""
-    rows = []
+    parts = [f"<table><caption>{escape(caption(schedule))}</caption>"]
     for rank, line in enumerate(cycles(schedule)):
         cells = (f'<td style="background:{COLOURS[a.kind]};color:#000">{a}</td>' if a else "<td></td>" for a in line)
-        rows.append(f"<tr><th>rank {rank}</th>{''.join(cells)}</tr>")
-    return f"<table><caption>{escape(caption(schedule))}</caption>{''.join(rows)}</table>"
+        parts += [f"<tr><th>rank {rank}</th>", *cells, "</tr>"]
+    return "".join([*parts, "</table>"])
 
 
 def cycles(schedule: Schedule) -> list[list[Action | None]]:
@@ -63,9 +63,8 @@ def caption(schedule: Schedule) -> str:
 
 def sizes(schedule: Schedule) -> str:
     """The name and the sizes of a schedule in words."""
-    counted = ((schedule.stages, "stage"), (schedule.ranks, "rank"), (schedule.microbatches, "microbatch"))
-    stages, ranks, microbatches = (f"{n} {noun if n == 1 else _PLURAL[noun]}" for n, noun in counted)
-    return f"{schedule.name}: {stages} on {ranks}, {microbatches}"
+    return (f"{schedule.name}: {plural(schedule.stages, 'stage')} on {plural(schedule.ranks, 'rank')}, "
+            f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches != 1)}")
 
 
 def _label(schedule: Schedule, action: Action | None) -> str:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,16 +97,12 @@ class ScheduleTimeline:
         """
         if not self.schedule.training:
             return ()
-        changes: dict[float, int] = {}
+        changes: Counter[float] = Counter()
         for action, start, end in self.spans[rank]:
-            for time, change in ((start, action.kind == "F"), (end, -(action.kind in "BW"))):
-                changes[time] = changes.get(time, 0) + change
-        total, course = 0, []
-        for time in sorted(changes):
-            if changes[time]:
-                total += changes[time]
-                course.append((time, total))
-        return tuple(course)
+            changes[start] += action.kind == "F"
+            changes[end] -= action.kind in "BW"
+        times = [time for time in sorted(changes) if changes[time]]
+        return tuple(zip(times, accumulate(changes[time] for time in times), strict=True))
 
     def peak_live(self) -> tuple[int, ...]:
         """By rank, the most forwards that are kept at once."""
@@ -138,24 +135,17 @@ def checked_costs(costs: Costs, stages: int) -> dict[str, list[float]]:
     return {"message": [0], **checked}
 
 
-def timeline(schedule: Schedule, costs: Costs) -> ScheduleTimeline:
-    """See `Schedule.timeline`."""
-    by_kind = checked_costs(costs, schedule.stages)
+def timeline(schedule: Schedule, given_costs: Costs) -> ScheduleTimeline:
+    """See `Schedule.timeline`.  ``ValueError``, with what each rank waits for, if the schedule cannot go on."""
+    costs = checked_costs(given_costs, schedule.stages)
     strange = next((work for row in schedule.works for work in row if not 0 <= work.stage < schedule.stages), None)
     if strange:
         raise ValueError(f"schedule {schedule.name!r}: {strange} is of stage {strange.stage}; it has {schedule.stages}")
-    absent = {work.kind for row in schedule.works for work in row} - {*by_kind, *MESSAGES}
-    if absent:
-        raise ValueError(f"costs should have one of {', '.join(sorted(absent))}; got {', '.join(by_kind)}")
-    return _timed(schedule, by_kind)
-
-
-def _timed(schedule: Schedule, costs: dict[str, list[float]]) -> ScheduleTimeline:
-    """The schedule replayed; ``ValueError``, with what each rank waits for, if it cannot go on."""
+    if absent := {work.kind for row in schedule.works for work in row} - {*costs, *MESSAGES}:
+        raise ValueError(f"costs should have one of {', '.join(sorted(absent))}; got {', '.join(costs)}")
     lanes = _Lanes(schedule, costs)
     replay = Replay(lanes.events())
-    blocked = replay.run()
-    if blocked:
+    if blocked := replay.run():
         waits = "; ".join(lanes.wait(rank, replay.next[rank]) for rank in blocked)
         raise ValueError(f"schedule {schedule.name!r} cannot go on: {waits}")
     spans, steps = [], []
@@ -232,8 +222,7 @@ class _Lanes:
                 places.append(len(rows))
                 key = posted * count + k
                 rows.append((role, key, None if posted == _NONE else key, cost))
-                for slot, seconds in sends:
-                    rows.append((SEND, slot * count + k, None, seconds))
+                rows += [(SEND, slot * count + k, None, seconds) for slot, seconds in sends]
                 done.update([slot * count + k for slot in slots])
             self.places.append(places)
             lengths.append(len(rows) - first)
@@ -270,12 +259,11 @@ class _Lanes:
             sources = Action(stage, kind, 0).needs
             posted = self._slot(sources[0], by_message=True) if sources else _NONE
             return _Pattern(RECV if sources else POINT, 0, posted, waits, slots, ())
-        message = self.costs["message"][0]
-        sends = [(slot, message) for action in made if (slot := self._slot(action, by_message=True)) in received]
-        sends += [(slot, 0) for slot in slots if is_stray and slot in received]
-        if kind in KINDS:
-            return _Pattern(COMPUTE, self.costs[kind][stage], _NONE, waits, slots, tuple(sends))
-        return _Pattern(POINT, 0, _NONE, waits, slots, tuple(sends))
+        sent = [(self._slot(action, by_message=True), self.costs["message"][0]) for action in made]
+        sent += [(slot, 0) for slot in slots if is_stray]
+        sends = tuple((slot, seconds) for slot, seconds in sent if slot in received)
+        role, cost = (COMPUTE, self.costs[kind][stage]) if kind in KINDS else (POINT, 0)
+        return _Pattern(role, cost, _NONE, waits, slots, sends)
 
     def _slot(self, action: Action, *, by_message: bool) -> int:
         return self.slots.setdefault((action.stage, action.kind, by_message), len(self.slots))

@@ -25,9 +25,8 @@ def validate(schedule: Schedule) -> None:
         for k in range(schedule.microbatches):
             lacking = [kind for kind in ("FIW" if schedule.training else "F") if (stage, kind, k) not in places]
             if lacking:
-                kind = "B" if lacking == ["I", "W"] else lacking[0]
-                end = _at(schedule, rank, len(schedule.actions[rank]))
-                raise ValueError(f"{end}, the end: {Action(stage, kind, k)} is missing")
+                action = Action(stage, "B" if lacking == ["I", "W"] else lacking[0], k)
+                raise ValueError(f"{_at(schedule, rank, len(schedule.actions[rank]))}, the end: {action} is missing")
     schedule.timeline()
 
 
@@ -46,8 +45,8 @@ def _check_needs(schedule: Schedule, places: Places, rank: int, step: int, actio
     for need in schedule.needs(action):
         word = as_in(need, action)
         if need not in places:
-            holder = schedule.placement[need.stage]
-            raise ValueError(f"{at}: {action} needs {word}, which is missing on rank {holder}")
+            raise ValueError(
+                f"{at}: {action} needs {word}, which is missing on rank {schedule.placement[need.stage]}")
         owner, when = places[need]
         if owner == rank and when > step:
             raise ValueError(f"{at}: {action} is too early; {word} comes at step {when}")

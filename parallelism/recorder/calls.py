@@ -1,18 +1,14 @@
 """One collective under the recorder: the calls of its members, and results that are zeros of the right shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.collectives import MemberCall, result_of
 from parallelism.operation.trees import leaves, rebuild
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

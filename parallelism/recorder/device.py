@@ -1,7 +1,5 @@
 """A `Device` that moves nothing and counts everything: `parallelism.recorder` creates one for each rank."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import kind_of
+from parallelism.arrays import Array
 from parallelism.collectives import (
     TreeBuffers,
     call_fields,
@@ -45,8 +44,6 @@ from parallelism.resharding import plan_resharding, run_plan
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Event
 
-Array = npt.NDArray[Any]
-
 
 @dataclass
 class _Pending:
@@ -71,9 +68,7 @@ class RecordingDevice:
     """
 
     def __init__(self, mesh: Mesh, rank: int, lockstep: Lockstep) -> None:
-        self.mesh = mesh
-        self.rank = rank
-        self.size = mesh.size
+        self.mesh, self.rank, self.size = mesh, rank, mesh.size
         self.index: MeshIndex = mesh.index(rank)
         self.state: dict[Any, Any] = {}
         self.rng = np.random.default_rng((0, rank))
@@ -176,8 +171,7 @@ class RecordingDevice:
         return self._collective(kind, x, axes, sizes=split_sizes, pairs=plain_pairs(pairs), **options)
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:
-        calls = self._exchange("all_gather_object", "all_scatter", obj, axes)
-        return [call.value for call in calls]
+        return [call.value for call in self._exchange("all_gather_object", "all_scatter", obj, axes)]
 
     def broadcast_object(self, obj: Any, axes: Axes = None, *, root: int = 0) -> Any:
         return self._exchange("broadcast_object", "broadcast", obj, axes, root=root)[root].value
@@ -187,14 +181,13 @@ class RecordingDevice:
         axes: Axes = None,
     ) -> Any:
         array = np.asarray(x)
-        whole = self.global_shape(array, source) if shape is None else shape
-        plan = plan_resharding(source, target, whole, array.dtype, self.mesh, axes=axes)
+        shape = self.global_shape(array, source) if shape is None else shape
+        plan = plan_resharding(source, target, shape, array.dtype, self.mesh, axes=axes)
         place = self._add("collective", "reshard", axes=plan.axes, group=self.group(plan.axes), algorithm=None)
         before, self._parent = self._parent, place if self._parent is None else self._parent
         result = run_plan(self, plan, array)
         self._parent = before
-        moved = _moved(self._events[place + 1:])._replace(call=None)
-        self._events[place] = replace(self._events[place], **moved.on_event())
+        self._counted(place, _moved(self._events[place + 1:])._replace(call=None))
         return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
     def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
@@ -206,8 +199,8 @@ class RecordingDevice:
         group = self.group(axes)
         call = CountedCall("global_shape", np.dtype(bool), shape)
         calls = self._agreed(self._lockstep.state(self.rank, group, call), call, group, check=False)
-        shapes = [other.shape or () for other in calls]
-        return sharding.global_shape(dict(zip(group, shapes, strict=True)), self.mesh)
+        shapes = {rank: other.shape or () for rank, other in zip(group, calls, strict=True)}
+        return sharding.global_shape(shapes, self.mesh)
 
     def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
         return [self.global_shape(x, sharding) for x, sharding in zip(xs, shardings, strict=True)]
@@ -219,8 +212,8 @@ class RecordingDevice:
         nbytes = sum(
             (checked_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else np.asarray(leaf)).nbytes
             for leaf in leaves(x))
-        dtype = x.dtype.name if isinstance(x, np.ndarray) else None
-        self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1, dtype=dtype)
+        self._add("send", "send", peer=peer, tag=tag, bytes_sent=nbytes, messages=1,
+                  dtype=x.dtype.name if isinstance(x, np.ndarray) else None)
         self._lockstep.put(Channel(self.rank, peer, checked_tag(tag)), zeros(x))
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
@@ -229,14 +222,12 @@ class RecordingDevice:
             return message.value
         if not isinstance(message.value, np.ndarray):
             raise TypeError(f"recv(out=) got a message that is a {type(message.value).__name__}, not an array")
-        check_shape(f"recv from rank {src}", out, message.value.shape, message.value.dtype)
-        np.copyto(out, message.value)
-        return out
+        return _copied(f"recv from rank {src}", out, message.value)
 
     def _take(self, channel: Channel, issued_at: str | None = None) -> Message:
         message = self._lockstep.take(channel, issued_at)
-        nbytes = sum(np.asarray(leaf).nbytes for leaf in leaves(message.value))
-        self._add("recv", "recv", peer=channel.source, tag=channel.tag, bytes_received=nbytes)
+        self._add("recv", "recv", peer=channel.source, tag=channel.tag,
+                  bytes_received=sum(np.asarray(leaf).nbytes for leaf in leaves(message.value)))
         return message
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Work:
@@ -268,13 +259,10 @@ class RecordingDevice:
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Ends the program: waits for each operation that is still pending."""
+    def finish(self) -> list[Event]:
+        """What this rank did, in order, when each operation that is still pending has ended."""
         for pending in self._pending:
             pending.wait()
-
-    def events(self) -> list[Event]:
-        """What this rank did, in order."""
         return [replace(event, serial=serial) for serial, event in enumerate(self._events)]
 
     def _add(self, kind: str, name: str, **values: Any) -> int:
@@ -304,11 +292,7 @@ class RecordingDevice:
 
         def conclude() -> Any:
             value = result(self._end(place, meeting, call, group, text, issued_at), position, x)
-            if out is None or value is None:
-                return value
-            check_shape(kind, out, value.shape, value.dtype)
-            np.copyto(out, value)
-            return out
+            return value if out is None or value is None else _copied(kind, out, value)
 
         return self._issued(conclude) if async_op else conclude()
 
@@ -354,9 +338,12 @@ class RecordingDevice:
         issued_at: str | None = None,
     ) -> list[CountedCall]:
         calls = self._agreed(meeting, call, group, text, issued_at)
-        counted = traffic(calls, group, group.index(self.rank))
-        self._events[place] = replace(self._events[place], **counted.on_event())
+        self._counted(place, traffic(calls, group, group.index(self.rank)))
         return calls
+
+    def _counted(self, place: int, moved: Traffic) -> None:
+        """Writes the traffic of an operation into its event."""
+        self._events[place] = replace(self._events[place], **moved.on_event())
 
     def _agreed(
         self, meeting: Meeting, call: CountedCall, group: tuple[int, ...], text: str | None = None,
@@ -389,9 +376,16 @@ class RecordingDevice:
 def _to_array(kind: str, x: Any) -> tuple[Array, bytes]:
     """A value as an array, and its form; a tree that travels as bytes is so many bytes."""
     if kind_of(kind).copies and is_tree(x):
-        arrays = [checked_array("a tree of arrays", leaf)[0] for leaf in leaves(x)]
-        return np.broadcast_to(np.uint8(0), sum(array.nbytes for array in arrays)), b"tree"
+        nbytes = sum(checked_array("a tree of arrays", leaf)[0].nbytes for leaf in leaves(x))
+        return np.broadcast_to(np.uint8(0), nbytes), b"tree"
     return checked_array(kind, x)
+
+
+def _copied(operation: str, out: Array, value: Array) -> Array:
+    """``out`` with the value of an operation; an error if it does not fit."""
+    check_shape(operation, out, value.shape, value.dtype)
+    np.copyto(out, value)
+    return out
 
 
 def _moved(events: Sequence[Event]) -> Traffic:

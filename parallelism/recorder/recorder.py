@@ -11,13 +11,11 @@ processes.  The trace holds what is communicated, declared (`compute`, `matmul`)
 declared, and no traffic with the host; ``trace.on(hardware)`` says what it would take.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from parallelism.events import Columns
+from parallelism.events import Columns, Event
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from parallelism.recorder.device import RecordingDevice
@@ -52,17 +50,13 @@ def record(
     if len(inputs) != mesh.size:
         raise ValueError(f"{mesh!r} has {mesh.size} devices, got inputs for {len(inputs)}")
     lockstep = Lockstep(mesh.size)
-    devices = [RecordingDevice(mesh, rank, lockstep) for rank in range(mesh.size)]
 
-    def body(rank: int) -> Any:
-        result = program(devices[rank], *inputs[rank])
-        devices[rank].finish()
-        return result
+    def body(rank: int) -> tuple[Any, list[Event]]:
+        device = RecordingDevice(mesh, rank, lockstep)
+        return program(device, *inputs[rank]), device.finish()
 
-    outputs = lockstep.run(body)
-    records = [device.events() for device in devices]
+    outputs, records = zip(*lockstep.run(body), strict=True)
     columns = Columns.of(chain.from_iterable(records))
-    columns = columns.with_columns(sequence=sequences(columns))
-    timed = replay_columns(columns, list(map(len, records)))
+    timed = replay_columns(columns.with_columns(sequence=sequences(columns)), list(map(len, records)))
     trace = Trace(timed, size=mesh.size, mesh_shape=dict(mesh.shape), priced=("modelled",))
-    return Recording(outputs, trace if ranks is None else trace.filter(rank=ranks))
+    return Recording(list(outputs), trace if ranks is None else trace.filter(rank=ranks))

@@ -5,11 +5,9 @@ returned, and none has what it waits for, none ever will: that is a deadlock, fo
 several ranks are those of the runtime (`parallelism.operation.errors`), with the same ranks, operation, lines and text.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from parallelism.operation import (
     calling_line,
     deadlock_error,
     line_of,
+    ranks_in_words,
     undelivered_error,
 )
 from parallelism.operation.errors import located
@@ -70,14 +69,13 @@ class Lockstep:
     """The ranks of one run, each a thread of its own while the run lasts."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._changed = threading.Condition()
+        self._size, self._changed = size, threading.Condition()
         self._threads: dict[int, int] = {}
         self._waiting: dict[int, _Wait] = {}
         self._returned: set[int] = set()
         self._failures: dict[int, BaseException] = {}
         self._meetings: dict[Hashable, Meeting] = {}
-        self._counts: dict[tuple[int, Hashable], int] = {}
+        self._counts: Counter[tuple[int, Hashable]] = Counter()
         self._messages: dict[Channel, deque[Message]] = {}
 
     def run(self, body: Callable[[int], Any]) -> list[Any]:
@@ -111,12 +109,11 @@ class Lockstep:
         if self._failures:
             first = self._failures[min(self._failures)]
             if isinstance(first, ClusterError) and not first.locations:
-                places = {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}
-                raise located(first, places) from None
+                raise located(
+                    first, {rank: line_of(error) or "?" for rank, error in sorted(self._failures.items())}) from None
             raise first
-        undelivered = [Undelivered(*channel, len(messages), messages[0].location)
-                       for channel, messages in self._messages.items() if messages and channel.target != HOST]
-        if undelivered:
+        if undelivered := [Undelivered(*channel, len(messages), messages[0].location)
+                           for channel, messages in self._messages.items() if messages and channel.target != HOST]:
             raise undelivered_error(undelivered)
         return results
 
@@ -124,13 +121,13 @@ class Lockstep:
         """The next operation of a group, in which ``rank`` makes this call."""
         with self._changed:
             ranks = tuple(group)
-            number = self._counts.get((rank, ranks), 0)
-            self._counts[rank, ranks] = number + 1
-            meeting = self._meetings.setdefault((ranks, number), Meeting(ranks))
+            self._counts[rank, ranks] += 1
+            operation = ranks, self._counts[rank, ranks]
+            meeting = self._meetings.setdefault(operation, Meeting(ranks))
             meeting.stated[ranks.index(rank)] = call
             meeting.missing.discard(rank)
             if not meeting.missing:
-                del self._meetings[ranks, number]
+                del self._meetings[operation]
                 self._changed.notify_all()
             return meeting
 
@@ -148,17 +145,15 @@ class Lockstep:
 
     def put(self, channel: Channel, value: Any) -> None:
         """Sends a message, and does not wait."""
-        message = Message(value, calling_line())
         with self._changed:
-            self._messages.setdefault(channel, deque()).append(message)
+            self._messages.setdefault(channel, deque()).append(Message(value, calling_line()))
             self._changed.notify_all()
 
     def take(self, channel: Channel, issued_at: str | None = None) -> Message:
         """The oldest message of a channel, when there is one."""
         source, target, tag = channel
-        name = "the host" if source == HOST else f"rank {source}"
         self._wait(target, _Wait(
-            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {name}, tag {tag})",
+            lambda: bool(self._messages.get(channel)), lambda: f"recv(from {ranks_in_words([source])}, tag {tag})",
             ("recv", source, tag), lambda: [source], issued_at))
         with self._changed:
             return self._messages[channel].popleft()
@@ -177,18 +172,16 @@ class Lockstep:
     def _find_deadlock(self) -> None:
         """Ends the run if no rank can continue."""
         waiting = self._waiting
-        if self._failures or not waiting or len(waiting) + len(self._returned) < self._size:
-            return
-        if any(wait.ready() for wait in waiting.values()):
+        may_go_on = not waiting or len(waiting) + len(self._returned) < self._size
+        if self._failures or may_go_on or any(wait.ready() for wait in waiting.values()):
             return
         frames = sys._current_frames()
         lines = {rank: [*user_lines(frames.get(self._threads[rank]))] for rank in waiting}
-        stuck = []
-        for rank, wait in sorted(waiting.items()):
-            text, location = wait.text(), lines[rank][0].place if lines[rank] else wait.issued_at or "?"
-            if not lines[rank]:
-                text += ", never waited for,"
-            stuck.append(Stuck(rank, text, location, wait.lane, tuple(wait.waits_for())))
-        stacks = {rank: lines[rank][::-1] for rank in waiting}
-        self._failures[min(waiting)] = deadlock_error(stuck, self._returned, stacks)
+        stuck = [
+            Stuck(rank, wait.text() + ("" if lines[rank] else ", never waited for,"),
+                  lines[rank][0].place if lines[rank] else wait.issued_at or "?", wait.lane, tuple(wait.waits_for()))
+            for rank, wait in sorted(waiting.items())
+        ]
+        self._failures[min(waiting)] = deadlock_error(
+            stuck, self._returned, {rank: lines[rank][::-1] for rank in waiting})
         self._changed.notify_all()

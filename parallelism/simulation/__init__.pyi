@@ -1,2 +1,2 @@
-from .pipelined_step import PipelinedStep as PipelinedStep
+from .operations import PipelinedStep as PipelinedStep
 from .simulator import equal_devices as equal_devices, simulate as simulate

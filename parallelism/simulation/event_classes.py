@@ -5,8 +5,6 @@
     Templates.by_rank   the events of some ranks: those of their classes, with group, sources and peer added
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 from math import prod
@@ -24,6 +22,7 @@ from parallelism.simulation.device_events import DTYPE, FIELDS, NAME, Call, Devi
 Ints = npt.NDArray[np.int64]
 MOST_SOURCES = 1024
 """The most members of a group whose events list their sources. Events of larger groups have only a number of bytes."""
+_COUNTED = ("bytes_sent", "bytes_received", "messages")
 
 
 class ByRank(NamedTuple):
@@ -44,7 +43,9 @@ class Templates:
         self.axes: list[MeshAxes] = sorted({each.axes for part in classes for each in part.collectives})
         """The axes of all collectives; each has a number from 0, its slot."""
         self.groups = [members(mesh, axes) for axes in self.axes]
-        self.group_of = np.array([_by_member(groups) for groups in self.groups]).reshape(len(self.axes), mesh.size)
+        self.group_of = np.array(
+            [np.argsort(groups, axis=None) // groups.shape[1] for groups in self.groups]
+        ).reshape(len(self.axes), mesh.size)
         """``[slot, rank]``: the number of the group that the rank is in."""
         self.priced_alike: dict[int, Ints] = {}
         """A cache of `parallelism.simulation.folding.priced_alike` by slot, for one hardware."""
@@ -55,11 +56,9 @@ class Templates:
         """The slot of each event; -1 if it is no collective."""
         self.peer_axis = np.full(len(self.looks), -1)
         """The number of the mesh axis of each message along an axis, whose ``peer`` is a position; else -1."""
-        axis_numbers = {axis: number for number, axis in enumerate(mesh.axes)}
         for part, start in zip(classes, self.starts.tolist(), strict=False):
-            if part.along:
-                places = [start + each.event for each in part.along]
-                self.peer_axis[places] = [axis_numbers[each.axis] for each in part.along]
+            for event, axis, _ in part.along:
+                self.peer_axis[start + event] = mesh.axes.index(axis)
         self._calls: list[dict[tuple[MeshAxes, int], Call]] = [
             {(each.axes, each.number): each.call for each in part.collectives} for part in classes]
         self._uneven: dict[int, dict[int, Moved]] = {}
@@ -69,8 +68,7 @@ class Templates:
     def _count(self) -> None:
         """Finds the bytes of each collective: once for the class if all its members move the same, else by group."""
         numbers = {axes: i for i, axes in enumerate(self.axes)}
-        sent, received, messages = (
-            self.looks.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+        counted = np.array([self.looks.numbers(name) for name in _COUNTED])
         met = [self._met(groups) for groups in self.groups]
         for which, (part, start) in enumerate(zip(self.classes, self.starts.tolist(), strict=False)):
             for event, axes, number, call in part.collectives:
@@ -80,18 +78,16 @@ class Templates:
                 if traffic is not None:
                     self._even[look] = traffic
                     if traffic.even:
-                        sent[look], received[look] = traffic.sent[0], traffic.received[0]
-                        messages[look] = traffic.messages[0]
-                        continue
-                    by_group = dict.fromkeys(range(len(self.groups[slot])), traffic)
+                        counted[:, look] = traffic.sent[0], traffic.received[0], traffic.messages[0]
+                    else:
+                        self._uneven[look] = dict.fromkeys(range(len(self.groups[slot])), traffic)
                 else:
-                    by_group = {
-                        i: moved(tuple(_of_rank(self._call(rank, axes, number, call), rank) for rank in group))
+                    self._uneven[look] = {
+                        i: moved(tuple(self._call(rank, axes, number, call) for rank in group))
                         for i, group in enumerate(self.groups[slot].tolist())
                         if which in self.class_of[group]        # other groups may call something else, or nothing
                     }
-                self._uneven[look] = by_group
-        self.looks = self.looks.with_columns(bytes_sent=sent, bytes_received=received, messages=messages)
+        self.looks = self.looks.with_columns(**dict(zip(_COUNTED, counted, strict=True)))
 
     def _met(self, groups: Ints) -> list[tuple[int, ...]]:
         """For each class, the first rank of every class that has members in a group with it, itself included."""
@@ -107,20 +103,21 @@ class Templates:
 
     def _alike(self, call: Call, axes: MeshAxes, number: int, ranks: Sequence[int]) -> Moved | None:
         """The traffic of a group, or None if members may call different things; ``ranks``: one of each class."""
-        if isinstance(call, StepCall):
-            return None
-        if any(self._calls[int(self.class_of[rank])].get((axes, number)) != call
-               for rank in (ranks if len(ranks) > 1 else ())):
+        if isinstance(call, StepCall) or any(
+            self._calls[int(self.class_of[rank])].get((axes, number)) != call
+            for rank in (ranks if len(ranks) > 1 else ())
+        ):
             return None
         return moved_alike(call, prod(self.mesh.shape[axis] for axis in axes))
 
-    def _call(self, rank: int, axes: MeshAxes, number: int, mine: Call) -> Call:
+    def _call(self, rank: int, axes: MeshAxes, number: int, mine: Call) -> MemberCall:
+        """The call of a rank in a group in which another member makes the call ``mine``."""
         other = self._calls[int(self.class_of[rank])].get((axes, number))
         if other is None or (other.kind, type(other)) != (mine.kind, type(mine)):
             raise ValueError(
                 f"collective {number} over {', '.join(axes)} is {mine.kind} to some of a group, and "
                 f"{'nothing' if other is None else other.kind} to rank {rank}")
-        return other
+        return other if isinstance(other, MemberCall) else other.of_rank(rank)
 
     def differences(self) -> list[Ints]:
         """The bytes and messages that differ between devices of one class, by rank: of collectives with uneven pieces.
@@ -131,12 +128,10 @@ class Templates:
         for look, by_group in self._uneven.items():
             if next(iter(by_group.values())).kind.sums_all:
                 continue
-            groups = self.groups[self.axes_of[look]]
-            for of in ("sent", "received", "messages"):
-                by_member = np.zeros(self.mesh.size, np.int64)
-                for number, each in by_group.items():
-                    by_member[groups[number]] = getattr(each, of)
-                differences.append(by_member)
+            by_member = np.zeros((3, self.mesh.size), np.int64)
+            for number, each in by_group.items():
+                by_member[:, self.groups[self.axes_of[look]][number]] = each.sent, each.received, each.messages
+            differences += list(by_member)
         return differences
 
     # -- by rank -------------------------------------------------------------------------------------------------------
@@ -145,11 +140,11 @@ class Templates:
         """The events of these ranks, one rank after the other."""
         classes = self.class_of[list(ranks)]
         lengths = np.diff(self.starts)[classes]
-        spans = [np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist()]
-        where = np.concatenate([np.zeros(0, np.int64), *spans])
+        where = np.concatenate([
+            np.zeros(0, np.int64), *(np.arange(self.starts[c], self.starts[c + 1]) for c in classes.tolist())])
         rank = np.repeat(np.array(ranks, np.int64), lengths)
-        serial = np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        events = self.looks.take(where).with_columns(rank=rank, serial=serial)
+        events = self.looks.take(where).with_columns(
+            rank=rank, serial=np.arange(len(where)) - np.repeat(np.cumsum(lengths) - lengths, lengths))
         if (self.peer_axis >= 0).any():
             events = events.with_columns(peer=self.peers(where, rank))
         at = np.flatnonzero(self.axes_of[where] >= 0)
@@ -162,8 +157,7 @@ class Templates:
         peer, axis = self.looks.numbers("peer")[look], self.peer_axis[look]
         extents = np.array([*self.mesh.shape.values()], np.int64)
         strides = np.append(np.cumprod(extents[::-1])[::-1][1:], 1)
-        position = rank // strides[axis] % extents[axis]
-        return np.where(axis >= 0, rank + (peer - position) * strides[axis], peer)
+        return np.where(axis >= 0, rank + (peer - rank // strides[axis] % extents[axis]) * strides[axis], peer)
 
     def _with_groups(self, events: Columns, where: Ints, rank: Ints, at: Ints) -> Columns:
         slots, look = self.axes_of[where[at]], where[at]
@@ -172,7 +166,9 @@ class Templates:
         different, place = np.unique(number, return_inverse=True)
         group = np.zeros(len(events), np.int32)
         group[at] = place + 1
-        ranks = [self._group(int(n), first) for n in different]
+        slot_of = np.searchsorted(first, different, "right") - 1
+        ranks = [tuple(self.groups[slot][i].tolist())
+                 for slot, i in zip(slot_of.tolist(), (different - first[slot_of]).tolist(), strict=True)]
         positions = [{rank: i for i, rank in enumerate(members)} for members in ranks]
         sources, index = self._sources(look, place, rank[at], ranks, positions)
         source = np.zeros(len(events), np.int32)
@@ -182,14 +178,12 @@ class Templates:
             **self._calls_of(len(events), at, look, number - first[slots])}
         uneven = np.isin(look, list(self._uneven)) if self._uneven else np.zeros(len(at), np.bool_)
         if uneven.any():
-            sent, received, messages = (
-                events.numbers(name).copy() for name in ("bytes_sent", "bytes_received", "messages"))
+            counted = np.array([events.numbers(name) for name in _COUNTED])
             for i in np.flatnonzero(uneven).tolist():
                 traffic = self._uneven[int(look[i])][int(number[i] - first[slots[i]])]
-                position = positions[place[i]][int(rank[at[i]])]
-                sent[at[i]], received[at[i]] = traffic.sent[position], traffic.received[position]
-                messages[at[i]] = traffic.messages[position]
-            columns |= {"bytes_sent": sent, "bytes_received": received, "messages": messages}
+                p = positions[place[i]][int(rank[at[i]])]
+                counted[:, at[i]] = traffic.sent[p], traffic.received[p], traffic.messages[p]
+            columns |= dict(zip(_COUNTED, counted, strict=True))
         return events.with_columns(**columns)
 
     def _calls_of(self, count: int, at: Ints, look: Ints, numbers: Ints) -> dict[str, Table]:
@@ -200,18 +194,13 @@ class Templates:
             name: _table(count, at, default, [getattr(each, name) for each in traffic], inverse.ravel())
             for name, default in (("payload_bytes", None), ("pairs", ()))}
 
-    def _group(self, number: int, first: Ints) -> tuple[int, ...]:
-        slot = int(np.searchsorted(first, number, "right")) - 1
-        return tuple(self.groups[slot][number - first[slot]].tolist())
-
     def _sources(
         self, look: Ints, place: Ints, ranks: Ints, groups: Sequence[tuple[int, ...]],
         positions: Sequence[dict[int, int]],
     ) -> tuple[list[Any], Ints]:
         """The different lists of sources, and the number of each collective event's list, from 1 on; 0 if its group has
         more than `MOST_SOURCES` members."""
-        key = np.stack([look, place, ranks], axis=1)
-        different, inverse = np.unique(key, axis=0, return_inverse=True)
+        different, inverse = np.unique(np.stack([look, place, ranks], axis=1), axis=0, return_inverse=True)
         known: dict[tuple[Moved, int, int], int] = {}
         index = np.zeros(len(different), np.int64)
         sources: list[Any] = []
@@ -255,14 +244,3 @@ def _table(count: int, at: Ints, default: Any, values: Sequence[Any], index: Int
     column = np.zeros(count, np.int32)
     column[at] = codes[index]
     return Table(tuple(place), column)
-
-
-def _of_rank(call: Call, rank: int) -> MemberCall:
-    """The call of one rank."""
-    return call if isinstance(call, MemberCall) else call.of_rank(rank)
-
-
-def _by_member(groups: Ints) -> Ints:
-    numbers = np.empty(groups.size, np.int64)
-    numbers[groups.ravel()] = np.repeat(np.arange(len(groups)), groups.shape[1])
-    return numbers

@@ -11,46 +11,47 @@ folded simulation does not contain all of them.  It is exact in two cases:
 In any other case folding is refused with ``ValueError``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.hardware import Channel, Hardware
-from parallelism.simulation.event_classes import Templates
+from parallelism.operation.errors import keys_by_value
+from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.folding import Lanes
 from parallelism.timeline import CollectivePrice, Pricing, Way, way_of
 
 MOST_GROUPS = 4096
 """The most collectives that are checked for shared links; with more, folding is refused."""
 
-Ints = npt.NDArray[np.int64]
 
+class PricedCollectives(NamedTuple):
+    """The prices of the collective events that are simulated; groups with equal prices share one."""
 
-class Used(NamedTuple):
-    """The collective events that are simulated."""
-
-    prices: Sequence[CollectivePrice]
-    groups: Sequence[tuple[int, ...]]
+    prices: list[CollectivePrice]
+    """The different prices; the first is that of a free collective."""
+    groups: list[tuple[int, ...]]
     """The group for which each price was computed; it also holds for groups that are connected in the same way."""
     price: Ints
     """The number of each event's price."""
     ranks: Ints
     """The rank of each event."""
-    keys: Ints
-    """The number of the collective that each event is part of."""
     looks: Ints
     """The place of each event in `Templates.looks`."""
 
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """The seconds of each event."""
+        return np.array([price.seconds for price in self.prices])[self.price]
+
 
 def folded_ways(
-    templates: Templates, pricing: Pricing, lanes: Lanes, used: Used, *, messages: bool
+    templates: Templates, pricing: Pricing, lanes: Lanes, used: PricedCollectives, keys: Ints, *, messages: bool
 ) -> tuple[tuple[Way | None, ...], Ints]:
-    """The `Way` of each different collective, and for each event its number; ``messages``: whether there are messages.
+    """The `Way` of each different collective, and for each event its number.
 
+    ``keys`` has the number of the collective that each event is part of; ``messages``: whether there are messages.
     ``ValueError`` if others share links with a collective, so that one collective cannot stand for its equals.
     """
     hardware = pricing.hardware
@@ -58,9 +59,7 @@ def folded_ways(
     own, whole = own_ports(hardware), len(lanes.first) == templates.mesh.size
     if not whole and not own:
         _check_alone(templates, pricing, used, messages)
-    members: dict[int, list[int]] = {}
-    for event, key in enumerate(used.keys.tolist()):
-        members.setdefault(key, []).append(event)
+    members = keys_by_value(dict(enumerate(keys.tolist())))
     ways: list[Way | None] = [None]
     known: dict[tuple[tuple[int, int], ...], int] = {}
     of_key = {}
@@ -72,12 +71,12 @@ def folded_ways(
             for event, (rank, price) in zip(events, priced, strict=True):
                 if own:
                     member = used.groups[price][_position(templates, int(used.looks[event]), rank)]
-                    crossing.update(_over_ports(hardware, used.prices[price], member, rank))
+                    crossing |= _over_ports(hardware, used.prices[price], member, rank)
                 else:
-                    crossing.update(used.prices[price].crossing)
+                    crossing |= used.prices[price].crossing
             ways.append(way_of(hardware, used.prices[priced[0][1]]._replace(crossing=crossing)))
         of_key[key] = known[priced]
-    return tuple(ways), np.array([of_key[key] for key in used.keys.tolist()], np.int64)
+    return tuple(ways), np.array([of_key[key] for key in keys.tolist()], np.int64)
 
 
 def own_ports(hardware: Hardware) -> bool:
@@ -90,8 +89,7 @@ def own_ports(hardware: Hardware) -> bool:
 def _position(templates: Templates, look: int, rank: int) -> int:
     """The position of a rank in its group of a collective."""
     slot = int(templates.axes_of[look])
-    group = templates.groups[slot][templates.group_of[slot, rank]]
-    return int(np.flatnonzero(group == rank)[0])
+    return int(np.flatnonzero(templates.groups[slot][templates.group_of[slot, rank]] == rank)[0])
 
 
 def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: int) -> dict[Channel, float]:
@@ -103,7 +101,7 @@ def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: i
     }
 
 
-def _check_alone(templates: Templates, pricing: Pricing, used: Used, messages: bool) -> None:
+def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives, messages: bool) -> None:
     """``ValueError`` unless no message and no other collective crosses the links of the simulated collectives."""
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
@@ -116,8 +114,8 @@ def _check_alone(templates: Templates, pricing: Pricing, used: Used, messages: b
     own: set[Channel] = set()
     others: set[Channel] = set()
     for look, number in everywhere:
-        crossing = pricing.collective(*templates.collective(look, number)).crossing
-        (own if (look, number) in simulated else others).update(crossing)
+        users = own if (look, number) in simulated else others
+        users.update(pricing.collective(*templates.collective(look, number)).crossing)
     if own & others:
         raise ValueError(_SHARED)
 

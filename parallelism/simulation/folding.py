@@ -15,8 +15,6 @@ that the messages of representatives cross is crossed by no other messages, and 
 their links.  Otherwise folding is refused with ``ValueError``.  The *representative* of a lane is its lowest rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,9 +23,7 @@ import numpy.typing as npt
 
 from parallelism.events.columns import combined
 from parallelism.hardware import Hardware
-from parallelism.simulation.event_classes import Templates
-
-Ints = npt.NDArray[np.int64]
+from parallelism.simulation.event_classes import Ints, Templates
 
 
 class Lanes(NamedTuple):
@@ -60,11 +56,13 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
         for slot, groups in enumerate(templates.groups):
             if groups.shape[1] > 1:
                 keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
-        keys += [_codes(_Ways(hardware, *ends).lengths, ends[0], len(ranks)) for ends in messages]
+        keys += [_codes_at(ends[0], _Ways(hardware, *ends).lengths, len(ranks)) for ends in messages]
     colour = _codes(combined(*keys))
     while True:
         partners = [_of_groups(colour, groups)[templates.group_of[i]] for i, groups in enumerate(templates.groups)]
-        partners += [part for ends in messages for part in _at_both_ends(colour, *ends)]
+        # The colours of the rank that each rank sends to, and of the rank that it receives from.
+        partners += [_codes_at(here, colour[there], len(colour))
+                     for source, target in messages for here, there in ((source, target), (target, source))]
         finer = _codes(combined(colour, *partners))
         if finer.max(initial=0) == colour.max(initial=0):
             break
@@ -97,16 +95,15 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
     keys = []
     for level, link in enumerate(hardware.links):
         inside = hardware.inside(level)
-        plain = link.shape in ("switch", "fully_connected") and all(
-            above.ports in (None, hardware.inside(i)) for i, above in enumerate(hardware.links) if i >= level)
         unit = places // inside
-        if plain:
+        if link.shape in ("switch", "fully_connected") and all(
+            above.ports in (None, hardware.inside(i)) for i, above in enumerate(hardware.links) if i >= level
+        ):
             keys.append(_first_alike(unit))
         else:
             apart = (unit != unit[:, :1]).any(axis=1, keepdims=True)
-            keys.append(np.where(apart, unit % link.units, 0))
-            keys.append(np.where(apart, places % inside, 0))
-    return np.unique(np.concatenate(keys, axis=1), axis=0, return_inverse=True)[1].ravel().astype(np.int64)
+            keys += [np.where(apart, unit % link.units, 0), np.where(apart, places % inside, 0)]
+    return _codes(np.concatenate(keys, axis=1), axis=0)
 
 
 def _first_alike(values: Ints) -> Ints:
@@ -123,23 +120,20 @@ def _first_alike(values: Ints) -> Ints:
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:
     """A number for each group: equal for groups with the same colours (numbers of lanes), in any order."""
-    if not colour.any():
-        return np.zeros(len(groups), np.int64)
-    rows = np.sort(colour[groups], axis=1)
-    return np.unique(rows, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
+    return _codes(np.sort(colour[groups], axis=1), axis=0) if colour.any() else np.zeros(len(groups), np.int64)
 
 
-def _codes(values: npt.NDArray[np.generic], where: Ints | None = None, size: int = 0) -> Ints:
-    """A number from 0 for each value.
+def _codes(values: npt.NDArray[np.generic], axis: int | None = None) -> Ints:
+    """A number from 0 for each value, or along an ``axis`` for each part."""
+    codes: Ints = np.unique(values, axis=axis, return_inverse=True)[1].ravel().astype(np.int64)
+    return codes
 
-    With ``where``, the values stand at these places of an array of this ``size``, and 0 stands at all other places.
-    """
-    codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
-    if where is None:
-        return codes
-    out = np.zeros(size, np.int64)
-    out[where] = codes + 1
-    return out
+
+def _codes_at(where: Ints, values: Ints, size: int) -> Ints:
+    """Numbers from 1 for values that stand at some places of an array of this ``size``; 0 at all other places."""
+    codes = np.zeros(size, np.int64)
+    codes[where] = _codes(values) + 1
+    return codes
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -159,11 +153,6 @@ def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
         source = ranks[templates.class_of == of_class[i]]
         messages.append((source, templates.peers(np.full(len(source), at[i]), source)))
     return messages
-
-
-def _at_both_ends(colour: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """For each rank, the colours of the rank it sends to and of the rank it receives from, as codes; 0 for none."""
-    return _codes(colour[target], source, len(colour)), _codes(colour[source], target, len(colour))
 
 
 class _Ways:
@@ -188,33 +177,27 @@ class _Ways:
 
 def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequence[Ends]) -> None:
     """``ValueError`` unless representatives share links only with each other, and equal messages meet equal traffic."""
-    is_first = np.zeros(len(colour), np.bool_)
-    is_first[first] = True
-    source = np.concatenate([ends[0] for ends in messages])
-    kind = np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages])
-    like = combined(kind, colour[source])
-    ways = _Ways(hardware, source, np.concatenate([ends[1] for ends in messages]))
+    source, target = map(np.concatenate, zip(*messages, strict=True))
+    like = combined(np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages]), colour[source])
+    ways = _Ways(hardware, source, target)
     channel = _codes(ways.channel)
-    own, count = is_first[source][ways.message], np.bincount(channel)
-    among = np.bincount(channel, weights=own)
-    mixed = (among > 0) & (among < count)
-    if mixed.any() or not _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel]):
+    among, count = np.bincount(channel, weights=np.isin(source, first)[ways.message]), np.bincount(channel)
+    alike = _all_alike(like, ways.message, _of_users(like[ways.message], channel)[channel])
+    if not alike or ((among > 0) & (among < count)).any():
         raise ValueError(_SHARED)
 
 
 def _of_users(like: Ints, channel: Ints) -> Ints:
     """A number for each channel: equal for channels that are crossed by the same kinds of messages, in any order."""
-    order = np.lexsort((like, channel))
-    users = np.split(like[order], np.cumsum(np.bincount(channel))[:-1])
+    users = np.split(like[np.lexsort((like, channel))], np.cumsum(np.bincount(channel))[:-1])
     seen: dict[bytes, int] = {}
     return np.array([seen.setdefault(each.tobytes(), len(seen)) for each in users], np.int64)
 
 
 def _all_alike(like: Ints, message: Ints, users: Ints) -> bool:
     """Whether messages that are alike meet the same other messages on their paths."""
-    order = np.lexsort((users, message))
     counts = np.bincount(message, minlength=len(like))
-    ways = np.split(users[order], np.cumsum(counts)[:-1])
+    ways = np.split(users[np.lexsort((users, message))], np.cumsum(counts)[:-1])
     seen: dict[int, bytes] = {}
     pairs = zip(like.tolist(), (way.tobytes() for way in ways), strict=True)
     return all(seen.setdefault(kind, way) == way for kind, way in pairs)

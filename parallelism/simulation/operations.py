@@ -1,19 +1,34 @@
-"""The operations that can be simulated, each with its mesh and the events of its devices."""
+"""The operations that can be simulated, each with its mesh and the events of its devices.
 
-from __future__ import annotations
+An `Executable` runs on a `TypedDevice` for each class of its devices.  A `PipelinedStep` is a step of a pipelined
+program on a mesh; `simulate(program, hardware, mesh=mesh, batch=rows)` makes one.  The program itself runs on one
+`TypedDevice` for each class of devices that have the same events: either op by op, or with each action of a stage as
+one compute event, a *piece* (`parallelism.simulation.repeated_stages`).
+"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from itertools import chain
+from math import prod
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from parallelism.execution import Executable, PipelinedProgram, TypedArray
+from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray
+from parallelism.ir import TensorType
+from parallelism.layouts.stages import Part
+from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
+from parallelism.pipelining import MESSAGES, message_user
+from parallelism.sharding import TensorSharding
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.event_classes import Templates
-from parallelism.simulation.pipelined_step import PipelinedStep, PriceEvents
+from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.repeated_stages import RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
+
+PriceEvents = Callable[[Ints, DeviceEvents], float | None]
+"""Seconds of some events on each of the ranks that have them; None if the events cannot be one piece."""
 
 
 class SimulatedOperation(Protocol):
@@ -38,9 +53,9 @@ class SimulatedExecutable:
             _EVENTS[executable] = [
                 _events(executable, number, rank) for number, (rank, _) in enumerate(executable.programs.classes)]
         classes = _EVENTS[executable]
-        size, of = self.mesh.size, executable.programs.class_of
-        class_of = np.array([of(rank) for rank in range(size)] if len(classes) > 1 else np.zeros(size), np.int64)
-        return Templates(self.mesh, classes, class_of)
+        ranks = range(self.mesh.size)
+        class_of = [executable.programs.class_of(rank) for rank in ranks] if len(classes) > 1 else [0] * len(ranks)
+        return Templates(self.mesh, classes, np.array(class_of, np.int64))
 
 
 _EVENTS: WeakKeyDictionary[Executable, list[DeviceEvents]] = WeakKeyDictionary()
@@ -51,6 +66,125 @@ def _events(executable: Executable, number: int, rank: int) -> DeviceEvents:
     device = TypedDevice(executable.mesh, rank)
     executable(device.device, *(TypedArray.of(x.type) for x in executable.of_class(number).function.inputs))
     return device.events
+
+
+class PipelinedStep:
+    """One step of ``program`` on ``mesh``, for a batch of ``rows``; ``numbers`` are the values of the other symbols.
+
+    ``simulate(PipelinedStep(...), hardware)`` is the trace that ``cluster.run(program, inputs)`` would leave.  With
+    ``fold=True`` one device stands for all equal ones.  Unless ``op_by_op`` is set, an action of a stage is then one
+    compute event where possible, with the flops and bytes of its ops.  The seconds of this event contain those of its
+    collectives, which have no events of their own.  The peak of memory, and its parts by category, stay the same.
+
+    ``ValueError`` for symbols without a number, and for a batch or a mesh that does not fit the program.
+    """
+
+    def __init__(self, program: PipelinedProgram, mesh: Mesh, rows: int, **numbers: int) -> None:
+        self.program, self.mesh, self.rows, self.numbers = program, mesh, rows, numbers
+        batch = program.stages.batch
+        missing = program.stages.function.symbols - {batch, f"{batch}_whole", f"{batch}_first", *numbers}
+        if missing:
+            raise ValueError(f"{program.name} has symbols without a number: {', '.join(sorted(missing))}")
+        self.places = program.places(mesh)
+        """For each rank, its position in the pipeline and the number of its replica."""
+        self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
+
+    @cached_property
+    def classes(self) -> tuple[tuple[int, ...], Ints]:
+        """The first rank of each class of devices that have the same events, and the class of each rank."""
+        even = self._even_inside()
+        first: dict[Any, int] = {}
+        of = [
+            first.setdefault((position, self._alike[replica], even or self.program.place(self.mesh, rank)), rank)
+            for rank, (position, replica) in enumerate(self.places)
+        ]
+        return tuple(first.values()), np.unique(of, return_inverse=True)[1]
+
+    def prepare(self) -> None:
+        """Localizes the functions of all stages.  If this is not called, the first simulation does it."""
+        first, _ = self.classes
+        for rank in first:
+            position, replica = self.places[rank]
+            kinds = {work.kind for work in self.program.pipeline.schedule.works[position]} - set(MESSAGES)
+            for stage in self.program.stages_on(position):
+                programs = self._programs(stage, rank)
+                for part in dict.fromkeys(map(programs.alike, self._parts[replica])):
+                    for kind in (*kinds, *(("R",) if programs.functions.recompute else ())):
+                        _ = programs.program(kind, part).steps
+
+    def templates(self, price: PriceEvents | None = None) -> Templates:
+        """The events of each class; with a ``price``, an action of a stage is one piece of compute where it can be."""
+        first, class_of = self.classes
+        return Templates(self.mesh, [
+            self._events(rank, price and partial(price, np.flatnonzero(class_of == number)))
+            for number, rank in enumerate(first)
+        ], class_of)
+
+    def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
+        device = TypedDevice(self.mesh, rank, self._messages(rank))
+        self.program.run(device.device, self._share(rank), partial(RepeatingStage, price=price))
+        return device.events
+
+    def _share(self, rank: int) -> Share:
+        """The inputs of a rank, as types."""
+        position, replica = self.places[rank]
+        parts, data, weights = self._parts[replica], dict[str, Any](), dict[str, Any]()
+        for stage in self.program.stages_on(position):
+            programs = self._programs(stage, rank)
+            functions = programs.functions
+            by_part = [programs.types(programs.of(part).forward.inputs, functions.data) for part in parts]
+            for name, *types in zip(functions.data, *by_part, strict=True):
+                data[name] = tuple(map(TypedArray.of, types))
+            types_of_weights = programs.types(programs.of(parts[0]).forward.inputs, functions.weights)
+            weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
+        return Share(self.numbers, self.rows, parts, data, weights)
+
+    def _messages(self, rank: int) -> Callable[[int], TypedArray]:
+        """A function from a tag to an array of the type of the message that the rank receives with this tag."""
+        position, replica = self.places[rank]
+        pipeline, parts = self.program.pipeline, self._parts[replica]
+        programs = {stage: self._programs(stage, rank) for stage in self.program.stages_on(position)}
+        cache: dict[Any, TypedArray] = {}
+
+        def incoming(tag: int) -> TypedArray:
+            stage, kind, microbatch = message_user(pipeline, tag)
+            part = programs[stage].alike(parts[microbatch])
+            key = stage, kind, part
+            if key not in cache:
+                types = programs[stage].message(kind, part, last=stage == pipeline.stages - 1)
+                cache[key] = packed([TypedArray.of(type) for type in types])  # type: ignore[assignment, misc]
+            return cache[key]
+
+        return incoming
+
+    def _programs(self, stage: int, rank: int) -> StagePrograms:
+        return self.program.programs(stage, self.numbers, self.rows, self.mesh, rank)
+
+    @cached_property
+    def _alike(self) -> list[tuple[Part, ...]]:
+        """The parts of each replica, all from row 0 unless a program uses the number of its first row."""
+        first_row = f"{self.program.stages.batch}_first"
+        if any(first_row in stage.symbols for stage in self.program.stages.functions):
+            return list(map(tuple, self._parts))
+        return [tuple((0, rows) for _, rows in parts) for parts in self._parts]
+
+    def _even_inside(self) -> bool:
+        """Whether all devices inside a stage have programs of the same shapes."""
+        inside = self.program.mesh_inside
+        if inside is None:
+            return True
+        parts = set(chain.from_iterable(self._alike))
+        return all(
+            value.layout is None or _divides(value.type, value.layout, inside)
+            for programs in (self._programs(stage, 0) for stage in range(self.program.pipeline.stages))
+            for part in parts for kind in "FBIW" for value in programs.function(kind, part).values
+        )
+
+
+def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
+    return all(
+        int(extent) % prod(mesh.shape[axis] for axis in dim.axes) == 0
+        for extent, dim in zip(type.shape, layout.dims, strict=True))
 
 
 def simulated_operation(

@@ -5,8 +5,6 @@ The first action of a kind runs op by op on the `TypedDevice`.  If its events ha
 events if there is no piece.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +14,14 @@ from parallelism.layouts.stages import Part
 from parallelism.simulation.device_events import DeviceEvents, EventRow
 from parallelism.simulation.typed_device import TypedDevice
 
-_MESSAGES = ("send", "recv", "wait")
+MESSAGES = ("send", "recv", "wait")
+"""The kinds of events that an action, to be repeated, must not have."""
 
 
 @dataclass(frozen=True)
-class RepeatedEvents:
-    """An action of a stage for one microbatch, op by op."""
+class RepeatedAction:
+    """What an action of a stage for one microbatch leaves."""
 
-    events: DeviceEvents
     kept: Mapping[str, Any] | None
     """The values that the stage keeps for the microbatch after the action; None if it keeps none any more."""
     result: Any
@@ -31,7 +29,14 @@ class RepeatedEvents:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RepeatedEvents(RepeatedAction):
+    """An action of a stage for one microbatch, op by op."""
+
+    events: DeviceEvents
+
+
+@dataclass(frozen=True)
+class Piece(RepeatedAction):
     """An action of a stage for one microbatch, as one event."""
 
     seconds: float
@@ -43,10 +48,6 @@ class Piece:
     """Bytes by category after the action, minus the bytes at the peak."""
     kept_more: int
     """Bytes that the stage keeps after the action, minus the bytes that it kept before."""
-    kept: Mapping[str, Any] | None
-    """The values that the stage keeps for the microbatch after the action; None if it keeps none any more."""
-    result: Any
-    """What the action returns: a message to a neighbouring stage, an output of the last stage, or None."""
 
 
 class RepeatingStage(ProgramStage):
@@ -103,17 +104,15 @@ class RepeatingStage(ProgramStage):
             start, before = len(self.events.rows), super().held(microbatch)
             result = run(microbatch, *arguments)
             events = self.events.since(start)
-            if any(row[0] in _MESSAGES for row in events.rows):
+            if any(row[0] in MESSAGES for row in events.rows):
                 return result
-            kept = self._kept.get(microbatch)
-            kept = None if kept is None else dict(kept)
-            seconds = None if self.price is None else self.price(events)
+            left = dict(self._kept[microbatch]) if microbatch in self._kept else None, result
+            seconds = self.price and self.price(events)
             if seconds is None:
-                self._actions[key] = RepeatedEvents(events, kept, result)
+                self._actions[key] = RepeatedEvents(*left, events)
                 return result
             self.events.cut(start)
-            more = super().held(microbatch) - before
-            action = self._actions[key] = _as_piece(events.rows, seconds, more, kept, result)
+            action = self._actions[key] = _as_piece(events.rows, seconds, super().held(microbatch) - before, *left)
         self._last[microbatch] = kind
         if action.kept is None:
             self._kept.pop(microbatch, None)
@@ -155,5 +154,5 @@ def _as_piece(
             flops, nbytes = flops + each, nbytes + size
     held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + kept_more
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
-    return Piece(
-        seconds, flops, nbytes, peak, {name: size for name, size in change.items() if size}, kept_more, kept, result)
+    change = {name: size for name, size in change.items() if size}
+    return Piece(kept, result, seconds, flops, nbytes, peak, change, kept_more)

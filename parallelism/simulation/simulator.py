@@ -9,33 +9,28 @@ those of a real run.  So a real run with ``compute="modelled"`` has the same kin
 simulation has no traffic with the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.events import HOST, Columns, Table
 from parallelism.execution import Executable, PipelinedProgram
 from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DeviceEvents, MeshAxes
-from parallelism.simulation.event_classes import Templates, members
-from parallelism.simulation.folded_links import Used, folded_ways, own_ports
+from parallelism.simulation.event_classes import Ints, Templates, members
+from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
-from parallelism.simulation.operations import simulated_operation
-from parallelism.simulation.pipelined_step import PipelinedStep
+from parallelism.simulation.operations import PipelinedStep, simulated_operation
+from parallelism.simulation.repeated_stages import MESSAGES
 from parallelism.timeline import (
     COLLECTIVE,
     FREE,
     POINT,
-    CollectivePrice,
     Priced,
-    PricedRoles,
     Prices,
     Pricing,
     Roles,
@@ -44,8 +39,6 @@ from parallelism.timeline import (
     roles_of,
 )
 from parallelism.trace import Trace
-
-Ints = npt.NDArray[np.int64]
 
 
 def simulate(
@@ -96,8 +89,8 @@ def equal_devices(
 
 
 def _trace(events: Columns, mesh: Mesh, pricing: Pricing, ranks: Sequence[int] | None = None) -> Trace:
-    priced = Priced("modelled", pricing.priced_dtype, pricing.link_sharing)
-    return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks, priced=priced)
+    return Trace(events, mesh.size, mesh_shape=mesh.shape, hardware=pricing.name, ranks=ranks,
+                 priced=Priced("modelled", pricing.priced_dtype, pricing.link_sharing))
 
 
 @dataclass(frozen=True)
@@ -124,19 +117,18 @@ def _timed(each: _Representatives, pricing: Pricing) -> Trace:
     roles = _folded_roles(events, templates.axes_of[looks], each.lanes)
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
-    ranks = events.numbers("rank")[at]
-    own = _collective_prices(templates, pricing, looks[at], ranks)
+    own = _collective_prices(templates, pricing, looks[at], events.numbers("rank")[at])
     prices.seconds[at] = own.seconds
     names = list(dict.fromkeys([None, *(price.algorithm for price in own.prices)]))
     name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
     name[at] = np.array([names.index(price.algorithm) for price in own.prices], np.int32)[own.price]
     ways: tuple[Way | None, ...] = (None,)
     if pricing.shares_links:
-        used = Used(own.prices, own.groups, own.price, ranks, roles.keys[at], looks[at])
-        messages = bool(events.isin("kind", {"send"}).any())
-        ways, way[at] = folded_ways(templates, pricing, each.lanes, used, messages=messages)
-    known = PricedRoles(roles, Prices(prices.seconds, Table(tuple(names), name), ways, way))
-    timed = replay_columns(events, each.lengths, pricing, known)
+        ways, way[at] = folded_ways(
+            templates, pricing, each.lanes, own, roles.keys[at], messages=bool(events.isin("kind", {"send"}).any()))
+    timed = replay_columns(
+        events, each.lengths, pricing, roles=roles,
+        prices=Prices(prices.seconds, Table(tuple(names), name), ways, way))
     return _trace(timed, templates.mesh, pricing, each.lanes.first.tolist())
 
 
@@ -149,14 +141,14 @@ class _Pieces:
         self.levels: set[int] = set()
         """The levels of the links that collectives inside of pieces use."""
 
-    def __call__(self, events: DeviceEvents, ranks: Ints) -> float | None:
+    def __call__(self, ranks: Ints, events: DeviceEvents) -> float | None:
         """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
         hardware = self.pricing.hardware
-        if any(row[0] in ("send", "recv", "wait") for row in events.rows):
-            return None
-        if hardware is not None and (hardware.stragglers or hardware.faults):
-            return None
-        if not all(self._same_for_all(axes, ranks) for axes in {each.axes for each in events.collectives}):
+        if (
+            any(row[0] in MESSAGES for row in events.rows)
+            or (hardware is not None and (hardware.stragglers or hardware.faults))
+            or not all(self._same_for_all(axes, ranks) for axes in {each.axes for each in events.collectives})
+        ):
             return None
         templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
         columns, _, looks = templates.by_rank(ranks[:1].tolist())
@@ -171,11 +163,10 @@ class _Pieces:
         """Whether the groups of these ranks along the axes have no other members, and equal prices."""
         key = axes, ranks.tobytes()
         if key not in self._same:
-            groups = members(self.mesh, axes)
+            groups, hardware = members(self.mesh, axes), self.pricing.hardware
             own = groups[np.isin(groups, ranks).any(axis=1)]
-            alone = own.size == len(ranks)
-            hardware = self.pricing.hardware
-            self._same[key] = alone and (hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
+            self._same[key] = own.size == len(ranks) and (
+                hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
         return self._same[key]
 
 
@@ -187,48 +178,28 @@ def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:
     """
     group, peer = events["group"], events.numbers("peer")
     assert isinstance(group, Table)
-    numbers: dict[Any, int] = {}
-    index = []
-    for ranks in group.values:
-        first = None if ranks is None else tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist())
-        index.append(numbers.setdefault(first, len(numbers)))
+    groups = [ranks and tuple(lanes.first[np.unique(lanes.lane_of[list(ranks)])].tolist()) for ranks in group.values]
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(groups))}
     between = events.present("peer") & (peer != HOST)
     representative = peer.copy()
     representative[between] = lanes.first[lanes.lane_of[peer[between]]]
     sequence = events.numbers("sequence")
     roles = roles_of(events.with_columns(
         sequence=np.where(axes >= 0, sequence * (int(axes.max(initial=0)) + 1) + axes, sequence),
-        group=Table(tuple(numbers), np.array(index, np.int32)[group.index]),
+        group=Table(tuple(numbers), np.array([numbers[each] for each in groups], np.int32)[group.index]),
         peer=representative if between.any() else None))
     sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
     alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
     return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
 
 
-@dataclass(frozen=True)
-class _CollectivePrices:
-    """The prices of collective events; groups with equal prices share one."""
-
-    prices: list[CollectivePrice]
-    """The different prices; the first is that of a free collective."""
-    groups: list[tuple[int, ...]]
-    """The ranks of the group for which each price was computed."""
-    price: Ints
-    """The number of each event's price."""
-
-    @property
-    def seconds(self) -> npt.NDArray[np.float64]:
-        """The seconds of each event."""
-        return np.array([price.seconds for price in self.prices])[self.price]
-
-
-def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> _CollectivePrices:
+def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> PricedCollectives:
     """Prices of the collectives at these ``looks`` on these ranks, by the bytes that all of their real groups receive.
 
     Groups that `priced_alike` finds equal have one price, unless it matters which links are theirs.
     """
     prices, of_event = [FREE], np.zeros(len(looks), np.int64)
-    result = _CollectivePrices(prices, [()], of_event)
+    result = PricedCollectives(prices, [()], of_event, ranks, looks)
     hardware = pricing.hardware
     if hardware is None:
         return result

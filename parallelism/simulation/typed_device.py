@@ -7,8 +7,6 @@
 Nothing is computed, moved or waited for, so one device can run alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -60,9 +58,8 @@ class TypedDevice:
 
     def __init__(self, mesh: Mesh, rank: int, incoming: Callable[[int], TypedArray] | None = None) -> None:
         self.mesh, self.rank, self.size = mesh, rank, mesh.size
-        self.events = DeviceEvents()
+        self.events, self.incoming = DeviceEvents(), incoming
         self._append = self.events.rows.append
-        self.incoming = incoming
         self._works = 0
         self._group_axes: dict[Axes, tuple[MeshAxes, MeshAxes]] = {}
 
@@ -116,8 +113,8 @@ class TypedDevice:
 
     def _communicate(self, op: Op, inputs: Sequence[TypedArray]) -> None:
         if op.kind == "recv":
-            nbytes = int(op.outputs[0].type.nbytes)
-            self.events.add_message("recv", op["source"], op["tag"], nbytes, None, None, None)
+            self.events.add_message(
+                "recv", op["source"], op["tag"], int(op.outputs[0].type.nbytes), None, None, None)
         elif op.kind == "send":
             self.send(inputs[0], op["destination"], tag=op["tag"])
         elif op.kind == "relayout" and communicates(op):

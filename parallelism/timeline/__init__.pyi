@@ -20,4 +20,4 @@ from .priced import (
     warn_of_undeclared as warn_of_undeclared,
 )
 from .pricing import Prices as Prices, Pricing as Pricing, with_free_overhead as with_free_overhead
-from .replay import PricedRoles as PricedRoles, replay_columns as replay_columns
+from .replay import replay_columns as replay_columns

@@ -4,10 +4,9 @@ A collective that names an algorithm is priced by it.  One that ran ``direct`` i
 library would choose.  A resharding takes as long as the collectives inside, one after the other, at its slowest member.
 """
 
-from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from itertools import chain
 from math import fsum, isinf
 from typing import Any, NamedTuple
 
@@ -37,37 +36,29 @@ class CollectivePrice(NamedTuple):
     """The bytes on each channel of links."""
 
 
-class CollectivePrices(NamedTuple):
-    """The prices of the events of collectives."""
-
-    seconds: Floats
-    algorithms: Table
-    ways: tuple[Way | None, ...]
-    """The different ones; None, as the first is, uses no links."""
-    way: npt.NDArray[np.int64]
-    """For each event the index of its way."""
-
-
 FREE = CollectivePrice()
 
 
-def collective_prices(costs: Costs, events: Columns, scale: Floats, *, sharing: bool = True) -> CollectivePrices:
+def collective_prices(
+    costs: Costs, events: Columns, scale: Floats, *, sharing: bool = True
+) -> tuple[Floats, Table, tuple[Way | None, ...], npt.NDArray[np.int64]]:
     """The prices of events of collectives, also of those inside others; a byte is priced as ``scale`` bytes.
 
-    Without ``sharing`` no ways are computed.
+    They are the seconds and algorithms of the events; the different ways over the links, of which None uses no links;
+    and for each event the index of its way.  Without ``sharing`` no ways are computed.
     """
     _, first, operation, members = np.unique(
         events.key("group", "sequence"), return_index=True, return_inverse=True, return_counts=True)
     least = np.full(len(first), np.inf)
     np.minimum.at(least, operation, scale)
-    operations = events.only("rank", "kind", *_CALL).take(first)
-    prices, price_of = _by_themselves(costs, operations, least, members, sharing)
+    prices, price_of = _by_themselves(
+        costs, events.only("rank", "kind", *_CALL).take(first), least, members, sharing)
     of_event = price_of[operation]
     if events.present("parent").any():
         prices, of_event = _with_reshardings(events, prices, price_of, operation)
     names = {name: place for place, name in enumerate(dict.fromkeys(found.algorithm for found in prices))}
     name_of = np.array([names[found.algorithm] for found in prices], np.int32)
-    return CollectivePrices(
+    return (
         np.array([found.seconds for found in prices])[of_event], Table(tuple(names), name_of[of_event]),
         tuple(way_of(costs.hardware, found) for found in prices), of_event)
 
@@ -85,8 +76,7 @@ def _by_themselves(
     prices, price_of = [FREE], []
     different = operations.take(first).events()
     for event, factor, complete in zip(different, least[first].tolist(), whole[first].tolist(), strict=True):
-        kind = kind_of_event(event.name) if complete else None
-        if kind is None or event.group is None:
+        if not complete or event.group is None or kind_of_event(event.name) is None:
             price_of.append(0)
             continue
         call = CollectiveCall.of_event(event)
@@ -105,8 +95,7 @@ def collective_price(
     """The price of a call with ``scale`` times its bytes."""
     if len(call.group) < 2:
         return FREE
-    named = None if call.algorithm in (None, "direct") else call.algorithm
-    root = call.root or 0
+    named, root = None if call.algorithm == "direct" else call.algorithm, call.root or 0
     cost = costs.collective(
         call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs)
     crossing = costs.channel_bytes(cost, call.group, root=root, pairs=call.pairs) if sharing else {}
@@ -124,12 +113,11 @@ def _with_reshardings(
     of_event = price_of[operation]
     seconds = np.array([price.seconds for price in prices])[of_event].tolist()
     inside: Counter[tuple[int, int]] = Counter()
-    parts: dict[tuple[int, int], list[int]] = {}
-    children = zip(events.values("rank"), events.values("parent"), seconds, operation.tolist(), strict=True)
-    for rank, parent, price, part in children:
-        if parent is not None:
-            inside[rank, parent] += price
-            parts.setdefault((rank, parent), []).append(part)
+    parts: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    parents = zip(events.values("rank"), events.values("parent"), strict=True)
+    for parent, price, part in zip(parents, seconds, operation.tolist(), strict=True):
+        inside[parent] += price
+        parts[parent].append(part)
     own = events.isin("name", {*KINDS.records, *NAMED_OTHERWISE})
     keys = list(zip(events.values("rank"), events.values("serial"), strict=True))
     prices = list(prices)
@@ -142,28 +130,22 @@ def _with_reshardings(
         of_these = sorted({part for event in alike.tolist() for part in parts.get(keys[event], ())})
         known = slowest, tuple(price_of[of_these].tolist())
         if known not in place_of:
+            crossing: defaultdict[Channel, list[float]] = defaultdict(list)
+            for channel, nbytes in chain.from_iterable(prices[part].crossing.items() for part in known[1]):
+                crossing[channel].append(nbytes)
             place_of[known] = len(prices)
-            prices.append(CollectivePrice(slowest, None, _added(prices[part].crossing for part in known[1])))
+            # fsum: the sums do not depend on the order.
+            prices.append(CollectivePrice(slowest, None, {channel: fsum(each) for channel, each in crossing.items()}))
         of_event[alike] = place_of[known]
     return prices, of_event
 
 
-def _added(crossing: Iterable[Mapping[Channel, float]]) -> Mapping[Channel, float]:
-    """The sums by channel; they do not depend on the order."""
-    parts: dict[Channel, list[float]] = {}
-    for each in crossing:
-        for channel, nbytes in each.items():
-            parts.setdefault(channel, []).append(nbytes)
-    return {channel: fsum(crossed) for channel, crossed in parts.items()}
-
-
 def way_of(hardware: Hardware, price: CollectivePrice) -> Way | None:
     """The links of a collective, each with the bytes that cross it spread over the seconds; at most its bandwidth."""
-    used = {}
-    for channel, nbytes in price.crossing.items():
-        if nbytes and price.seconds:
-            part = nbytes / (hardware.links[channel[0]].bytes_per_second * price.seconds)
-            used[channel] = min(part, hardware.part(channel))
+    used = {
+        channel: min(nbytes / (hardware.links[channel[0]].bytes_per_second * price.seconds), hardware.part(channel))
+        for channel, nbytes in price.crossing.items() if nbytes and price.seconds
+    }
     if not used:
         return None
     most = max(used.values())

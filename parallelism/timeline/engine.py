@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
+from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.timeline.fair_sharing import SharedLinks, Way
@@ -83,13 +85,8 @@ class Replay:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
         self.costs, self.starts, self.durations = events.costs, events.starts, events.durations
-        self.next: list[int] = []                           # by lane: the event to go on with
-        self.ends: list[int] = []                           # by lane: the place after its last event
-        place = 0
-        for length in lengths:
-            self.next.append(place)
-            place += length
-            self.ends.append(place)
+        self.ends = list(accumulate(lengths))               # by lane: the place after its last event
+        self.next = list(map(sub, self.ends, lengths))      # by lane: the event to go on with
         self.clock: list[Any] = [0] * len(lengths)
         self.ready = list(range(len(lengths) - 1, -1, -1))
         self.blocked = [_NONE] * len(lengths)               # by lane: the event of its own that has to be over
@@ -189,15 +186,11 @@ class Replay:
             if self.links is not None:
                 self.join(i, self.members.pop(key))
                 return None
-            begin = start
-            for member, j in members:
-                begin = max(begin, self.starts[j], self.stream[member])
-            end = begin + self.costs[i]
+            end = self.costs[i] + max([max(self.starts[j], self.stream[member]) for member, j in members])
             if self.ordered:
                 for member, _ in members:
                     self.stream[member] = end
-            members.pop()
-            for member, j in members:
+            for member, j in members[:-1]:
                 self.finish(member, j, end)
             del self.members[key]
             return end

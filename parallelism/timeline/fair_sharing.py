@@ -213,8 +213,7 @@ class SharedLinks:
 
     def _joins(self, flow: _Flow, now: float) -> None:
         """A transfer that begins in a crowd gets an equal part of its links until rates are computed again."""
-        equal = min(self._whole[channel] / len(self._users[channel]) for channel in flow.channels)
-        flow.rate = min(equal, flow.wanted)
+        flow.rate = min(flow.wanted, *(self._whole[channel] / len(self._users[channel]) for channel in flow.channels))
         if flow.rate < flow.wanted * _FULL:
             flow.held_up, flow.end = True, now + flow.left / flow.rate
         self._foretell(flow.end, flow.number, flow.version)

@@ -5,8 +5,6 @@ same group and sequence; a wait belongs to the operation of its rank with the sa
 package pairs events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,8 +44,8 @@ def sequences(events: Columns) -> Places:
     """Numbers the operations that are matched by order: for each rank its collectives of one group, its sends to one
     peer with one tag, and its recvs.  `ABSENT` for other events, and for messages inside a collective.
     """
-    messages = events.isin("kind", {"send", "recv"}) & ~events.present("parent")
-    at = np.flatnonzero(events.isin("kind", {"collective"}) | messages)
+    at = np.flatnonzero(
+        events.isin("kind", {"collective"}) | (events.isin("kind", {"send", "recv"}) & ~events.present("parent")))
     fields = "rank", "kind", "group", "peer", "tag"
     key = events.only(*fields).take(at).key(*fields)
     order = np.argsort(key, kind="stable")
@@ -61,8 +59,9 @@ def sequences(events: Columns) -> Places:
 
 def messages_of(events: Columns) -> Messages:
     """The messages between devices, with a key by which each send finds its recv."""
-    between = events.present("peer") & ~events.isin("peer", {HOST})
-    places = np.flatnonzero(~events.present("parent") & between & events.isin("kind", {"send", "recv"}))
+    places = np.flatnonzero(
+        events.isin("kind", {"send", "recv"}) & ~events.present("parent")
+        & events.present("peer") & ~events.isin("peer", {HOST}))
     messages = events.only("kind", "rank", "peer", "tag", "sequence").take(places)
     sends = messages.isin("kind", {"send"})
     rank, peer = messages.numbers("rank"), messages.numbers("peer")
@@ -100,8 +99,8 @@ def roles_of(events: Columns) -> Roles:
     outermost = ~events.present("parent")
     roles = np.full(len(events), OUTSIDE, np.uint8)
     roles[outermost & ~events.isin("kind", {"memory"})] = POINT
-    for kind, role in (("compute", COMPUTE), ("wait", WAIT)):
-        roles[outermost & events.isin("kind", {kind})] = role
+    roles[outermost & events.isin("kind", {"compute"})] = COMPUTE
+    roles[outermost & events.isin("kind", {"wait"})] = WAIT
     keys, sizes = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
 
     at, key = collectives_of(events)

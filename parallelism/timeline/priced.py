@@ -1,7 +1,5 @@
 """How the virtual time of a trace was computed, and a warning if too much compute has no price."""
 
-from __future__ import annotations
-
 import warnings
 from typing import NamedTuple
 

@@ -12,7 +12,6 @@ declared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -25,7 +24,7 @@ from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
 from parallelism.events import ABSENT, Columns, Table, column_of
 from parallelism.events.columns import codes, combined
-from parallelism.hardware import ITEMSIZE, Channel, Hardware
+from parallelism.hardware import ITEMSIZE, Hardware
 from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
 from parallelism.timeline.fair_sharing import Way
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, SEND, Roles
@@ -71,9 +70,10 @@ def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
 
 def with_free_overhead(events: Columns) -> Columns:
     """The events of a program that declares every op: its nameless compute is the library's own, declared as 0 s."""
-    seconds = events.values("seconds")
-    for i in np.flatnonzero(nameless_compute(events)).tolist():
-        seconds[i] = 0.0
+    seconds = [
+        0.0 if nameless else declared
+        for nameless, declared in zip(nameless_compute(events).tolist(), events.values("seconds"), strict=True)
+    ]
     return events.with_columns(seconds=column_of("seconds", seconds))
 
 
@@ -106,8 +106,8 @@ class Pricing:
         priced_dtype: str | None = None, link_sharing: bool = True,
     ) -> Pricing:
         """``hardware`` is ``"host"``, or what `Hardware.of` takes."""
-        described = None if isinstance(hardware, str) and hardware == HOST_NAME else Hardware.of(hardware)
-        return cls(described, compute, priced_dtype, link_sharing)
+        on_host = isinstance(hardware, str) and hardware == HOST_NAME
+        return cls(None if on_host else Hardware.of(hardware), compute, priced_dtype, link_sharing)
 
     def for_devices(self, size: int) -> Pricing:
         """Returns itself; ``ValueError`` if the hardware has fewer places than ``size``."""
@@ -132,12 +132,6 @@ class Pricing:
         """Seconds on the hardware."""
         assert self.hardware is not None
         return Costs(self.hardware)
-
-    @property
-    def capacity(self) -> Callable[[Channel], float]:
-        """The part of a link's bandwidth that a channel has."""
-        assert self.hardware is not None
-        return self.hardware.part
 
     # -- what there is to price ----------------------------------------------------------------------------------------
 
@@ -177,12 +171,16 @@ class Pricing:
             at = np.flatnonzero(events.isin("kind", {"collective"}))
             if len(at):
                 collectives = events.take(at)
-                prices = collective_prices(
-                    self.costs, collectives, self._scale_of_collectives(collectives), sharing=self.link_sharing)
-                seconds[at] = np.where(found.roles[at] == COLLECTIVE, prices.seconds, 0.0)
+                # The scale is infinite without a dtype, as for a member that only receives.
+                scale = self._scale(collectives)
+                if self.priced_dtype is not None:
+                    scale = np.where(collectives.present("dtype"), scale, np.inf)
                 name, way = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
-                name[at], way[at] = prices.algorithms.index, prices.way
-                return Prices(seconds, Table(prices.algorithms.values, name), prices.ways, way)
+                alone, algorithms, ways, way[at] = collective_prices(
+                    self.costs, collectives, scale, sharing=self.link_sharing)
+                seconds[at] = np.where(found.roles[at] == COLLECTIVE, alone, 0.0)
+                name[at] = algorithms.index
+                return Prices(seconds, Table(algorithms.values, name), ways, way)
         return Prices(seconds)
 
     def way(self, source: int, target: int) -> tuple[Way | None, float]:
@@ -190,9 +188,8 @@ class Pricing:
         path = self.costs.path(source, target)
         if not path.channels or self.hardware is None:
             return None, path.latency_seconds
-        whole = self.hardware.links[path.channels[0][0]].bytes_per_second
-        return Way(tuple((channel, 1.0) for channel in path.channels), path.bytes_per_second / whole), (
-            path.latency_seconds)
+        rate = path.bytes_per_second / self.hardware.links[path.channels[0][0]].bytes_per_second
+        return Way(tuple((channel, 1.0) for channel in path.channels), rate), path.latency_seconds
 
     def message_bytes(self, events: Columns) -> Floats:
         """The bytes of each send, as they are priced."""
@@ -200,14 +197,7 @@ class Pricing:
 
     def _scale(self, events: Columns, default: str | None = None) -> Floats:
         """The number of bytes as which a byte is priced, by the dtype of its event; ``default`` if it has none."""
-        if self.priced_dtype is None:
-            return np.ones(len(events))
         return events.mapped("dtype", lambda dtype: self._factor(dtype or default), np.float64)
-
-    def _scale_of_collectives(self, events: Columns) -> Floats:
-        """Infinite if an event has no dtype, as that of a member that only receives."""
-        scale = self._scale(events)
-        return scale if self.priced_dtype is None else np.where(events.present("dtype"), scale, np.inf)
 
     def _factor(self, dtype: str | None) -> float:
         if self.priced_dtype is None or dtype not in _FLOATS:
@@ -217,14 +207,12 @@ class Pricing:
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
             return self._slowed(events, events.numbers("cpu_seconds").astype(np.float64))
-        key = events.key("seconds", "flops", "nbytes", "dtype", "part")
-        _, first, place = np.unique(key, return_index=True, return_inverse=True)
+        fields = "seconds", "flops", "nbytes", "dtype", "part"
+        _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
         different = events.take(first)
-        scale = self._scale(different, "float64")
+        scale = self._scale(different, "float64").tolist()
         prices = []
-        for seconds, flops, nbytes, dtype, part, times in zip(
-            *map(different.values, ("seconds", "flops", "nbytes", "dtype", "part")), scale.tolist(), strict=True
-        ):
+        for seconds, flops, nbytes, dtype, part, times in zip(*map(different.values, fields), scale, strict=True):
             if part or seconds is not None or self.hardware is None:
                 prices.append(seconds or 0.0)
                 continue

@@ -21,31 +21,18 @@ their last members call them.  Messages and collectives that are pending at the 
 everything else is free.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from parallelism.events import Columns, Event, whole_nanoseconds
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
 from parallelism.timeline.matching import COMPUTE, Roles, roles_of, with_children_placed
-from parallelism.timeline.pricing import Pricing, Seen
-
-if TYPE_CHECKING:
-    from parallelism.timeline.pricing import Prices, Pricing
+from parallelism.timeline.pricing import Prices, Pricing, Seen
 
 _MOST_NANOSECONDS = 2**62
 """Bound on a sum of all costs in nanoseconds; above it an int64 might overflow."""
-
-
-class PricedRoles(NamedTuple):
-    """The roles of the events of a record and their prices, if the caller computed them before."""
-
-    roles: Roles
-    prices: Prices
 
 
 def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = None) -> tuple[Event, ...]:
@@ -60,35 +47,35 @@ def replay(events_by_rank: Sequence[Sequence[Event]], pricing: Pricing | None = 
     event ends where it starts, and its rank goes on.
     """
     columns = Columns.of(chain.from_iterable(events_by_rank))
-    return tuple(replay_columns(columns, [len(events) for events in events_by_rank], pricing).events())
+    return tuple(replay_columns(columns, list(map(len, events_by_rank)), pricing).events())
 
 
 def replay_columns(
-    events: Columns, lengths: Sequence[int], pricing: Pricing | None = None, known: PricedRoles | None = None
+    events: Columns, lengths: Sequence[int], pricing: Pricing | None = None, *, roles: Roles | None = None,
+    prices: Prices | None = None,
 ) -> Columns:
     """`replay` of columns: the events of rank after rank, ``lengths[rank]`` of each.
+
+    ``roles`` and ``prices`` are those of the events, if the caller computed them before.
 
     Times without a hardware are counted in whole nanoseconds if all costs are such.  The engine reads arrays through
     their memoryviews, which give Python's numbers and take a quarter of the memory of a list.
     """
-    roles = roles_of(events) if known is None else known.roles
-    prices = known.prices if known is not None else None if pricing is None else pricing.prices(events, roles)
-    if prices is None:
-        costs = np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0).astype(np.float64)
-    else:
-        costs = prices.seconds
+    roles = roles_of(events) if roles is None else roles
+    if prices is None and pricing is not None:
+        prices = pricing.prices(events, roles)
+    costs = np.where(roles.roles == COMPUTE, events.numbers("cpu_seconds"), 0.0) if prices is None else prices.seconds
     ordered = pricing is not None and pricing.hardware is not None
     whole = None if ordered else whole_nanoseconds(costs)
     if whole is not None and int(np.abs(whole).max()) * len(events) >= _MOST_NANOSECONDS:
         whole = None
-    unit = 1.0 if whole is None else 1e9
-    values = costs if whole is None else whole
+    unit, values = (1.0, costs) if whole is None else (1e9, whole)
     starts, durations = np.zeros_like(values), np.zeros_like(values)
     sharing = None
     if pricing is not None and prices is not None and pricing.shares_links:
         ranks, peers = (events.numbers(end).data for end in ("rank", "peer"))
         sharing = Sharing(
-            pricing.capacity, pricing.way, pricing.message_bytes(events).data, ranks, peers, prices.ways,
+            pricing.costs.hardware.part, pricing.way, pricing.message_bytes(events).data, ranks, peers, prices.ways,
             None if prices.way is None else prices.way.data)
     engine = Replay(
         LaneEvents(lengths, roles.roles.data, roles.keys.data, roles.sizes.data, events.values("work"), values.data,
@@ -111,8 +98,4 @@ def repriced(events: Columns, size: int, pricing: Pricing) -> Seen:
     order = None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
     lengths = np.bincount(ranks, minlength=size).tolist()
     timed = replay_columns(seen.events if order is None else seen.events.take(order), lengths, pricing)
-    if order is not None:
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        timed = timed.take(back)
-    return seen._replace(events=timed)
+    return seen._replace(events=timed if order is None else timed.take(np.argsort(order)))

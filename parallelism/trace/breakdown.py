@@ -14,18 +14,14 @@ the device is blocked by it, waits for it later, or never waits for it.  The tim
 Each moment counts once, for the first part that fits; so communication behind compute is not in the split.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.events import Columns
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, moving, rounded
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 PHASES = {"F": 0, "B": 1, "I": 1, "W": 1, "R": 2}
 
@@ -59,8 +55,7 @@ def part_of(columns: Columns) -> npt.NDArray[np.int8]:
 
 def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
     """The split of each rank's time, in seconds.  ``moved`` is ``moving(trace)``, if it was computed before."""
-    makespan = trace.makespan_seconds
-    columns = trace.columns
+    makespan, columns = trace.makespan_seconds, trace.columns
     moved = moving(trace) if moved is None else moved
     start = columns.numbers("start_seconds").astype(np.float64)
     end = start + columns.numbers("duration_seconds")
@@ -69,8 +64,8 @@ def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
 
     active = counted & ~columns.isin("kind", {"wait"})      # a wait only waits: its operation has the transfer
     parts = part_of(columns)
-    since = np.where(columns.isin("kind", {"compute", "send", *HOST_TRAFFIC}), start, np.maximum(start, moved.since))
-    since = rounded(since, end)
+    at_once = columns.isin("kind", {"compute", "send", *HOST_TRAFFIC})
+    since = rounded(np.where(at_once, start, np.maximum(start, moved.since)), end)
     first, last = np.full(len(trace.ranks), np.inf), np.full(len(trace.ranks), -np.inf)
     np.minimum.at(first, ranks[counted], start[counted])
     np.maximum.at(last, ranks[counted], end[counted])

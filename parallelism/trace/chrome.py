@@ -5,20 +5,17 @@ ends of an arrow, C a counter, M a name.  Perfetto sorts by time and binds an en
 begun last on that track; so among records of one time those stand first that an arrow needs, its end right behind.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parallelism.events import DEFAULTS, Event
 from parallelism.timeline import sends_of_recvs
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
+from parallelism.trace.trace import Trace
 
 Record = dict[str, Any]
 
@@ -52,24 +49,21 @@ def holistic(trace: Trace, directory: str | PathLike[str]) -> tuple[Path, ...]:
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for rank in trace.ranks:
-        paths.append(directory / f"rank{rank}.json")
-        _write(paths[-1], trace, _kernels(trace.filter(rank=rank)), rank)
-    return tuple(paths)
+    paths = {rank: directory / f"rank{rank}.json" for rank in trace.ranks}
+    for rank, path in paths.items():
+        _write(path, trace, _kernels(trace.filter(rank=rank)), rank)
+    return tuple(paths.values())
 
 
 def _write(path: str | PathLike[str], trace: Trace, records: Iterable[Record], rank: int | None = None) -> None:
-    first = trace.ranks[0] if trace.ranks else 0
-    about = {"backend": "vcluster", "rank": first if rank is None else rank, "world_size": trace.size}
+    rank = next(iter(trace.ranks), 0) if rank is None else rank
+    about = {"backend": "vcluster", "rank": rank, "world_size": trace.size}
     with Path(path).open("w", encoding="ascii") as file:
         file.write('{"schemaVersion":1,"displayTimeUnit":"ms",\n')
         # With a space after each colon, and before any name: HolisticTraceAnalysis looks for the first "rank": 0.
         file.write(f'"distributedInfo":{json.dumps(about)},\n"traceEvents":[\n')
-        separator = ""
-        for record in records:
-            file.write(separator + json.dumps(record, separators=(",", ":")))
-            separator = ",\n"
+        file.writelines(
+            (",\n" if i else "") + json.dumps(record, separators=(",", ":")) for i, record in enumerate(records))
         file.write("\n]}\n")
 
 
@@ -77,11 +71,9 @@ def _records(trace: Trace) -> Iterator[Record]:
     for rank in trace.ranks:
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-        for track, name in enumerate(TRACKS):
-            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
-    recvs, sends = sends_of_recvs(trace.columns)
-    pairs = zip(sends.tolist(), recvs.tolist(), strict=True)
-    arrows = {place: number for number, pair in enumerate(pairs) for place in pair}
+        yield from ({"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
+                    for track, name in enumerate(TRACKS))
+    arrows = {place: number for places in sends_of_recvs(trace.columns) for number, place in enumerate(places.tolist())}
     ends: list[Record] = []         # of arrows to recvs that took time: their slices are begun before
     others: list[Record] = []
     arrivals: list[Record] = []
@@ -89,12 +81,12 @@ def _records(trace: Trace) -> Iterator[Record]:
         if event.parent is not None or event.kind == "memory":
             continue
         slices = list(_slices(event))
-        number = arrows.get(place)
-        if number is None:
+        if place not in arrows:
             others += slices
             continue
-        track, start, end = _track(event), event.start_seconds * 1e6, _end(event)
-        arrow = {"name": "message", "cat": "message", "id": number, "pid": event.rank, "tid": track}
+        start, end = event.start_seconds * 1e6, _end(event)
+        arrow = {
+            "name": "message", "cat": "message", "id": arrows[place], "pid": event.rank, "tid": _track(event)}
         if event.work is not None:  # no slice of a track: the arrow gets a point to hold on to
             others += slices
             slices = [_base(event) | {"ph": "X", "ts": start if event.kind == "send" else end, "dur": 0,
@@ -107,10 +99,7 @@ def _records(trace: Trace) -> Iterator[Record]:
             ends.append(arrow | {"ph": "f", "bp": "e", "ts": end})
         else:
             arrivals += [*slices, arrow | {"ph": "f", "bp": "e", "ts": end}]
-    yield from ends
-    yield from arrivals
-    yield from others
-    yield from _counters(trace)
+    yield from chain(ends, arrivals, others, _counters(trace))
 
 
 def _slices(event: Event) -> Iterator[Record]:
@@ -120,8 +109,7 @@ def _slices(event: Event) -> Iterator[Record]:
         yield base | {"ph": "X", "ts": start, "dur": event.duration_seconds * 1e6, "args": _args(event)}
     else:
         base["id"] = f"{event.rank}.{event.work}"
-        yield base | {"ph": "b", "ts": start, "args": _args(event)}
-        yield base | {"ph": "e", "ts": end}
+        yield from (base | {"ph": "b", "ts": start, "args": _args(event)}, base | {"ph": "e", "ts": end})
 
 
 def _base(event: Event) -> Record:
@@ -139,9 +127,8 @@ def _end(event: Event) -> float:
 
 
 def _track(event: Event) -> int:
-    if event.kind == "wait":        # is called after what it waits for
-        return _TRACK_OF[event.name] if event.name in ("send", "recv") else _COLLECTIVE
-    return _TRACK_OF.get(event.kind, _COLLECTIVE)
+    # A wait is called after what it waits for.
+    return _TRACK_OF.get(event.name if event.kind == "wait" else event.kind, _COLLECTIVE)
 
 
 def _counters(trace: Trace) -> Iterator[Record]:
@@ -159,11 +146,7 @@ def _kernels(trace: Trace) -> Iterator[Record]:
         if event.parent is not None or event.kind in ("memory", "wait") or not event.duration_seconds > 0:
             continue
         stream = 1 if event.kind == "compute" else 2 if event.work is None else 3
-        name = event.name
-        if event.kind in ("h2d", "d2h"):
-            name = f"Memcpy {'HtoD' if event.kind == 'h2d' else 'DtoH'} {name}"
-        elif event.kind != "compute":
-            name = f"ncclDevKernel_{name}"
-        args = _args(event) | {"stream": stream, "device": event.rank}
-        yield {"ph": "X", "cat": "kernel", "name": name, "pid": event.rank, "tid": stream,
-               "ts": _LATE + event.start_seconds * 1e6, "dur": event.duration_seconds * 1e6, "args": args}
+        kernel = {"compute": "", "h2d": "Memcpy HtoD ", "d2h": "Memcpy DtoH "}.get(event.kind, "ncclDevKernel_")
+        yield {"ph": "X", "cat": "kernel", "name": kernel + event.name, "pid": event.rank, "tid": stream,
+               "ts": _LATE + event.start_seconds * 1e6, "dur": event.duration_seconds * 1e6,
+               "args": _args(event) | {"stream": stream, "device": event.rank}}

@@ -5,9 +5,7 @@ can be compared with the speed of a link, for any number of ranks.  S, the bytes
 t is the time from the call of the last member to the end at the last member.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +13,8 @@ from parallelism.algorithms import kind_of_event
 from parallelism.events import Columns
 from parallelism.events.columns import operations
 from parallelism.timeline.matching import group_sizes
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import Moving, moving, rounded
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 
 class CollectiveRow(NamedTuple):
@@ -47,18 +43,17 @@ def collectives(trace: Trace, moved: Moving | None = None) -> tuple[CollectiveRo
         return ()
     moved = moving(trace) if moved is None else moved
     events, since = columns.take(at), moved.since[at]
-    key = events.key("name", "algorithm", "priced_algorithm", "axes")
-    _, firsts, place = np.unique(key, return_index=True, return_inverse=True)
+    _, firsts, place = np.unique(
+        events.key("name", "algorithm", "priced_algorithm", "axes"), return_index=True, return_inverse=True)
     rows = []
     for i in np.argsort(firsts):
         alike = events.take(place == i)
         first = next(alike.take(slice(1)).events())
-        run = first.algorithm or "direct"
         seconds, bus_bytes = _times(alike, since[place == i], first.name)
         received, sent = (sum(alike.values(field)) for field in ("bytes_received", "bytes_sent"))
         rows.append(CollectiveRow(
-            first.name, first.priced_algorithm or run, first.axes, operations(alike), received, sent, seconds,
-            bus_bytes / seconds if bus_bytes and seconds > 0 else None))
+            first.name, first.priced_algorithm or first.algorithm or "direct", first.axes, operations(alike), received,
+            sent, seconds, bus_bytes / seconds if bus_bytes and seconds > 0 else None))
     return tuple(rows)
 
 
@@ -74,10 +69,7 @@ def _times(events: Columns, since: np.ndarray, name: str) -> tuple[float, float 
     sizes = np.zeros(len(came), np.int64)
     sizes[place] = group_sizes(events)
     kind = kind_of_event(name)
-    payloads: list[float | None] = [None] * len(came)
-    for operation, payload in zip(place.tolist(), events.values("payload_bytes"), strict=True):
-        payloads[operation] = payload
-    if kind is None or kind.bus_factor is None or None in payloads or not np.array_equal(sizes, came):
+    payloads = dict(zip(place.tolist(), events.values("payload_bytes"), strict=True))
+    if kind is None or kind.bus_factor is None or None in payloads.values() or not np.array_equal(sizes, came):
         return seconds, None
-    factors = map(kind.bus_factor, sizes.tolist())
-    return seconds, sum(factor * (nbytes or 0.0) for factor, nbytes in zip(factors, payloads, strict=True))
+    return seconds, sum(kind.bus_factor(size) * payloads[each] for each, size in enumerate(sizes.tolist()))

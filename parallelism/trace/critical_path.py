@@ -5,17 +5,14 @@ waited for another device, the path goes over to the device that was waited for,
 anything on the path and the makespan may shrink; shorten anything else and it does not.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from parallelism.trace.totals import outermost
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, asynchronous, moving, rounded
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 
 class PathStep(NamedTuple):
@@ -35,8 +32,7 @@ def critical_path(trace: Trace, moved: Moving | None = None) -> tuple[PathStep, 
     columns = trace.columns
     starts = columns.numbers("start_seconds").astype(np.float64)
     ends = starts + columns.numbers("duration_seconds")
-    holding = ~columns.present("parent") & columns.isin("kind", HOLDING) & ~asynchronous(columns)
-    at = np.flatnonzero(holding & (ends > starts))
+    at = np.flatnonzero(outermost(columns, HOLDING) & ~asynchronous(columns) & (ends > starts))
     if not len(at):
         return ()
     moved = moving(trace) if moved is None else moved

@@ -9,8 +9,6 @@ The allowed values of a field follow from its annotation in `parallelism.trace.E
 saved and when loaded, because a file may come from anywhere; nothing in it is ever executed.
 """
 
-from __future__ import annotations
-
 import json
 import reprlib
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from math import inf, isfinite
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +34,7 @@ from parallelism.events import (
     column_of,
     whole_nanoseconds,
 )
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
+from parallelism.trace.trace import Trace
 
 FORMAT, VERSION = "vcluster trace", 1
 LARGEST_SIZE = 2**16
@@ -60,17 +56,14 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         "priced": trace.priced,
     }
     head = "{" + "".join(f"{json.dumps(key)}:{json.dumps(_plain(value))},\n" for key, value in header.items())
-    columns: dict[str, Column] = {}
-    for field in fields(Event):
-        column = trace.columns[field.name]
-        if not _is_default(field.name, column):
-            rule = _rule(path, field.name, str(field.type), trace.size)
-            columns[field.name] = rule.checked(column)
+    columns = {
+        field.name: _rule(path, field.name, str(field.type), trace.size).checked(trace.columns[field.name])
+        for field in fields(Event) if not _is_default(field.name, trace.columns[field.name])
+    }
     with Path(path).open("w", encoding="ascii") as file:     # only now: a trace that cannot be saved spoils no file
         file.write(head + '"columns":{\n')
         for i, (name, column) in enumerate(columns.items()):
-            file.write(",\n" if i else "")
-            file.write(f"{json.dumps(name)}:{_text(name, column)}")
+            file.write((",\n" if i else "") + f"{json.dumps(name)}:{_text(name, column)}")
         file.write("}}\n")
 
 
@@ -80,16 +73,15 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
         document = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected a {FORMAT}, got what is no JSON: {error}") from None
-    if type(document) is not dict or document.get("format") != FORMAT:
-        raise ValueError(f'{path}: expected a {FORMAT}, got JSON that does not begin with "format": "{FORMAT}"')
-    if type(document.get("version")) is not int or document["version"] != VERSION:
-        raise ValueError(f"{path}: expected version {VERSION} of the {FORMAT}, got {_show(document.get('version'))}")
+    _expect(type(document) is dict and document.get("format") == FORMAT,
+            f'{path}: expected a {FORMAT}, got JSON that does not begin with "format": "{FORMAT}"')
+    version, columns = document.get("version"), document.get("columns")
+    _expect(type(version) is int and version == VERSION,
+            f"{path}: expected version {VERSION} of the {FORMAT}, got {_show(version)}")
     header = _header(path, document)
-    columns = document.get("columns")
-    if type(columns) is not dict:
-        raise ValueError(f"{path}: expected an object of columns, got {_show(columns)}")
-    if unknown := columns.keys() - {field.name for field in fields(Event)}:
-        raise ValueError(f"{path}: an event has no field {_show(min(unknown))}")
+    _expect(type(columns) is dict, f"{path}: expected an object of columns, got {_show(columns)}")
+    unknown = columns.keys() - {field.name for field in fields(Event)}
+    _expect(not unknown, f"{path}: an event has no field {_show(min(unknown, default=None))}")
     length: int | None = None
     decoded: dict[str, Column] = {}
     for field in fields(Event):
@@ -107,11 +99,11 @@ def load(path: str | PathLike[str]) -> tuple[Columns, dict[str, Any]]:
 
 
 def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, Any]:
-    header = {key: document.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic")}
-    header["priced"] = document.get("priced", [])
+    header = {"priced": [], **document}
+    header = {key: header.get(key) for key in ("size", "ranks", "mesh_shape", "hardware", "host_traffic", "priced")}
     size: Any = header["size"]
-    if not _integers(0, LARGEST_SIZE)([size]):
-        raise ValueError(f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}")
+    _expect(_integers(0, LARGEST_SIZE)([size]),
+            f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}")
     ranks, axes = _lists(_integers(0, size - 1)), _lists(_pairs(_texts, _integers(1, size)))
     for key, expected, is_right in (
         ("ranks", f"a list of ranks below {size}, or null", _optional(ranks)),
@@ -120,9 +112,13 @@ def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, An
         ("host_traffic", "true or false", lambda column: type(column[0]) is bool),
         ("priced", "how compute, dtype and links were priced, and the seconds left out", _is_priced),
     ):
-        if not is_right([header[key]]):
-            raise ValueError(f"{path}: {key} should be {expected}, got {_show(header[key])}")
+        _expect(is_right([header[key]]), f"{path}: {key} should be {expected}, got {_show(header[key])}")
     return header
+
+
+def _expect(is_right: bool, error: str) -> None:
+    if not is_right:
+        raise ValueError(error)
 
 
 _Check = Callable[[Sequence[Any]], bool]
@@ -222,16 +218,14 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
         "tuple[tuple[int, int], ...]": ("a list of ranks with their bytes", _lists(sources), None),
     }[annotation.removesuffix(" | None")]
     if field == "pairs":
-        check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
         expected = "a list of pairs of positions"
+        check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
     if field == "kind":
         expected, check = f"one of {', '.join(KINDS)}", lambda column: _texts(column) and set(column) <= set(KINDS)
     optional = annotation.endswith(" | None")
-    if annotation == "float | None":
-        bounds = None
     if optional:
         expected, check = f"{expected} or null", _optional(check)
-    return _Rule(path, field, expected, check, bounds, optional)
+    return _Rule(path, field, expected, check, None if annotation == "float | None" else bounds, optional)
 
 
 def _is_default(name: str, column: Column) -> bool:

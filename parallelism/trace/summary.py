@@ -3,21 +3,17 @@
 Virtual time and wall time stand on lines of their own and are never added or divided by each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, nbytes, plural, rate, seconds
 from parallelism.trace.breakdown import PARTS, split
 from parallelism.trace.collectives import collectives
+from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import Moving, moving
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
 
 _MOST_ROWS = 64
 
@@ -59,9 +55,9 @@ def _headline(trace: Trace) -> list[str]:
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
     told = f", {len(trace.ranks)} of them shown" if len(trace.ranks) != trace.size else ""
-    traffic = "with the host" if trace.host_traffic else "between devices"
     return [
-        fit(f"{devices}{told}, {plural(len(trace), 'event')}; traffic {traffic}", WIDTH),
+        fit(f"{devices}{told}, {plural(len(trace), 'event')}; "
+            f"traffic {'with the host' if trace.host_traffic else 'between devices'}", WIDTH),
         fit(f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
             f"(all but compute), {trace.span_bubble_fraction:.1%} by span", WIDTH),
         fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
@@ -72,12 +68,11 @@ def _tables(trace: Trace) -> list[_Table]:
     moved = moving(trace)
     tables = [_split_table(trace, moved)] if 0 < trace.makespan_seconds < inf else []
     held = trace.peaks()
-    ranks = []
-    for rank, totals in sorted(trace.totals.items()):
-        ranks.append([str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
-                      count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])])
-    columns = ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])]
-    tables.append(_Table(columns, ranks, 0))
+    ranks = [[str(rank), nbytes(totals.bytes_received), nbytes(totals.bytes_sent), count(totals.messages),
+              count(totals.flops), *([nbytes(held.get(rank, 0))] if held else [])]
+             for rank, totals in sorted(trace.totals.items())]
+    tables.append(_Table(
+        ["rank", "received", "sent", "messages", "flops", *(["peak memory"] if held else [])], ranks, 0))
 
     rows = collectives(trace, moved)
     for longest in (18, 10):        # of a word, so that a line has room for it
@@ -95,8 +90,7 @@ def _split_table(trace: Trace, moved: Moving) -> _Table:
     by_rank = split(trace, moved)
     shown = [[str(rank), *map(seconds, parts)] for rank, parts in by_rank.items()]
     total = [sum(column) for column in zip(*by_rank.values(), strict=True)]
-    whole = trace.makespan_seconds * len(by_rank)
-    shares = ["", *(f"{part / whole:.1%}" for part in total)]
+    shares = ["", *(f"{part / (trace.makespan_seconds * len(by_rank)):.1%}" for part in total)]
     return _Table(["rank", *("exposed" if part == "communication" else part for part in PARTS)],
                   [["all", *map(seconds, total)], shares, *shown], 0)
 

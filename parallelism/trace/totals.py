@@ -1,7 +1,5 @@
 """Sums over the events of a trace: time and traffic by rank, bytes from device to device, memory that is held."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -49,8 +47,7 @@ def totals_by_rank(columns: Columns, ranks: tuple[int, ...], host_traffic: bool)
     columns = columns.only("kind", "rank", "work", "parent", "duration_seconds", "flops")
 
     def by_rank(events: Columns, field: str) -> list[Any]:
-        places = np.searchsorted(np.array(ranks), events.numbers("rank"))
-        return sums(events.numbers(field), places, len(ranks))
+        return sums(events.numbers(field), np.searchsorted(np.array(ranks), events.numbers("rank")), len(ranks))
 
     blocking = ~columns.present("work") | columns.isin("kind", {"wait"})
     rows = zip(
@@ -65,10 +62,9 @@ def peak_bytes(columns: Columns, category: str | None) -> dict[int, int]:
     """The most bytes that each rank held at any time, all together or of one category."""
     held: dict[int, float] = {}
     peaks: dict[int, int] = {}
-    wanted = columns.isin("kind", {"memory"})
+    events = columns.take(columns.isin("kind", {"memory"}))
     if category is not None:
-        wanted &= columns.isin("name", {category})
-    events = columns.take(wanted)
+        events = events.take(events.isin("name", {category}))
     for rank, nbytes in zip(events.values("rank"), events.values("nbytes"), strict=True):
         held[rank] = now = min(max(held.get(rank, 0) + nbytes, -_MOST_BYTES), _MOST_BYTES)
         peaks[rank] = max(peaks.get(rank, 0), int(now))

@@ -94,9 +94,8 @@ class Trace(Sequence[Event]):
 
     def _of(self, columns: Columns, ranks: Iterable[int] | None = None, host_traffic: bool = False) -> Trace:
         """A trace of the same run with these of its events."""
-        return Trace(columns, self.size, mesh_shape=self.mesh_shape, hardware=self.hardware,
-                     ranks=self.ranks if ranks is None else ranks, host_traffic=self.host_traffic or host_traffic,
-                     priced=self.priced)
+        ranks = self.ranks if ranks is None else ranks
+        return Trace(columns, **self._header() | {"ranks": ranks, "host_traffic": self.host_traffic or host_traffic})
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -116,8 +115,10 @@ class Trace(Sequence[Event]):
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events) if "events" in self.__dict__ else self.columns.events()
 
-    def _header(self) -> tuple[Any, ...]:
-        return self.size, self.mesh_shape, self.hardware, self.ranks, self.host_traffic, self.priced
+    def _header(self) -> dict[str, Any]:
+        """All that makes a trace but its events: the arguments of `Trace`."""
+        return {"size": self.size, "mesh_shape": self.mesh_shape, "hardware": self.hardware, "ranks": self.ranks,
+                "host_traffic": self.host_traffic, "priced": self.priced}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
@@ -125,12 +126,10 @@ class Trace(Sequence[Event]):
         return self is other or (self._header() == other._header() and self.columns == other.columns)
 
     def __hash__(self) -> int:
-        return hash((len(self), self._header()))
+        return hash((len(self), *self._header().values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        size, shape, hardware, ranks, host_traffic, priced = self._header()
-        return partial(Trace, mesh_shape=shape, hardware=hardware, ranks=ranks, host_traffic=host_traffic,
-                       priced=priced), (self.columns, size)
+        return partial(Trace, **self._header()), (self.columns,)
 
     def __repr__(self) -> str:
         return f"<Trace of {len(self)} events on {self.size} devices, {self.makespan_seconds:.6g} s of virtual time>"
@@ -161,8 +160,7 @@ class Trace(Sequence[Event]):
         for of, values in wanted.items():
             columns = columns.take(columns.isin(of, values))
         host = (bool(kinds) and kinds <= HOST_KINDS) or wanted.get("peer") == {HOST}
-        ranks = tuple(r for r in self.ranks if r in wanted.get("rank", self.ranks))
-        return self._of(columns, ranks, host)
+        return self._of(columns, [rank for rank in self.ranks if rank in wanted.get("rank", self.ranks)], host)
 
     def count(self, name: str, rank: int | None = None) -> int:     # of a name, where a Sequence counts a value
         """How many operations of that name took place.
@@ -318,8 +316,7 @@ class Trace(Sequence[Event]):
         if self.compute != "modelled":
             warn_of_undeclared(undeclared, self.priced.left_out_seconds + seen.compute_seconds, self.size)
         priced = Priced(pricing.compute, pricing.priced_dtype, pricing.link_sharing, undeclared, left_out)
-        return Trace(seen.events, self.size, mesh_shape=self.mesh_shape, hardware=pricing.name, ranks=self.ranks,
-                     host_traffic=self.host_traffic, priced=priced)
+        return Trace(seen.events, **self._header() | {"hardware": pricing.name, "priced": priced})
 
     # Files and reports
 

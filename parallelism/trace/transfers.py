@@ -5,18 +5,14 @@ last member has called it.  So its time has two parts: waiting for others, and m
 same two parts, before and after the send of its message.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.events import Columns
 from parallelism.timeline import collectives_of, operations_of_waits, sends_of_recvs
-
-if TYPE_CHECKING:
-    from parallelism.trace.trace import Trace
+from parallelism.trace.trace import Trace
 
 HOST_TRAFFIC = ("h2d", "d2h")
 HOLDING = ("compute", "collective", "send", "recv", "wait", *HOST_TRAFFIC)
@@ -55,10 +51,8 @@ def moving(trace: Trace) -> Moving:
     recvs, sends = sends_of_recvs(columns)
     awaited[recvs] = sends
 
-    operation = np.arange(len(columns))
     waits, issues = operations_of_waits(columns)
-    operation[waits] = issues
-    awaited = awaited[operation]
+    awaited[waits] = awaited[issues]
     return Moving(start[awaited], awaited)
 
 

@@ -10,11 +10,8 @@ microbatches: their generators produce the order for more microbatches and leave
 only on actions of its own microbatch, so the rest is a valid order.
 """
 
-from __future__ import annotations
-
 import re
 
-from parallelism.pipelining.generators.building_block import v_min
 from parallelism.pipelining.generators.interleaved import interleaved_1f1b, looped_bfs
 from parallelism.pipelining.generators.one_stage import (
     gpipe,
@@ -25,7 +22,7 @@ from parallelism.pipelining.generators.one_stage import (
     pipedream_2bw,
 )
 from parallelism.pipelining.generators.step import Generator, Slot
-from parallelism.pipelining.generators.v_shaped import dual_pipe_v, zero_bubble_v
+from parallelism.pipelining.generators.v_shaped import dual_pipe_v, v_min, zero_bubble_v
 from parallelism.pipelining.generators.zero_bubble import interleaved_zero_bubble, zero_bubble_h1, zero_bubble_h2
 
 __all__ = [

@@ -1,8 +1,7 @@
 """Schedules with several stages on each rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from itertools import islice
 
 from parallelism.pipelining.generators.step import Slot, Work, only_first
 
@@ -23,18 +22,28 @@ def interleaved_1f1b(rank: int, ranks: int, microbatches: int, chunks: int = 1) 
     section 2.2, arXiv:2104.04473.  There a round has ``ranks`` microbatches.  Here, as in torch, there are
     ``microbatches // ranks`` rounds (at least one), and a round has as many microbatches as needed.
     """
-    yield from only_first(microbatches, _by_turns(rank, ranks, microbatches, chunks))
+    yield from only_first(microbatches, by_turns(rank, ranks, microbatches, chunks))
 
 
-def _by_turns(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Work]:
-    each, total = rounds(ranks, microbatches, chunks)
-    ahead = min((chunks - 1) * each + 2 * (ranks - 1 - rank), total)
-    forwards, backwards = (by_rounds(rank, ranks, each, total, chunks, kind) for kind in "FB")
-    yield from (next(forwards) for _ in range(ahead))
+def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bool = False) -> Iterator[Work]:
+    """Warm-up forwards, then a forward and a backward in turn, in rounds of microbatches padded to whole rounds.
+
+    With ``split`` backwards there are fewer warm-up forwards, and W follows I ``rank`` steps later.
+    """
+    count = max(1, microbatches // ranks)
+    each = -(-microbatches // count)
+    total = count * each * chunks
+    ahead = (chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank)
+    forwards, backwards, weights = (
+        _by_rounds(rank, ranks, each, total, chunks, kind) for kind in ("FIW" if split else "FBW"))
+    yield from islice(forwards, ahead)
     for step in range(total):
-        if ahead + step < total:
-            yield next(forwards)
+        yield from islice(forwards, 1)      # none are left at the end
         yield next(backwards)
+        if split and step >= rank:
+            yield next(weights)
+    if split:
+        yield from weights
 
 
 def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Iterator[Slot]:
@@ -56,14 +65,7 @@ def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Ite
     yield from ((stage, "B", k) for stage in reversed(here) for k in reversed(range(microbatches)))
 
 
-def rounds(ranks: int, microbatches: int, chunks: int) -> tuple[int, int]:
-    """The microbatches of a round, and the forwards of a rank in all rounds, including those of a padded last round."""
-    count = max(1, microbatches // ranks)
-    each = -(-microbatches // count)
-    return each, count * each * chunks
-
-
-def by_rounds(rank: int, ranks: int, each: int, total: int, chunks: int, kind: str) -> Iterator[Work]:
+def _by_rounds(rank: int, ranks: int, each: int, total: int, chunks: int, kind: str) -> Iterator[Work]:
     """The works of one kind on a rank: a round of microbatches runs through one stage, then through the next.
 
     Backwards visit the rank's stages from the last to the first.

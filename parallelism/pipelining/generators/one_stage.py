@@ -1,7 +1,5 @@
 """Schedules with one stage on each rank: GPipe, 1F1B, PipeDream, inference and local losses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from parallelism.pipelining.generators.step import Work

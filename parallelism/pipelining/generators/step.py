@@ -1,7 +1,5 @@
 """The types of schedule generators and of the steps that they yield."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 Work = tuple[int, str, int]

@@ -3,11 +3,9 @@
 Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, arXiv:2401.10241.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from parallelism.pipelining.generators.interleaved import by_rounds, rounds
+from parallelism.pipelining.generators.interleaved import by_turns
 from parallelism.pipelining.generators.step import Slot, Work, only_first
 
 
@@ -70,18 +68,4 @@ def interleaved_zero_bubble(rank: int, ranks: int, microbatches: int, chunks: in
     If F, I and W take 1 each and ``ranks`` divides the microbatches, it takes ``3 microbatches chunks + ranks - 1``.
     It is to ZB-H1 what interleaved 1F1B is to 1F1B.  The order is that of torch.
     """
-    yield from only_first(microbatches, _by_turns(rank, ranks, microbatches, chunks))
-
-
-def _by_turns(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Work]:
-    each, total = rounds(ranks, microbatches, chunks)
-    ahead = min((chunks - 1) * each + ranks - 1 - rank, total)
-    forwards, inputs, weights = (by_rounds(rank, ranks, each, total, chunks, kind) for kind in "FIW")
-    yield from (next(forwards) for _ in range(ahead))
-    for step in range(total):
-        if ahead + step < total:
-            yield next(forwards)
-        yield next(inputs)
-        if step >= rank:
-            yield next(weights)
-    yield from weights
+    yield from only_first(microbatches, by_turns(rank, ranks, microbatches, chunks, split=True))

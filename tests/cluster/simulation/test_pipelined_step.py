@@ -81,9 +81,9 @@ def test_what_a_stage_does_is_priced_once_however_many_microbatches_there_are():
 
     class Counting(PipelinedStep):
         def templates(self, price=None):
-            def counted(rows, ranks):
-                asked.append(len(rows.rows))
-                return price(rows, ranks)
+            def counted(ranks, events):
+                asked.append(len(events.rows))
+                return price(ranks, events)
 
             return super().templates(price and counted)
 

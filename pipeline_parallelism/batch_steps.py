@@ -1,21 +1,24 @@
-"""The training step of a pipelined model: it runs the schedule, sums gradients over the replicas, and updates."""
+"""The steps that run the schedule on a batch: `TrainStep`, with its result `Training`, and `PredictStep`.
 
-from __future__ import annotations
+A step of training sums the gradients over the replicas and updates; a prediction runs the forwards alone.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from parallelism.arrays import Array
 from parallelism.kernels import Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import pipeline_axes
 from pipeline_parallelism.gradients import Flushed, Stashed, count_bytes, update_layers
-from pipeline_parallelism.microbatches import Microbatches, split_rows
+from pipeline_parallelism.microbatches import Microbatches
 from pipeline_parallelism.model import Model
-from pipeline_parallelism.resident import ModelStep, Resident, common_step
+from pipeline_parallelism.resident import ModelStep, common_step
 from pipeline_parallelism.trained_stage import Layer
 
 _RETURNS = ("loss", "parameters", "gradients")
@@ -67,9 +70,8 @@ class TrainStep(ModelStep):
             raise TypeError(f"optimizer must be one, such as SGD(0.1) or Adam(), got {optimizer!r}")
         self.optimizer = optimizer
         self.returns = (returns,) if isinstance(returns, str) else tuple(returns)
-        for name in self.returns:
-            if name not in _RETURNS:
-                raise ValueError(f"returns may name {', '.join(_RETURNS)}; got {name!r}")
+        if unknown := [name for name in self.returns if name not in _RETURNS]:
+            raise ValueError(f"returns may name {', '.join(_RETURNS)}; got {unknown[0]!r}")
         self.recompute = _recomputed(recompute, model.layer_count)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
@@ -79,8 +81,7 @@ class TrainStep(ModelStep):
             raise TypeError(f"a step of training takes x and targets, got {len(args)} arguments")
         x, targets = self.model.check_batch(*args)
         self.model.check_mesh(mesh, x)
-        replicas = 1 + max(replica for _, replica in places)
-        xs, ys = split_rows(x, replicas), split_rows(targets, replicas)
+        xs, ys = (_by_replica(array, places) for array in (x, targets))
         schedule = self.pipeline.schedule
         first, last = schedule.placement[0], schedule.placement[-1]
         return [
@@ -95,11 +96,10 @@ class TrainStep(ModelStep):
         resident, weights = self._resident(device, position), self.pipeline.schedule.weights
         # Another kind of optimizer cannot use this state.
         states = resident.optimizer_states if type(resident.optimizer) is type(self.optimizer) else {}
-        replicas = 1 if replicas_axis is None else device.mesh.shape[replicas_axis]
         work = Microbatches(
             self._rows(rows), None if x is None else self._split(x), None if targets is None else self._split(targets),
-            self._divisors(batch_rows, replicas), batch_rows, recompute=self.recompute,
-            accumulate=weights != "stashed",
+            self._divisors(batch_rows, device.mesh.shape[replicas_axis] if replicas_axis else 1), batch_rows,
+            recompute=self.recompute, accumulate=weights != "stashed",
         )
 
         nbytes = count_bytes(resident.layers)
@@ -107,12 +107,13 @@ class TrainStep(ModelStep):
             "parameters": nbytes + count_bytes(resident.delayed), "gradients": nbytes, "optimizer": count_bytes(states)}
         for category, size in held.items():
             device.hold(category, size)
-        layers = {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers
-        stages = self._stages(device, layers, work)
+        stages = self._stages(
+            device, {**resident.layers, **resident.delayed} if weights == "double_buffered" else resident.layers, work)
         if weights == "stashed":
             stashed = Stashed(device, replicas_axis, stages, work.divisors, self.optimizer, states)
             self.run_stages(device, stages, stashed.done)
-            gradients, updated, states = stashed.sums, {n: s.layers for n, s in stages.items()}, stashed.states
+            gradients, states = stashed.sums, stashed.states
+            updated = {number: stage.layers for number, stage in stages.items()}
         else:
             flushed = Flushed(device, replicas_axis, stages, self.pipeline.microbatches)
             self.run_stages(device, stages, flushed.done)
@@ -125,13 +126,14 @@ class TrainStep(ModelStep):
                 }
             updated = {stage: of_stage for stage, (of_stage, _) in updates.items()}
             states = {stage: state for stage, (_, state) in updates.items()}
-        grown = count_bytes(states) - held["optimizer"]     # The first step creates the state.
-        device.hold("optimizer", grown)
-        held["optimizer"] += grown
+        device.hold("optimizer", count_bytes(states) - held["optimizer"])     # The first step creates the state.
+        held["optimizer"] = count_bytes(states)
         loss = work.loss
         if replicas_axis and loss is not None:
             loss = float(device.all_reduce(np.float64(loss), replicas_axis))
-        self._keep(resident, updated, states)
+        resident.delayed = resident.layers if weights == "double_buffered" else {}
+        resident.layers, resident.optimizer_states = updated, states
+        resident.optimizer, resident.step = self.optimizer, resident.step + 1
         for category, size in held.items():
             device.hold(category, -size)
         if replica:
@@ -147,14 +149,8 @@ class TrainStep(ModelStep):
         """For each microbatch, the rows over which its loss is a mean: all, or its own if it has its own update."""
         if self.pipeline.schedule.weights != "stashed":
             return [rows] * self.pipeline.microbatches
-        parts = [self._split(part) for part in split_rows(np.arange(rows), replicas)]
-        return [sum(map(len, of_microbatch)) for of_microbatch in zip(*parts, strict=True)]
-
-    def _keep(self, resident: Resident, layers: dict[int, list[Layer]], states: dict[int, Any]) -> None:
-        """Keep the state for the next step."""
-        resident.delayed = resident.layers if self.pipeline.schedule.weights == "double_buffered" else {}
-        resident.layers, resident.optimizer_states = layers, states
-        resident.optimizer, resident.step = self.optimizer, resident.step + 1
+        parts = [self._rows(len(part)) for part in np.array_split(np.arange(rows), replicas)]
+        return [sum(of_microbatch) for of_microbatch in zip(*parts, strict=True)]
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Training:
         """The loss, parameters and gradients of the whole model, in the order of its layers.
@@ -164,15 +160,14 @@ class TrainStep(ModelStep):
         step = common_step([output["step"] for output in outputs])
         by_position = [parts for (_, replica), parts in self._by_inner_place(mesh, outputs).items() if not replica]
         loss = next(parts[0]["loss"] for parts in by_position if parts[0]["loss"] is not None)
-        joined: dict[str, list[Layer] | None] = dict.fromkeys(("parameters", "gradients"))
-        for name in joined:
-            if name in self.returns:
-                by_stage = {
-                    stage: self.model.join_layers(
-                        mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
-                    for parts in by_position for stage in parts[0][name]
-                }
-                joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]]
+        joined: dict[str, list[Layer] | None] = {}
+        for name in ("parameters", "gradients"):    # the devices return no stages of what was not asked for
+            by_stage = {
+                stage: self.model.join_layers(
+                    mesh, self.model.layers_of(stage), [part[name][stage] for part in parts])
+                for parts in by_position for stage in parts[0][name]
+            }
+            joined[name] = [layer for stage in sorted(by_stage) for layer in by_stage[stage]] or None
         return Training(loss, joined["parameters"], joined["gradients"], step=step)
 
 
@@ -183,7 +178,45 @@ def _recomputed(recompute: Recompute, layers: int) -> frozenset[int]:
             raise ValueError(f"recompute is 'none', 'full' or a list of layers; got {recompute!r}")
         return frozenset(range(layers) if recompute == "full" else ())
     numbers = frozenset(recompute)
-    for number in numbers:
-        if not 0 <= number < layers:
-            raise ValueError(f"recompute names layers 0 to {layers - 1}; got {number}")
+    if wrong := numbers.difference(range(layers)):
+        raise ValueError(f"recompute names layers 0 to {layers - 1}; got {min(wrong)}")
     return numbers
+
+
+class PredictStep(ModelStep):
+    """Run only the forwards of the schedule; see `MLP.predict_step` and `Transformer.predict_step`.
+
+    The result is the array of the last layer's outputs.
+
+    **Communication**: ``stages - 1`` messages for each microbatch, as in `TrainStep`.
+    """
+
+    def inputs(self, mesh: Mesh, *args: npt.ArrayLike) -> list[tuple[Any, ...]]:
+        """For each rank: the inputs of its replica, if it has the first stage, and their number of rows."""
+        places = self.places(mesh)
+        if len(args) != 1:
+            raise TypeError(f"a prediction takes x alone, got {len(args)} arguments")
+        x = self.model.check_inputs(*args)
+        self.model.check_mesh(mesh, x)
+        xs = _by_replica(x, places)
+        return [(xs[d] if i == self.pipeline.schedule.placement[0] else None, len(xs[d])) for i, d in places]
+
+    def __call__(self, device: Device, *inputs: Any) -> tuple[int, Array | None]:
+        x, rows = inputs
+        resident = self._resident(device, self.position(device))
+        work = Microbatches(self._rows(rows), None if x is None else self._split(x), training=False)
+        self.run_stages(device, self._stages(device, resident.layers, work), forward_only=True)
+        parts = [work.outputs[k] for k in sorted(work.outputs)]
+        return resident.step, np.concatenate(parts) if parts else None
+
+    def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
+        """The outputs of the whole batch, joined over the replicas; `MixedStepsError` as in `TrainStep`."""
+        common_step([step for step, _ in outputs])
+        by_place = self._by_inner_place(mesh, [y for _, y in outputs])
+        by_replica = {d: self.model.join_outputs(mesh, ys) for (_, d), ys in by_place.items() if ys[0] is not None}
+        return np.concatenate([by_replica[d] for d in sorted(by_replica)])
+
+
+def _by_replica(x: Array, places: Iterable[tuple[int, int]]) -> list[Array]:
+    """The rows of each replica, split as by ``numpy.array_split``; ``places`` are those of `PipelinedOperation`."""
+    return np.array_split(x, 1 + max(replica for _, replica in places))
