@@ -1,7 +1,5 @@
 """Checked command lines: an error is one line with the nearest valid words, and exit status 2."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import math
@@ -36,18 +34,18 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        hint = "; see --help" if message.startswith("the following arguments are required") else ""
-        raise WrongWords(message.removeprefix("argument ") + hint)
+        raise WrongWords(message.removeprefix("argument ") + (
+            "; see --help" if message.startswith("the following arguments are required") else ""))
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The words as a namespace. Raises `WrongWords` for an unknown word, with the nearest known one."""
         namespace, unknown = self.parse_known_args(words)
         if unknown:
-            options = [option for option in self._option_string_actions if option.startswith("--")]
             word = unknown[0].partition("=")[0]
-            if word.startswith("-"):
-                raise WrongWords(f"there is no option {word}{nearest(word, options)}")
-            raise WrongWords(f"nothing is expected here: {word!r}")
+            if not word.startswith("-"):
+                raise WrongWords(f"nothing is expected here: {word!r}")
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            raise WrongWords(f"there is no option {word}{nearest(word, options)}")
         return namespace
 
 
@@ -107,8 +105,8 @@ def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
     for axis in AXES:
         if axis in axes:
             parser.add_argument(f"--{axis}", type=whole(), metavar="N", help=axes[axis])
-    example = ",".join(f"{axis}=2" for axis in AXES if axis in axes)
-    parser.add_argument("--mesh", metavar="AXES", help=f"the whole mesh, outermost axis first, as {example}")
+    parser.add_argument("--mesh", metavar="AXES", help="the whole mesh, outermost axis first, as "
+                        + ",".join(f"{axis}=2" for axis in AXES if axis in axes))
 
 
 def mesh_of(
@@ -165,8 +163,7 @@ def writable(path: Path, option: str = "") -> Path:
         existed = path.exists()
         if path.is_fifo():  # opening it would wait for a reader
             raise WrongWords(f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file")
-        with path.open("ab"):
-            pass
+        path.open("ab").close()
         if not existed:
             path.unlink()
     return path

@@ -1,7 +1,5 @@
 """The command line of each demo: its axes and options, with their help and examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -36,8 +34,8 @@ class DemoWords:
         """The parser of the demo with this name."""
         calls = "\n".join(line if line.startswith("   ") else f"  {PROGRAM} {name} {line}"
                           for line in self.examples.splitlines())
-        lists = [self.before, f"examples:\n{calls}", self.after]
-        parser = Parser(prog=f"{PROGRAM} {name}", description=self.description, epilog="\n\n".join(filter(None, lists)))
+        epilog = "\n\n".join(filter(None, (self.before, f"examples:\n{calls}", self.after)))
+        parser = Parser(prog=f"{PROGRAM} {name}", description=self.description, epilog=epilog)
         if self.axes:
             add_mesh(parser, **self.axes)
         for flag, keywords in {**self.options, **_BACKEND}.items():
@@ -62,13 +60,12 @@ def _names(module: str, table: str) -> tuple[str, ...]:
 
 
 def _listed(title: str, names: tuple[str, ...]) -> str:
-    lines = fill("  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return f"{title}:\n{lines}"
+    return f"{title}:\n" + fill("  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ",
+                                break_on_hyphens=False)
 
 
 def _policy(demo: str, usual: str) -> Options:
-    policies = _names(f"vcluster.demo.{demo}", "POLICIES")
-    return {"--policy": _name(policies, usual, f"the layouts, see below ({usual})")}
+    return {"--policy": _name(_names(f"vcluster.demo.{demo}", "POLICIES"), usual, f"the layouts, see below ({usual})")}
 
 
 def _summaries(title: str, demo: str) -> str:

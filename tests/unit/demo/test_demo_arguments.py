@@ -239,7 +239,7 @@ def test_a_job_is_what_the_words_say():
     job = mlp.prepare(parser_of("mlp").parse(words(text)))
     assert job.mesh == Mesh(pp=3, dp=2)
     assert job.replicas == 2
-    assert job.steps == 7
+    assert job.arguments.steps == 7
     assert job.mlp.layer_sizes == (64, 9, 8, 7, 10)
     assert (job.mlp.pipeline.schedule.name, job.mlp.pipeline.stages, job.mlp.pipeline.microbatches) == ("gpipe", 3, 5)
 
