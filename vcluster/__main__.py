@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +62,8 @@ def main(words: Sequence[str]) -> int:
             raise
     if words[0] == "demo":
         raise WrongWords(f"the demos are run by {PROGRAM}.demo, with a dot")
-    commands = ("--version", "--help", "demo", *COMMANDS)
-    raise WrongWords(f"there is no command {words[0]!r}{nearest(words[0], commands)}")
+    hint = nearest(words[0], ("--version", "--help", "demo", *COMMANDS))
+    raise WrongWords(f"there is no command {words[0]!r}{hint}")
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -97,16 +98,12 @@ is calibrated.""",
     return 0
 
 
-def _of_traces(command: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+def _of_traces(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     """Silence overflow warnings in a command, because times in a forged file may add up to more than a float holds."""
+    import numpy as np
 
-    def quietly(words: Sequence[str]) -> int:
-        import numpy as np
-
-        with np.errstate(all="ignore"):
-            return command(words)
-
-    return quietly
+    with np.errstate(all="ignore"):
+        return command(words)
 
 
 def report(words: Sequence[str]) -> int:
@@ -128,9 +125,7 @@ def report(words: Sequence[str]) -> int:
         raise WrongWords(f"--html: {page} is the trace itself")
     from vcluster.report import html, timeline
 
-    print(trace.summary())
-    print()
-    print(timeline(trace))
+    print(trace.summary(), timeline(trace), sep="\n\n")
     if page is not None:
         with accessing(page, option="html"):
             html(trace, page, hardware=roof)
@@ -144,10 +139,10 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
     parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
     arguments = parser.parse(words)
-    a, b = _loaded(arguments.a), _loaded(arguments.b)
+    traces = _loaded(arguments.a), _loaded(arguments.b)
     from vcluster.report import compare as compared
 
-    print(compared(a, b))
+    print(compared(*traces))
     return 0
 
 
@@ -192,26 +187,21 @@ takes about a minute; run nothing else meanwhile.""",
 
     print(measured(arguments.devices, path))
     if path is not None:
-        name = "host" if arguments.file is None else str(path)
-        print(f"\nwritten to {path}, for VirtualCluster(hardware={name!r})")
+        print(f"\nwritten to {path}, for VirtualCluster(hardware={str(arguments.file or 'host')!r})")
     return 0
 
 
-def _of_models(name: str) -> Callable[[Sequence[str]], int]:
+def _of_models(name: str, words: Sequence[str]) -> int:
     """A command on a program in a file. Its module is loaded when the command is executed."""
+    from vcluster.cli import programs as models
 
-    def command(words: Sequence[str]) -> int:
-        from vcluster.cli import programs as models
-
-        return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
-
-    return command
+    return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
 
 
-COMMANDS = {
-    **{name: _of_models(name) for name in ("show", "simulate", "run")},
-    "report": _of_traces(report), "compare": _of_traces(compare), "doctor": doctor, "hardware": hardware,
-    "calibrate": calibrate,
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
+    "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
+    "hardware": hardware, "calibrate": calibrate,
 }
 """The commands, by name."""
 

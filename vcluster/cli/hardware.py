@@ -1,10 +1,8 @@
 """Described hardware as text for a terminal: `python -m vcluster hardware`."""
 
-from __future__ import annotations
-
 from textwrap import wrap
 
-from parallelism.display import WIDTH
+from parallelism.display import WIDTH, in_columns
 from parallelism.hardware import Hardware
 from parallelism.hardware.host import host_summary
 from parallelism.operation.errors import keys_by_value
@@ -12,10 +10,9 @@ from parallelism.operation.errors import keys_by_value
 
 def preset_list() -> str:
     """The presets, one line each, and this machine."""
-    presets = [Hardware.preset(name) for name in Hardware.presets()]
-    width = max(len(hardware.name) for hardware in presets)
-    lines = [f"{hardware.name:{width}}  {hardware.title}" for hardware in presets]
-    return "\n".join([*lines, f"{'host':{width}}  {host_summary()}"])
+    presets = map(Hardware.preset, Hardware.presets())
+    rows = [*((hardware.name, hardware.title) for hardware in presets), ("host", host_summary())]
+    return "\n".join(in_columns(rows, 2))
 
 
 def description(name: str) -> str:

@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
         raise WrongWords(f"there is no demo {name!r}{nearest(name, tuple(DEMOS))}")
     try:
         arguments = parser_of(name).parse(rest)
-        from vcluster.demo.screen import Screen   # imported after the arguments are checked, because it is slow
+        from vcluster.demo.screen import Screen  # imported after the arguments are checked, because it is slow
 
         screen = Screen()
         import_module(f"vcluster.demo.{name}").run_demo(arguments, screen)

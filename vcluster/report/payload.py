@@ -98,8 +98,8 @@ def _clean(text: str, longest: int = LONGEST_NAME) -> str:
 
 def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:
     """The rank's index on the mesh. A mesh from a file may have axes of any name, so it is not a `Mesh`."""
-    extents = dict(trace.mesh_shape or ())
-    return tuple(zip(extents, map(int, np.unravel_index(rank, tuple(extents.values()))), strict=True)) if extents else ()
+    axes, extents = zip(*trace.mesh_shape or (("", trace.size),), strict=True)
+    return tuple((axis, int(i)) for axis, i in zip(axes, np.unravel_index(rank, extents), strict=True) if axis)
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
