@@ -78,7 +78,8 @@ is 1 if there is a problem.""").parse(words)
 
 def hardware(words: Sequence[str]) -> int:
     """Print the list of described hardware, or one of it."""
-    parser = Parser(
+    name = Parser(
+        {"name": {"nargs": "?", "metavar": "NAME | FILE.toml | FILE.json | host", "help": "the hardware to print"}},
         prog=f"{PROGRAM} hardware", description="""\
 Lists all described clusters, one line each; or prints one of them with the
 sources of its numbers: a preset, a file, or host, which is this machine if it
@@ -86,9 +87,7 @@ is calibrated.""",
         epilog=f"""\
   {PROGRAM} hardware dgx-h100
   {PROGRAM} hardware dgx-h100:8       eight nodes of it
-  {PROGRAM} hardware tpu-v4:4x4x8     a slice""")
-    parser.add_argument("name", nargs="?", metavar="NAME | FILE.toml | FILE.json | host", help="the hardware to print")
-    name = parser.parse(words).name
+  {PROGRAM} hardware tpu-v4:4x4x8     a slice""").parse(words).name
     from vcluster.cli import hardware as hardware_shown
 
     try:
@@ -108,12 +107,13 @@ def _of_traces(command: Callable[[Sequence[str]], int], words: Sequence[str]) ->
 
 def report(words: Sequence[str]) -> int:
     """Print the summary and the timeline of a recorded trace, and write its page if requested."""
-    parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
-    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="a file that Trace.save or a demo has written")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page that needs no other file")
-    parser.add_argument("--hardware", metavar="NAME",
-                        help="hardware of the page's roofline: a preset, a file, or host (default: the trace's own)")
-    arguments = parser.parse(words)
+    arguments = Parser({
+        "trace": {"type": Path, "metavar": "TRACE.json", "help": "a file that Trace.save or a demo has written"},
+        "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
+        "--hardware": {
+            "metavar": "NAME",
+            "help": "hardware of the page's roofline: a preset, a file, or host (default: the trace's own)"},
+    }, prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.").parse(words)
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
         raise WrongWords("--hardware is an option of the page and needs --html")
@@ -135,10 +135,10 @@ def report(words: Sequence[str]) -> int:
 
 def compare(words: Sequence[str]) -> int:
     """Print what got slower from the first to the second of two recorded traces, and why."""
-    parser = Parser(prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.")
-    parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
-    parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
-    arguments = parser.parse(words)
+    arguments = Parser({
+        "a": {"type": Path, "metavar": "A.json", "help": "the trace before"},
+        "b": {"type": Path, "metavar": "B.json", "help": "the trace after"},
+    }, prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.").parse(words)
     traces = _loaded(arguments.a), _loaded(arguments.b)
     from vcluster.report import compare as compared
 
@@ -160,19 +160,19 @@ def calibrate(words: Sequence[str]) -> int:
     """Measure this machine and write a hardware file."""
     from parallelism.hardware import VARIABLE, host_file
 
-    parser = Parser(
-        prog=f"{PROGRAM} calibrate", description="""\
+    arguments = Parser({
+        "file": {"type": Path, "nargs": "?", "metavar": "FILE.json", "help": "the file to write"},
+        "--check": {"action": "store_true", "help": "write nothing"},
+        "--devices": {
+            "type": whole(2, 64), "default": max(2, min(64, os.cpu_count() or 2)), "metavar": "N",
+            "help": "number of devices that compute at the same time (default: the number of cores)"},
+    }, prog=f"{PROGRAM} calibrate", description="""\
 Measures this machine, describes it in a hardware file, and reports the error of
 virtual time against wall time on cases that were not used for the fit. This
 takes about a minute; run nothing else meanwhile.""",
         epilog=f"""Without a FILE, the hardware is written to the file that hardware="host" reads:
   $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json.
-  {VARIABLE}=PATH names another file; if it is empty, there is none.""")
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="the file to write")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
-                        help="number of devices that compute at the same time (default: the number of cores)")
-    arguments = parser.parse(words)
+  {VARIABLE}=PATH names another file; if it is empty, there is none.""").parse(words)
     if arguments.check and arguments.file is not None:
         raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
     path = None if arguments.check else arguments.file or host_file()

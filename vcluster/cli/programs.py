@@ -20,7 +20,7 @@ from parallelism.mesh import Mesh
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of, mesh_of
-from vcluster.demo.command_line import accessing, whole, writable
+from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.report import beside, compare, html
 from vcluster.runs import VirtualCluster
 
@@ -53,26 +53,27 @@ program of one device, with its collectives
 """
 
 
-def parser(program: str, command: str, description: str, *examples: str) -> Parser:
-    """A parser with the arguments of all three commands."""
+def parser(program: str, command: str, description: str, examples: Sequence[str], arguments: Arguments) -> Parser:
+    """A parser with the arguments of all three commands, and further ones."""
     epilog = "\n".join([f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""])
-    result = Parser(prog=f"{program} {command}", description=description, epilog=epilog)
-    result.add_argument("file", type=Path, metavar="MODEL.mlir",
-                        help="a program as text, as `print(function)` writes it")
-    result.add_argument("--mesh", metavar="AXES",
-                        help="the devices, outermost axis first, as dp=2,tp=2 (default: one device)")
-    result.add_argument("--size", action="append", default=[], metavar="B=64",
-                        help="the value of a symbol in the shapes; may be repeated")
-    result.add_argument("--gradient", action="store_true",
-                        help="take the program with the gradients of its result by its floating-point inputs")
-    return result
+    return Parser({
+        "file": {"type": Path, "metavar": "MODEL.mlir", "help": "a program as text, as `print(function)` writes it"},
+        "--mesh": {"metavar": "AXES",
+                   "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
+        "--size": {"action": "append", "default": [], "metavar": "B=64",
+                   "help": "the value of a symbol in the shapes; may be repeated"},
+        "--gradient": {"action": "store_true",
+                       "help": "take the program with the gradients of its result by its floating-point inputs"},
+        **arguments,
+    }, prog=f"{program} {command}", description=description, epilog=epilog)
 
 
 def show(program: str, words: Sequence[str]) -> int:
     """Print a program, or the program of one device of a mesh."""
-    options = parser(program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
-                     "model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3")
-    options.add_argument("--rank", type=whole(0), default=0, metavar="N", help="the device (default: 0)")
+    options = parser(
+        program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
+        ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3"),
+        {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"}})
     arguments = _parsed(options, words)
     function = _function(arguments, symbols=arguments.mesh is None)
     if arguments.mesh is None:
@@ -100,11 +101,11 @@ def simulated(program: str, words: Sequence[str]) -> int:
     """Predict the time of a program on described hardware."""
     options = parser(
         program, "simulate", "Predicts the time of a program on described hardware, op by op, without running it.",
-        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
-    _add_hardware(options, required=True)
-    options.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
-                         help="simulate one representative of each class of equal devices "
-                              f"(default: from {FOLDED_FROM} devices on, where it is possible)")
+        ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2"),
+        {**_priced(required=True),
+         "--fold": {"action": argparse.BooleanOptionalAction,
+                    "help": "simulate one representative of each class of equal devices "
+                            f"(default: from {FOLDED_FROM} devices on, where it is possible)"}})
     arguments = _parsed(options, words)
     executable = _executable(arguments, None)
     fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
@@ -131,13 +132,13 @@ def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
     options = parser(
         program, "run", "Runs a program on devices here and compares it with one process and with the simulation.",
-        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
-    _add_hardware(options, required=False)
-    options.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
-    options.add_argument("--seed", type=whole(0), default=0, metavar="N",
-                         help="seed of random floats if no inputs are given; integers are 0 (default: 0)")
-    options.add_argument("--backend", choices=("process", "thread"), default="process",
-                         help="backend of the cluster (default: process)")
+        ("model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html"),
+        {**_priced(required=False),
+         "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
+         "--seed": {"type": whole(0), "default": 0, "metavar": "N",
+                    "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
+         "--backend": {"choices": ("process", "thread"), "default": "process",
+                       "help": "backend of the cluster (default: process)"}})
     arguments = _parsed(options, words)
     executable = _executable(arguments, MOST_DEVICES)
     function = executable.programs.function
@@ -168,14 +169,15 @@ def run(program: str, words: Sequence[str]) -> int:
 # -- the arguments -----------------------------------------------------------------------------------------------------
 
 
-def _add_hardware(options: Parser, *, required: bool) -> None:
-    options.add_argument("--hardware", required=required, metavar="NAME",
-                         help="a preset (see `hardware`), a file, or host")
-    options.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as this dtype, as bfloat16")
-    options.add_argument("--profile", type=Path, metavar="FILE.json",
-                         help="use the times of ops on this machine, measured once and stored in this file")
-    options.add_argument("--report", type=Path, metavar="FILE.html", help="write a page")
-    options.add_argument("--save", type=Path, metavar="FILE.json", help="write the trace, for `report` and `compare`")
+def _priced(*, required: bool) -> Arguments:
+    return {
+        "--hardware": {"required": required, "metavar": "NAME", "help": "a preset (see `hardware`), a file, or host"},
+        "--priced-dtype": {"metavar": "DTYPE", "help": "price all floats as this dtype, as bfloat16"},
+        "--profile": {"type": Path, "metavar": "FILE.json",
+                      "help": "use the times of ops on this machine, measured once and stored in this file"},
+        "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page"},
+        "--save": {"type": Path, "metavar": "FILE.json", "help": "write the trace, for `report` and `compare`"},
+    }
 
 
 def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace:

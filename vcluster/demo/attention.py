@@ -163,10 +163,10 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
         cells, scores = [], 0
         for step in range(steps):
             at = (place - step) % size
-            seen, computed = _seen(rows, whole if ulysses else plan.runs[at], causal=plan.causal)
+            cell, computed = _seen(rows, whole if ulysses else plan.runs[at], "all" if steps == 1 else LETTERS[at],
+                                   causal=plan.causal)
+            cells.append(cell)
             scores += computed
-            letter = "all" if steps == 1 else LETTERS[at]
-            cells.append({"all": letter, "some": letter.lower()}.get(seen, "-"))
         spans = map(_spans, (rows, (heads.queries,), (heads.keys,)))
         table.append((f"r{rank}", *spans, *cells, f"{scores:,}"))
     screen.table(("device", "rows", "heads", "keys", "step 0", *map(str, range(1, steps)), "scores"), table)
@@ -177,12 +177,12 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
     screen.line("  keys: key-value heads; scores: number per head and sequence")
 
 
-def _seen(rows: Runs, columns: Runs, *, causal: bool) -> tuple[str, int]:
-    """Whether rows attend to ``all``, ``some`` or none of some columns, and the number of scores computed."""
+def _seen(rows: Runs, columns: Runs, name: str, *, causal: bool) -> tuple[str, int]:
+    """The name of some columns, in small letters if rows attend only to some, and the number of scores computed."""
     blocks = list(pieces(rows, columns, causal=causal))
     scores = sum((block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks)
     whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(block.masked for block in blocks)
-    return "all" if whole and blocks else "some" if blocks else "", scores
+    return (name if whole else name.lower()) if blocks else "-", scores
 
 
 def _spans(runs: Runs) -> str:
@@ -195,11 +195,9 @@ def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: M
     devices = mesh.size // prod(replicas.values())
     rows: list[tuple[str, ...]] = []
     for name, policy in POLICIES.items():
-        sizes = dict.fromkeys(policy.axes, devices)
-        if len(sizes) == 2:
-            sizes = {"cp": devices // 2, "tp": 2}
-        if devices % 2 and len(sizes) == 2:
+        if devices % 2 and len(policy.axes) == 2:
             continue
+        sizes = {"cp": devices // 2, "tp": 2} if len(policy.axes) == 2 else dict.fromkeys(policy.axes, devices)
         on = Mesh(**replicas, **sizes) if replicas or sizes else Mesh(dp=1)
         for zigzag in (False, True) if operation.causal and name in RINGS else (False,):
             other = Attention(policy.sharding(tuple(replicas)), AttentionShardingPolicy(name),

@@ -5,7 +5,7 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +19,9 @@ AXES = ("pp", "dp", "cp", "ep", "tp")
 MOST_DEVICES = 256
 
 
+Arguments = Mapping[str, Mapping[str, Any]]
+
+
 class WrongWords(Exception):
     """The command line is invalid. The text is a message for the user."""
 
@@ -27,11 +30,16 @@ class WrongWords(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples."""
+    """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples.
 
-    def __init__(self, **options: Any) -> None:
+    ``arguments`` are the keyword arguments of ``add_argument``, by flag or positional argument.
+    """
+
+    def __init__(self, arguments: Arguments | None = None, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        for name, keywords in (arguments or {}).items():
+            self.add_argument(name, **keywords)
 
     def error(self, message: str) -> NoReturn:
         raise WrongWords(message.removeprefix("argument ") + (
@@ -134,10 +142,9 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
         axis, equals, size = part.strip().partition("=")
         if not equals:
             raise WrongWords(f"--mesh needs axis=size pairs, as in --mesh pp=2,dp=2; got {text!r}")
-        if known is None:
-            if not axis.isidentifier():
-                raise WrongWords(f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}")
-        elif axis not in known:
+        if known is None and not axis.isidentifier():
+            raise WrongWords(f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}")
+        if known is not None and axis not in known:
             raise WrongWords(f"--mesh has no axis {axis!r} here{nearest(axis, known)}")
         if axis in extents:
             raise WrongWords(f"--mesh names axis {axis!r} twice")

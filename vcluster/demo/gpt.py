@@ -73,8 +73,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--heads {arguments.heads}: each takes an even share of --width, {arguments.width}")
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     pipeline = pipeline_of(stages, arguments.microbatches, arguments.schedule, chunks)
-    layers = arguments.blocks + 2
-    if stages > layers:
+    if stages > (layers := arguments.blocks + 2):
         raise WrongWords(f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
                          f"head included; for more stages: --blocks {stages - 2}")
     if pipeline.schedule.weights != "one" or pipeline.schedule.local:
