@@ -274,8 +274,8 @@ def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapp
 
     item.stash[_ENDING] = ending = run_on_devices(item.stash[_CLUSTER], test, given)
     if ending.returned is not None:
-        text = f"Test functions should return None, but {item.nodeid} returned {ending.returned}"
-        warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
+        warnings.warn(pytest.PytestReturnNotNoneWarning(
+            f"Test functions should return None, but {item.nodeid} returned {ending.returned}"), stacklevel=2)
     if ending.error is not None:
         raise ending.error
 

@@ -85,8 +85,7 @@ class Case:
 
     def predicted(self, hardware: Hardware) -> float:
         """Predicted virtual seconds on a hardware."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             return self.trace.on(hardware, compute="modelled").makespan_seconds
 
     def error(self, hardware: Hardware) -> float:

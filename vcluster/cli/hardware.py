@@ -10,9 +10,8 @@ from parallelism.operation.errors import keys_by_value
 
 def preset_list() -> str:
     """The presets, one line each, and this machine."""
-    presets = map(Hardware.preset, Hardware.presets())
-    rows = [*((hardware.name, hardware.title) for hardware in presets), ("host", host_summary())]
-    return "\n".join(in_columns(rows, 2))
+    presets = [(hardware.name, hardware.title) for hardware in map(Hardware.preset, Hardware.presets())]
+    return "\n".join(in_columns([*presets, ("host", host_summary())], 2))
 
 
 def description(name: str) -> str:
@@ -23,9 +22,7 @@ def description(name: str) -> str:
     hardware = Hardware.of_host() if name == "host" else Hardware.of(name)
     if hardware is None:
         return f"host: {host_summary()}"
-    lines = [str(hardware)]
-    if hardware.sources:
-        lines += ["", "where the numbers are from"]
+    lines = [str(hardware), *(["", "where the numbers are from"] if hardware.sources else [])]
     for source, fields in keys_by_value(hardware.sources).items():
         lines += wrap(", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
         lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,

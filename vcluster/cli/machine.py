@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -95,10 +94,8 @@ def gather() -> Facts:
 def container_limits(root: Path = Path("/")) -> Container:
     """The limits of this process's cgroup and of its ancestors, in version 2 or 1. ``root`` is the file system's
     root."""
-    paths = {}
-    for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths.update(dict.fromkeys(controllers.split(","), path.strip("/")))
+    lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines())
+    paths = {name: path.strip("/") for _, controllers, path in lines for name in controllers.split(",")}
     base, names = root / "sys/fs/cgroup", ("cpu", "memory", "pids")
     if "" in paths and (base / "cgroup.controllers").exists():
         cpu, memory, pids = (_upwards(base, paths[""]) for _ in names)
@@ -132,9 +129,10 @@ def _tightest(directories: Sequence[Path], limit: str, used: str) -> tuple[int |
 
 
 def _read(path: Path) -> str:
-    with suppress(OSError, ValueError):
+    try:
         return path.read_text(encoding="ascii").strip()
-    return ""
+    except (OSError, ValueError):
+        return ""
 
 
 def attempt(look: Callable[[], T]) -> T | None:
@@ -161,16 +159,11 @@ def _own_processes() -> int:
 
 def _limit(name: str) -> int | None:
     """A soft limit of this process. None if there is none."""
-
-    def look() -> int | None:
-        import resource
-
-        soft = resource.getrlimit(getattr(resource, name))[0]
-        return None if soft in (resource.RLIM_INFINITY, -1) else int(soft)
-
     if name == "RLIMIT_NPROC" and getattr(os, "geteuid", lambda: 1)() == 0:
         return None  # the limit does not apply to root
-    return attempt(look)
+    resource: Any = attempt(partial(import_module, "resource"))
+    soft = attempt(lambda: resource.getrlimit(getattr(resource, name))[0])
+    return None if soft in (None, -1, getattr(resource, "RLIM_INFINITY", -1)) else int(soft)
 
 
 def _try_shared_memory() -> tuple[str | None, str | None]:

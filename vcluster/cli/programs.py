@@ -53,28 +53,12 @@ program of one device, with its collectives
 """
 
 
-def parser(program: str, command: str, description: str, examples: Sequence[str], arguments: Arguments) -> Parser:
-    """A parser with the arguments of all three commands, and further ones."""
-    epilog = "\n".join([f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""])
-    return Parser({
-        "file": {"type": Path, "metavar": "MODEL.mlir", "help": "a program as text, as `print(function)` writes it"},
-        "--mesh": {"metavar": "AXES",
-                   "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
-        "--size": {"action": "append", "default": [], "metavar": "B=64",
-                   "help": "the value of a symbol in the shapes; may be repeated"},
-        "--gradient": {"action": "store_true",
-                       "help": "take the program with the gradients of its result by its floating-point inputs"},
-        **arguments,
-    }, prog=f"{program} {command}", description=description, epilog=epilog)
-
-
 def show(program: str, words: Sequence[str]) -> int:
     """Print a program, or the program of one device of a mesh."""
-    options = parser(
-        program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
+    arguments = _parsed(
+        words, program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
         ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3"),
         {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"}})
-    arguments = _parsed(options, words)
     function = _function(arguments, symbols=arguments.mesh is None)
     if arguments.mesh is None:
         print(function, end="")
@@ -86,9 +70,7 @@ def show(program: str, words: Sequence[str]) -> int:
     conflicts: list[Conflict] = []
     localized = _right(lambda: localize(propagate(function, mesh, conflicts), mesh))
     local = _right(localized.program, arguments.rank)
-    print(localized.function)
-    print(f"the program of rank {arguments.rank} of {mesh!r}:\n")
-    print(local)
+    print(localized.function, f"the program of rank {arguments.rank} of {mesh!r}:\n", local, sep="\n")
     kinds = len(localized.classes)
     print(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
           f"{sum(localized.received(arguments.rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
@@ -99,14 +81,14 @@ def show(program: str, words: Sequence[str]) -> int:
 
 def simulated(program: str, words: Sequence[str]) -> int:
     """Predict the time of a program on described hardware."""
-    options = parser(
-        program, "simulate", "Predicts the time of a program on described hardware, op by op, without running it.",
+    arguments = _parsed(
+        words, program, "simulate",
+        "Predicts the time of a program on described hardware, op by op, without running it.",
         ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2"),
         {**_priced(required=True),
          "--fold": {"action": argparse.BooleanOptionalAction,
                     "help": "simulate one representative of each class of equal devices "
                             f"(default: from {FOLDED_FROM} devices on, where it is possible)"}})
-    arguments = _parsed(options, words)
     executable = _executable(arguments, None)
     fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
     predict = partial(simulate, executable, arguments.hardware, priced_dtype=arguments.priced_dtype)
@@ -130,8 +112,9 @@ def simulated(program: str, words: Sequence[str]) -> int:
 
 def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
-    options = parser(
-        program, "run", "Runs a program on devices here and compares it with one process and with the simulation.",
+    arguments = _parsed(
+        words, program, "run",
+        "Runs a program on devices here and compares it with one process and with the simulation.",
         ("model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html"),
         {**_priced(required=False),
          "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
@@ -139,7 +122,6 @@ def run(program: str, words: Sequence[str]) -> int:
                     "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
          "--backend": {"choices": ("process", "thread"), "default": "process",
                        "help": "backend of the cluster (default: process)"}})
-    arguments = _parsed(options, words)
     executable = _executable(arguments, MOST_DEVICES)
     function = executable.programs.function
     inputs = _right(_inputs, arguments, function)
@@ -149,8 +131,7 @@ def run(program: str, words: Sequence[str]) -> int:
         expected = _right(ir.interpret, function, inputs).outputs
     with _right(VirtualCluster, executable.mesh, backend=arguments.backend, **on) as cluster:
         done = cluster.run(executable, inputs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
     apart = max((_apart(a, b) for a, b in zip(done.result, expected, strict=True)), default=0.0)
     for value, array in zip(function.outputs, done.result, strict=True):
@@ -169,6 +150,29 @@ def run(program: str, words: Sequence[str]) -> int:
 # -- the arguments -----------------------------------------------------------------------------------------------------
 
 
+def _parsed(
+    words: Sequence[str], program: str, command: str, description: str, examples: Sequence[str], own: Arguments
+) -> argparse.Namespace:
+    """The arguments of all three commands, and those of this one's ``own``. The files can be written."""
+    epilog = "\n".join([f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""])
+    arguments = Parser({
+        "file": {"type": Path, "metavar": "MODEL.mlir", "help": "a program as text, as `print(function)` writes it"},
+        "--mesh": {"metavar": "AXES",
+                   "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
+        "--size": {"action": "append", "default": [], "metavar": "B=64",
+                   "help": "the value of a symbol in the shapes; may be repeated"},
+        "--gradient": {"action": "store_true",
+                       "help": "take the program with the gradients of its result by its floating-point inputs"},
+        **own,
+    }, prog=f"{program} {command}", description=description, epilog=epilog).parse(words)
+    for option in ("report", "save", "profile"):
+        if (path := getattr(arguments, option, None)) is not None:
+            writable(path, option)
+    if "hardware" in arguments:
+        arguments.hardware = hardware_of(arguments.hardware)
+    return arguments
+
+
 def _priced(*, required: bool) -> Arguments:
     return {
         "--hardware": {"required": required, "metavar": "NAME", "help": "a preset (see `hardware`), a file, or host"},
@@ -180,17 +184,7 @@ def _priced(*, required: bool) -> Arguments:
     }
 
 
-def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace:
-    arguments = options.parse(words)
-    for option in ("report", "save", "profile"):
-        if (path := getattr(arguments, option, None)) is not None:
-            writable(path, option)
-    if "hardware" in arguments:
-        arguments.hardware = hardware_of(arguments.hardware)
-    return arguments
-
-
-def _right(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _right(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     """The result of ``make(*args, **options)``. Its errors become errors of the command line."""
     try:
         return make(*args, **options)

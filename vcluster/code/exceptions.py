@@ -85,11 +85,7 @@ class Failure:
         if not isinstance(error, BaseException):
             error = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
         if self.cause is not None:
-            cause = self.cause.exception()
-            if self.explicit:
-                error.__cause__ = cause
-            else:
-                error.__context__ = cause
+            setattr(error, "__cause__" if self.explicit else "__context__", self.cause.exception())
         return error
 
     def format(self) -> str:

@@ -112,8 +112,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     *values, grad = (rng.standard_normal(shape) for shape in (*shapes, plan.shapes.out))
     order = np.array([place for runs in plan.runs for run in runs for place in run], np.intp)
     layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
-    whole = [grad[:, order], values[0][:, order], *values[1:]]
-    run = run_here(arguments, mesh, forward_backward, operation, *map(Sharded, whole, layouts))
+    run = run_here(arguments, mesh, forward_backward, operation,
+                   *map(Sharded, (grad[:, order], values[0][:, order], *values[1:]), layouts))
 
     screen.heading("Plan")
     show_plan(screen, plan)

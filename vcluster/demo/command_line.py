@@ -108,13 +108,14 @@ def choice(right: Sequence[str]) -> Callable[[str], str]:
     return convert
 
 
-def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
-    """Add ``--mesh``, and a flag for each of the given axes with its help."""
-    for axis in AXES:
-        if axis in axes:
-            parser.add_argument(f"--{axis}", type=whole(), metavar="N", help=axes[axis])
-    parser.add_argument("--mesh", metavar="AXES", help="the whole mesh, outermost axis first, as "
-                        + ",".join(f"{axis}=2" for axis in AXES if axis in axes))
+def mesh_arguments(**axes: str) -> Arguments:
+    """``--mesh``, and a flag for each of the given axes with its help."""
+    known = [axis for axis in AXES if axis in axes]
+    return {
+        **{f"--{axis}": {"type": whole(), "metavar": "N", "help": axes[axis]} for axis in known},
+        "--mesh": {"metavar": "AXES", "help": "the whole mesh, outermost axis first, as "
+                                              + ",".join(f"{axis}=2" for axis in known)},
+    }
 
 
 def mesh_of(

@@ -80,8 +80,7 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
             if isinstance(loaded, np.ndarray):
                 raise DataError(f"{path} holds a single array, not an .npz archive with arrays x and y")
             with loaded as arrays:
-                missing = [name for name in ("x", "y") if name not in arrays.files]
-                if missing:
+                if missing := [name for name in ("x", "y") if name not in arrays.files]:
                     raise DataError(f"{path} has no array {' and no array '.join(missing)}; "
                                     f"it holds {', '.join(arrays.files) or 'nothing'}")
                 x, y = arrays["x"], arrays["y"]

@@ -60,8 +60,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int
     mesh = mesh_of(arguments, Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2), any_axes=True)
     if len(mesh.axes) < policy.least_axes:
         raise WrongWords(f"policy {arguments.policy} needs two axes, as in --mesh x=2,y=2; the mesh is {mesh!r}")
-    extents = extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
-    return mesh, FeedForward(policy.sharding(mesh), activation=arguments.activation), extents
+    operation = FeedForward(policy.sharding(mesh), activation=arguments.activation)
+    return mesh, operation, extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
 
 
 def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -88,8 +88,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     show_devices(screen, run.trace, ("x", "W1", "W2"), [(x, w1, w2) for _, x, w1, _, w2, _ in run.outputs])
 
     screen.heading("Verdict")
-    expected = in_one_process(values, grad, arguments.activation)
-    verdict_of_values(screen, whole_outputs(run, layouts, mesh), expected)
+    verdict_of_values(screen, whole_outputs(run, layouts, mesh), in_one_process(values, grad, arguments.activation))
     verdict_of_bytes(screen, run.trace, planned_bytes(plan))
     show_elsewhere(screen, run.trace, mesh, hardware)
 

@@ -95,9 +95,8 @@ def prepare(arguments: argparse.Namespace) -> Job:
     if not arguments.prompt:
         raise WrongWords("--prompt: needs at least one character")
     check_writable(trace=arguments.trace)
-    hardware = hardware_of(arguments.hardware, mesh.size)
-    prompt = arguments.prompt.encode("utf-8", "surrogateescape")
-    return Job(arguments, mesh, model, Adam(arguments.learning_rate), tokens, prompt, hardware)
+    return Job(arguments, mesh, model, Adam(arguments.learning_rate), tokens,
+               arguments.prompt.encode("utf-8", "surrogateescape"), hardware_of(arguments.hardware, mesh.size))
 
 
 def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -159,11 +158,10 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     shares = np.array_split(np.arange(model.heads), job.mesh.shape.get("tp", 1))
     for rank, index in enumerate(map(dict, job.mesh)):
         layers = layers_on(model.pipeline, model, index.get("pp", 0))
-        parts = ["embedding"] * (0 in layers)
-        inner = [layer for layer in layers if 0 < layer < model.layer_count - 1]
-        parts += [f"block {layer}" for layer in inner] if len(inner) <= 2 else [f"{len(inner)} blocks"]
-        parts += ["head"] * (model.layer_count - 1 in layers)
-        names = ", ".join(parts)
+        inner = [f"block {layer}" for layer in layers if 0 < layer < model.layer_count - 1]
+        blocks = inner if len(inner) <= 2 else [f"{len(inner)} blocks"]
+        names = ", ".join(
+            [*["embedding"] * (0 in layers), *blocks, *["head"] * (model.layer_count - 1 in layers)])
         cells.append((names if len(names) <= 28 else listed(layers),
                       f"{len(shares[index.get('tp', 0)])} of {model.heads}", f"{_parameters(job, rank):,}"))
     show_holders(screen, job.mesh, cluster, ("layers", "heads", "parameters"), cells)

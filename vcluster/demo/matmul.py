@@ -110,8 +110,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     screen.heading("Plan and traffic")
     plan = operation.plan((a.shape, b.shape), mesh)
     show_plan(screen, plan)
-    shards = zip(sharding.lhs.shard(a, mesh), sharding.rhs.shard(b, mesh), run.outputs, strict=True)
-    show_devices(screen, run.trace, ("A", "B", "C"), list(shards))
+    show_devices(screen, run.trace, ("A", "B", "C"),
+                 zip(sharding.lhs.shard(a, mesh), sharding.rhs.shard(b, mesh), run.outputs, strict=True))
 
     screen.heading("Verdict")
     equal = all(map(np.array_equal, run.outputs, sharding.out.shard(a @ b, mesh)))

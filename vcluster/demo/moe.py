@@ -1,7 +1,6 @@
 """The moe demo: a mixture of experts, forward and backward: the experts of each token, dropped choices, and traffic."""
 
 import argparse
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -136,12 +135,10 @@ def _show_rows(
 ) -> int:
     """Write one line for each device: rows to its experts and back, and the bytes of its all_to_alls."""
     to_experts, back = rows_received(rows, TensorSharding(operation.sharding.experts), mesh)
-    lines: list[Sequence[Any]] = []
-    for rank in range(mesh.size):
-        moved = trace.filter(name="all_to_all").bytes_received(rank=rank)
-        lines.append((f"r{rank}", to_experts[rank], back[rank], f"{moved:,}",
-                      f"{2 * (to_experts[rank] + back[rank]) * row_bytes:,}"))
-    screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), lines)
+    moved = trace.filter(name="all_to_all")
+    screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), [
+        (f"r{rank}", to_experts[rank], back[rank], f"{moved.bytes_received(rank=rank):,}",
+         f"{2 * (to_experts[rank] + back[rank]) * row_bytes:,}") for rank in range(mesh.size)])
     screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many again")
     return 2 * (sum(to_experts) + sum(back)) * row_bytes
 

@@ -64,7 +64,7 @@ def show_plan(screen: Screen, plan: Any) -> None:
             screen.line(f"  {part}")
 
 
-def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Sequence[Sequence[Any]]) -> None:
+def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Iterable[Sequence[Any]]) -> None:
     """Write one row for each device, below the plan: shapes of its arrays, flops, bytes received and their sources."""
     screen.line()
     matrix, rows = trace.communication_matrix(), []

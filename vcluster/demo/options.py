@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from parallelism.display import WIDTH
-from vcluster.demo.command_line import Arguments, Parser, add_mesh, choice, positive, whole, wholes
+from vcluster.demo.command_line import Arguments, Parser, choice, mesh_arguments, positive, whole, wholes
 
 PROGRAM = "python -m vcluster.demo"
 
@@ -22,14 +22,10 @@ def _parser(
     axis that has a flag; without any, there is no ``--mesh`` either. ``before`` and ``after``: lists around the
     examples, each with a title.
     """
-    calls = "\n".join(line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines())
-    epilog = "\n\n".join(filter(None, (before, f"examples:\n{calls}", after)))
-    parser = Parser(prog=f"{PROGRAM} {name}", description=description, epilog=epilog)
-    if axes:
-        add_mesh(parser, **axes)
-    for flag, keywords in {**options, **_BACKEND}.items():
-        parser.add_argument(flag, **keywords)
-    return parser
+    calls = [line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines()]
+    epilog = "\n\n".join(filter(None, (before, "\n".join(["examples:", *calls]), after)))
+    mesh = mesh_arguments(**axes) if axes else {}
+    return Parser({**mesh, **options, **_BACKEND}, prog=f"{PROGRAM} {name}", description=description, epilog=epilog)
 
 
 def _count(help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> dict[str, Any]:
@@ -239,7 +235,7 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         },
     ),
 }
-"""The parser of each demo, by its name. It is made on demand, because the names in it come from modules that load NumPy."""
+"""The parser of each demo. It is made on demand, because the names in it come from modules that load NumPy."""
 
 
 def parser_of(name: str) -> Parser:

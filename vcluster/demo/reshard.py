@@ -68,8 +68,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     plan = plan_resharding(source, target, shape, x.dtype, mesh)
     show_plan(screen, plan)
     screen.line(f"  largest array of a device during the plan: {max(plan.peak_bytes):,} bytes")
-    shards = zip(source.shard(x, mesh), run.outputs, strict=True)
-    show_devices(screen, run.trace, ("before", "after"), list(shards))
+    show_devices(screen, run.trace, ("before", "after"), zip(source.shard(x, mesh), run.outputs, strict=True))
 
     screen.heading("Verdict")
     equal = np.array_equal(target.unshard(run.outputs, mesh), x) and all(

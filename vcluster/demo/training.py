@@ -121,10 +121,10 @@ def show_holders(
     screen: Screen, mesh: Mesh, cluster: VirtualCluster, header: Sequence[str], cells: Sequence[Sequence[object]]
 ) -> None:
     """Write one row for each device: its index on the mesh, the given cells, and its process id."""
-    pids = cluster.run(lambda device: os.getpid()).outputs
+    holders = zip(mesh, cells, cluster.run(lambda device: os.getpid()), strict=True)
     screen.table(("device", "place", *header, "pid"), [
         (f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pid)
-        for rank, (index, own, pid) in enumerate(zip(mesh, cells, pids, strict=True))])
+        for rank, (index, own, pid) in enumerate(holders)])
 
 
 def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:

@@ -27,8 +27,7 @@ class Planted:
         self.runs = 0
         """Number of runs so far."""
         self.happened: set[Fault] = set()
-        self._seed = seed
-        self._size = size
+        self._seed, self._size = seed, size
         self._made: dict[int, list[int]] = {}
 
     @contextmanager

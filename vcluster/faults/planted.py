@@ -63,8 +63,7 @@ class _Plan:
     """The faults of one device in one run."""
 
     def __init__(self, device: VirtualDevice, planted: PlantedProgram) -> None:
-        self._device = device
-        self._seed = planted.seed
+        self._device, self._seed = device, planted.seed
         self._mine = [(i, f) for i, f in enumerate(planted.faults) if f is not None and f.rank == device.rank]
         self._counts: Counter[str] = Counter()
         words = device.endpoint.arena.words(planted.place, words_of(device.size, len(planted.faults)))
@@ -150,8 +149,7 @@ class _PlantedCollectives:
     """The collectives of a device, with their operations counted."""
 
     def __init__(self, inner: Collectives, plan: _Plan) -> None:
-        self._inner = inner
-        self._plan = plan
+        self._inner, self._plan = inner, plan
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -197,9 +195,7 @@ class _PlantedMailbox:
     """The mailbox of a peer, with faults: messages are lost, duplicated or overtaken."""
 
     def __init__(self, inner: Mailbox, peer: int, plan: _Plan) -> None:
-        self._inner = inner
-        self._peer = peer
-        self._plan = plan
+        self._inner, self._peer, self._plan = inner, peer, plan
         self.faults: Faults = ()
         """The faults of the next message."""
 

@@ -86,7 +86,7 @@ def _mean(by_rank: Mapping[int, Split]) -> list[float]:
 
 
 def _largest(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
-    changes = [Change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after}]
+    changes = (Change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after})
     return tuple(sorted(changes, key=lambda change: (-abs(change.seconds), change.name)))
 
 
@@ -124,13 +124,11 @@ def _lines(comparison: Comparison) -> list[str]:
         word = "slower" if makespan.seconds > 0 else "faster"
         by = f", {abs(makespan.seconds) / makespan.before:.1%} {word}" if makespan.before else ""
         lines = [f"{word}: makespan {times} ({_signed(makespan.seconds)}{by})"]
-        parts = [part for part in comparison.parts if part.seconds * makespan.seconds > 0]
-        if parts:
+        if parts := [part for part in comparison.parts if part.seconds * makespan.seconds > 0]:
             main = max(parts, key=lambda part: abs(part.seconds))
             lines.append(f"main cause: {part_name(main.name)}, {_signed(main.seconds)} on the mean device, "
                          f"{main.seconds / makespan.seconds:.0%} of the difference")
-        names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
-        if names:
+        if names := [change for change in comparison.names if change.seconds * makespan.seconds > 0]:
             lines.append(f"largest {'increase' if makespan.seconds > 0 else 'decrease'}: {names[0].name}, "
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:

@@ -5,7 +5,7 @@ Each key of the payload is a section of the page. The page shows the sections th
 
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,16 +36,12 @@ _DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "alg
             "priced_algorithm", "bytes_sent", "bytes_received", "flops", "location")
 
 
+@np.errstate(all="ignore")
 def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | None = None) -> Data:
     """The content of the page. ``hardware`` gives the roof of the roofline.
 
     The times of a forged trace may add up to more than a float holds; they are not drawn.
     """
-    with np.errstate(all="ignore"):
-        return _payload(trace, most_bars, hardware)
-
-
-def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
     moved = moving(trace)
     by_rank, path, rows = split(trace, moved), critical_path(trace, moved), collectives(trace, moved)
     left_out: list[str] = []
@@ -198,13 +194,12 @@ def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
         ends = zip(_index(trace, source), _index(trace, target), strict=True)
         label = ", ".join(one[0] for one, other in ends if one != other) or "messages"
         by_axes[label][source, target] += amount
-    return [{"label": _clean(label, 60), "cells": list(_cells(matrix)), "total": nbytes(int(matrix.sum()))}
+    return [{"label": _clean(label, 60), "cells": _cells(matrix), "total": nbytes(int(matrix.sum()))}
             for label, matrix in by_axes.items() if matrix.any()]
 
 
-def _cells(matrix: npt.NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:
-    for source, target in np.argwhere(matrix).tolist():
-        yield source, target, int(matrix[source, target])
+def _cells(matrix: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    return [(source, target, int(matrix[source, target])) for source, target in np.argwhere(matrix).tolist()]
 
 
 def _memory(trace: Trace, shown: Sequence[int]) -> Data:

@@ -39,8 +39,7 @@ def verdict(
         sentences.append(_loss(worst, by_rank, rows))
     sentences += _uneven(by_rank)
     sentences += _of_path(trace, path)
-    held = trace.peaks()
-    if held:
+    if held := trace.peaks():
         rank = max(held, key=held.__getitem__)
         sentences.append(f"Rank {rank} has the highest memory peak: {nbytes(held[rank])}.")
     return sentences

@@ -42,8 +42,7 @@ class DeviceToCome:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self.size = mesh.size
+        self.mesh, self.size = mesh, mesh.size
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -11,7 +11,6 @@ import difflib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from parallelism.algorithms import KINDS, NAMED_OTHERWISE
@@ -123,7 +122,8 @@ def _operations(trace: Trace) -> str:
 def _short(location: str) -> str:
     """``file:line``, relative to the current directory if the file lies below it."""
     filename, colon, line = location.rpartition(":")
-    with suppress(ValueError, OSError):
-        if not (near := os.path.relpath(filename)).startswith(os.pardir):
-            filename = near
-    return f"{filename}{colon}{line}"
+    try:
+        near = os.path.relpath(filename)
+    except (ValueError, OSError):
+        return location
+    return location if near.startswith(os.pardir) else f"{near}{colon}{line}"

@@ -23,8 +23,7 @@ class Snapshot:
     """The threads and devices that existed on the host before a test."""
 
     def __init__(self) -> None:
-        self._threads = set(threading.enumerate())
-        self._pids = set(running_processes())
+        self._threads, self._pids = set(threading.enumerate()), set(running_processes())
 
     def leftovers(self, cluster: VirtualCluster | None, warm: set[int]) -> list[str]:
         """A description of everything that exists now and did not then. ``warm`` are processes that should stay."""

@@ -89,5 +89,5 @@ def _first_line(function: CodeType) -> str:
 
 
 def _listing(outcomes: Mapping[int, Outcome]) -> str:
-    by_text = keys_by_value({rank: str(outcome) for rank, outcome in outcomes.items()})
-    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in by_text.items())
+    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in keys_by_value(
+        {rank: str(outcome) for rank, outcome in outcomes.items()}).items())

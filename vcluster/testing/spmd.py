@@ -79,8 +79,8 @@ def allow_fixtures(test: Any) -> None:
     from hypothesis import HealthCheck, settings
 
     chosen: settings = getattr(test, "_hypothesis_internal_use_settings", settings.default) or settings()
-    quiet = [*chosen.suppress_health_check, HealthCheck.function_scoped_fixture]
-    test._hypothesis_internal_use_settings = settings(chosen, suppress_health_check=quiet)
+    test._hypothesis_internal_use_settings = settings(
+        chosen, suppress_health_check=[*chosen.suppress_health_check, HealthCheck.function_scoped_fixture])
 
 
 def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ class WarmClusters:
 
     def __init__(self, backend: str, settings: Settings) -> None:
         """``backend`` is the default for tests; ``settings`` configure assertion messages."""
-        self._backend = backend
-        self._settings = settings
+        self._backend, self._settings = backend, settings
         self._open: dict[Any, VirtualCluster] = {}
         self._spoiled: set[Any] = set()
         self._explaining: dict[Any, list[int]] = {}

@@ -28,7 +28,7 @@ from vcluster.demo import (
     reshard,
     training as pipelines,
 )
-from vcluster.demo.command_line import add_mesh, nearest, serve, writable
+from vcluster.demo.command_line import mesh_arguments, nearest, serve, writable
 from vcluster.demo.data import DataError
 from vcluster.demo.options import parser_of
 
@@ -48,8 +48,7 @@ def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
 
 
 def mesh(text: str) -> Mesh:
-    parser = Parser()
-    add_mesh(parser, pp="", dp="", tp="")
+    parser = Parser(mesh_arguments(pp="", dp="", tp=""))
     return mesh_of(parser.parse(words(text)), Mesh(pp=1))
 
 
