@@ -133,8 +133,8 @@ def _with_programs(hardware: Hardware, parameters: Floats) -> Hardware:
                    memory_overlap=1 / (1 + apart))
 
 
-def _pieces(turns: Sequence[int], values: Sequence[float]) -> list[Piece]:
-    return [Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns)]
+def _pieces(turns: Sequence[int], values: Sequence[float]) -> tuple[Piece, ...]:
+    return tuple(Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns))
 
 
 def _nearest(

@@ -98,7 +98,8 @@ def measured(devices: int, sizes: Sizes | None = None, backend: str = "process")
     sizes = sizes or Sizes()
     with patch.dict(os.environ, {VARIABLE: ""}):    # an earlier calibration may be invalid
         rounds = [list(_runs(devices, sizes, backend)) for _ in range(sizes.rounds)]
-    return [Case(*runs[0][:4], *middle([run[-1] for run in runs])) for runs in zip(*rounds, strict=True)]
+    return [Case(family, name, size, place, *middle([run[-1] for run in runs]))
+            for runs in zip(*rounds, strict=True) for family, name, size, place, _ in runs[:1]]
 
 
 _Run = tuple[str, str, str, tuple[int, ...], Trace]

@@ -201,7 +201,7 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:
-        function = ir.parse(content.decode("utf-8-sig"))
+        function: ir.Function = ir.parse(content.decode("utf-8-sig"))
     except ir.ParseError as error:
         raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
     except (ValueError, RecursionError) as error:

@@ -143,7 +143,7 @@ def _scaled(values: np.ndarray, by: np.ndarray) -> np.ndarray:
     at the edge) would be amplified.
     """
     spread = np.maximum(by.std(axis=0), 0.1 * np.ptp(by, axis=0))
-    return np.divide(values - by.mean(axis=0), np.where(spread > 0, spread, 1.0))
+    return np.asarray((values - by.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
 
 
 VOCABULARY = 256
@@ -176,7 +176,7 @@ def tokens_of(text: str) -> npt.NDArray[np.int64]:
 def pieces(tokens: npt.NDArray[np.int64], rows: int, length: int, seed: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """A batch of ``rows`` pieces of ``length`` tokens each, from positions drawn with the seed."""
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, rows)
-    return tokens[starts[:, None] + np.arange(length)]
+    return tokens.take(starts[:, None] + np.arange(length))
 
 
 def in_one_line(tokens: list[int]) -> str:

@@ -38,7 +38,7 @@ def forward_backward(device: Device, operation: Any, grad: Any, *shards: Any) ->
     return out, *operation.backward(device, saved, grad)
 
 
-def run_here(arguments: argparse.Namespace, mesh: Mesh, program: Any, *values: Any) -> Run[Any]:
+def run_here(arguments: argparse.Namespace, mesh: Mesh, program: Any, *values: Any) -> Run:
     """The run of a program on a cluster of this mesh, on the backend that the arguments name."""
     with VirtualCluster(mesh, backend=arguments.backend) as cluster:
         return cluster.run(program, *values)
@@ -85,7 +85,7 @@ def verdict_of_values(screen: Screen, arrays: Iterable[Any], expected: Iterable[
 
 def planned_bytes(plan: Any) -> int:
     """The bytes that a plan moves forward and backward, summed over the devices."""
-    return sum(plan.bytes_received) + sum(plan.backward_bytes_received)
+    return int(sum(plan.bytes_received) + sum(plan.backward_bytes_received))
 
 
 def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None = None) -> None:
