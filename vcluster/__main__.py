@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +62,8 @@ def main(words: Sequence[str]) -> int:
             raise
     if words[0] == "demo":
         raise WrongWords(f"the demos are run by {PROGRAM}.demo, with a dot")
-    commands = ("--version", "--help", "demo", *COMMANDS)
-    raise WrongWords(f"there is no command {words[0]!r}{nearest(words[0], commands)}")
+    hint = nearest(words[0], ("--version", "--help", "demo", *COMMANDS))
+    raise WrongWords(f"there is no command {words[0]!r}{hint}")
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -77,7 +78,8 @@ is 1 if there is a problem.""").parse(words)
 
 def hardware(words: Sequence[str]) -> int:
     """Print the list of described hardware, or one of it."""
-    parser = Parser(
+    name = Parser(
+        {"name": {"nargs": "?", "metavar": "NAME | FILE.toml | FILE.json | host", "help": "the hardware to print"}},
         prog=f"{PROGRAM} hardware", description="""\
 Lists all described clusters, one line each; or prints one of them with the
 sources of its numbers: a preset, a file, or host, which is this machine if it
@@ -85,9 +87,7 @@ is calibrated.""",
         epilog=f"""\
   {PROGRAM} hardware dgx-h100
   {PROGRAM} hardware dgx-h100:8       eight nodes of it
-  {PROGRAM} hardware tpu-v4:4x4x8     a slice""")
-    parser.add_argument("name", nargs="?", metavar="NAME | FILE.toml | FILE.json | host", help="the hardware to print")
-    name = parser.parse(words).name
+  {PROGRAM} hardware tpu-v4:4x4x8     a slice""").parse(words).name
     from vcluster.cli import hardware as hardware_shown
 
     try:
@@ -97,26 +97,23 @@ is calibrated.""",
     return 0
 
 
-def _of_traces(command: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+def _of_traces(command: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
     """Silence overflow warnings in a command, because times in a forged file may add up to more than a float holds."""
+    import numpy as np
 
-    def quietly(words: Sequence[str]) -> int:
-        import numpy as np
-
-        with np.errstate(all="ignore"):
-            return command(words)
-
-    return quietly
+    with np.errstate(all="ignore"):
+        return command(words)
 
 
 def report(words: Sequence[str]) -> int:
     """Print the summary and the timeline of a recorded trace, and write its page if requested."""
-    parser = Parser(prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.")
-    parser.add_argument("trace", type=Path, metavar="TRACE.json", help="a file that Trace.save or a demo has written")
-    parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page that needs no other file")
-    parser.add_argument("--hardware", metavar="NAME",
-                        help="hardware of the page's roofline: a preset, a file, or host (default: the trace's own)")
-    arguments = parser.parse(words)
+    arguments = Parser({
+        "trace": {"type": Path, "metavar": "TRACE.json", "help": "a file that Trace.save or a demo has written"},
+        "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
+        "--hardware": {
+            "metavar": "NAME",
+            "help": "hardware of the page's roofline: a preset, a file, or host (default: the trace's own)"},
+    }, prog=f"{PROGRAM} report", description="A recorded trace: where its time goes, and when.").parse(words)
     trace = _loaded(arguments.trace)
     if arguments.hardware is not None and arguments.html is None:
         raise WrongWords("--hardware is an option of the page and needs --html")
@@ -128,9 +125,7 @@ def report(words: Sequence[str]) -> int:
         raise WrongWords(f"--html: {page} is the trace itself")
     from vcluster.report import html, timeline
 
-    print(trace.summary())
-    print()
-    print(timeline(trace))
+    print(trace.summary(), timeline(trace), sep="\n\n")
     if page is not None:
         with accessing(page, option="html"):
             html(trace, page, hardware=roof)
@@ -140,14 +135,14 @@ def report(words: Sequence[str]) -> int:
 
 def compare(words: Sequence[str]) -> int:
     """Print what got slower from the first to the second of two recorded traces, and why."""
-    parser = Parser(prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.")
-    parser.add_argument("a", type=Path, metavar="A.json", help="the trace before")
-    parser.add_argument("b", type=Path, metavar="B.json", help="the trace after")
-    arguments = parser.parse(words)
-    a, b = _loaded(arguments.a), _loaded(arguments.b)
+    arguments = Parser({
+        "a": {"type": Path, "metavar": "A.json", "help": "the trace before"},
+        "b": {"type": Path, "metavar": "B.json", "help": "the trace after"},
+    }, prog=f"{PROGRAM} compare", description="What is slower in B than in A, and why.").parse(words)
+    traces = _loaded(arguments.a), _loaded(arguments.b)
     from vcluster.report import compare as compared
 
-    print(compared(a, b))
+    print(compared(*traces))
     return 0
 
 
@@ -165,19 +160,19 @@ def calibrate(words: Sequence[str]) -> int:
     """Measure this machine and write a hardware file."""
     from parallelism.hardware import VARIABLE, host_file
 
-    parser = Parser(
-        prog=f"{PROGRAM} calibrate", description="""\
+    arguments = Parser({
+        "file": {"type": Path, "nargs": "?", "metavar": "FILE.json", "help": "the file to write"},
+        "--check": {"action": "store_true", "help": "write nothing"},
+        "--devices": {
+            "type": whole(2, 64), "default": max(2, min(64, os.cpu_count() or 2)), "metavar": "N",
+            "help": "number of devices that compute at the same time (default: the number of cores)"},
+    }, prog=f"{PROGRAM} calibrate", description="""\
 Measures this machine, describes it in a hardware file, and reports the error of
 virtual time against wall time on cases that were not used for the fit. This
 takes about a minute; run nothing else meanwhile.""",
         epilog=f"""Without a FILE, the hardware is written to the file that hardware="host" reads:
   $XDG_CONFIG_HOME/vcluster/host.json, or ~/.config/vcluster/host.json.
-  {VARIABLE}=PATH names another file; if it is empty, there is none.""")
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="the file to write")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--devices", type=whole(2, 64), default=max(2, min(64, os.cpu_count() or 2)), metavar="N",
-                        help="number of devices that compute at the same time (default: the number of cores)")
-    arguments = parser.parse(words)
+  {VARIABLE}=PATH names another file; if it is empty, there is none.""").parse(words)
     if arguments.check and arguments.file is not None:
         raise WrongWords(f"--check writes nothing; leave out {arguments.file}")
     path = None if arguments.check else arguments.file or host_file()
@@ -192,26 +187,21 @@ takes about a minute; run nothing else meanwhile.""",
 
     print(measured(arguments.devices, path))
     if path is not None:
-        name = "host" if arguments.file is None else str(path)
-        print(f"\nwritten to {path}, for VirtualCluster(hardware={name!r})")
+        print(f"\nwritten to {path}, for VirtualCluster(hardware={str(arguments.file or 'host')!r})")
     return 0
 
 
-def _of_models(name: str) -> Callable[[Sequence[str]], int]:
+def _of_models(name: str, words: Sequence[str]) -> int:
     """A command on a program in a file. Its module is loaded when the command is executed."""
+    from vcluster.cli import programs as models
 
-    def command(words: Sequence[str]) -> int:
-        from vcluster.cli import programs as models
-
-        return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
-
-    return command
+    return {"show": models.show, "simulate": models.simulated, "run": models.run}[name](PROGRAM, words)
 
 
-COMMANDS = {
-    **{name: _of_models(name) for name in ("show", "simulate", "run")},
-    "report": _of_traces(report), "compare": _of_traces(compare), "doctor": doctor, "hardware": hardware,
-    "calibrate": calibrate,
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    **{name: partial(_of_models, name) for name in ("show", "simulate", "run")},
+    "report": partial(_of_traces, report), "compare": partial(_of_traces, compare), "doctor": doctor,
+    "hardware": hardware, "calibrate": calibrate,
 }
 """The commands, by name."""
 

@@ -95,23 +95,18 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SESSION] = Session(config)
-    config.addinivalue_line(
-        "markers", "mesh(tp=4): the devices of `virtual_cluster`: axes by name, a number, or a Mesh, and options of "
+    for marker in (
+        "mesh(tp=4): the devices of `virtual_cluster`: axes by name, a number, or a Mesh, and options of "
         "VirtualCluster; several marks make several tests",
-    )
-    config.addinivalue_line(
-        "markers", "spmd(dp=2, tp=2): run the body of the test on each device of that mesh, as the fixture `device`",
-    )
-    config.addinivalue_line(
-        "markers", "faults(Kill(rank=2, operation=5), seed=0): plant these failures of vcluster.faults in the runs of "
-        "the test",
-    )
+        "spmd(dp=2, tp=2): run the body of the test on each device of that mesh, as the fixture `device`",
+        "faults(Kill(rank=2, operation=5), seed=0): plant these failures of vcluster.faults in the runs of the test",
+    ):
+        config.addinivalue_line("markers", marker)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    session = config.stash.get(_SESSION, None)
-    if session is not None:
-        session.close()
+    if _SESSION in config.stash:
+        config.stash[_SESSION].close()
 
 
 # -- collection --------------------------------------------------------------------------------------------------------
@@ -125,13 +120,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     metafunc.config.stash[_SESSION].start_server()
     if spmd:
-        _make_ours(metafunc, ("device", "virtual_device"))
+        _use_our_fixtures(metafunc)
         if "virtual_cluster" not in metafunc.fixturenames:
             metafunc.fixturenames.insert(0, "virtual_cluster")
-    if _parametrizes(metafunc.definition, "virtual_cluster", "mesh"):
-        return
-    clusters = _wanted_by_marks(metafunc.definition)
-    if clusters:
+    if not _parametrizes_mesh(metafunc.definition) and (clusters := _wanted_by_marks(metafunc.definition)):
         metafunc.parametrize("virtual_cluster", clusters, indirect=True, ids=map(str, clusters), scope="function")
 
 
@@ -154,21 +146,19 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return str(Wanted(val)) if isinstance(val, Mesh) else None
 
 
-def _make_ours(metafunc: pytest.Metafunc, names: tuple[str, ...]) -> None:
-    """Use the plugin's fixtures of these names, even if a conftest defines others (for example a torch device)."""
+def _use_our_fixtures(metafunc: pytest.Metafunc) -> None:
+    """Use the plugin's devices, even if a conftest has fixtures of these names (for example a torch device)."""
     defined = getattr(metafunc, "_arg2fixturedefs", {})  # if pytest stores them elsewhere, the body still gets ours
-    for name in names:
-        ours = [fixture for fixture in defined.get(name, ()) if fixture.func.__module__ == __name__]
-        if ours:
+    for name in ("device", "virtual_device"):
+        if ours := [fixture for fixture in defined.get(name, ()) if fixture.func.__module__ == __name__]:
             defined[name] = ours
 
 
-def _parametrizes(node: pytest.Item, *names: str) -> bool:
-    for mark in node.iter_markers("parametrize"):
-        given = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
-        if set(names).intersection(given.replace(" ", "").split(",") if isinstance(given, str) else given):
-            return True
-    return False
+def _parametrizes_mesh(node: pytest.Item) -> bool:
+    marks = node.iter_markers("parametrize")
+    names = (mark.args[0] if mark.args else mark.kwargs.get("argnames", ()) for mark in marks)
+    return any({"virtual_cluster", "mesh"}.intersection(
+        given.replace(" ", "").split(",") if isinstance(given, str) else given) for given in names)
 
 
 def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
@@ -179,9 +169,8 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
     for at, mark in node.iter_markers_with_node():
         if mark.name in MARKS and (mark.args or mark.kwargs):
             by_node.setdefault(at, []).append(mark)
-    nearest = next(iter(by_node.values()), [])
     clusters = []
-    for mark in reversed(nearest):  # in the order of the source, top to bottom
+    for mark in reversed(next(iter(by_node.values()), [])):  # in the order of the source, top to bottom
         try:
             clusters.append(wanted(mark.args, mark.kwargs))
         except (TypeError, ValueError) as error:
@@ -195,12 +184,10 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
 @pytest.fixture
 def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]:
     """A warm `VirtualCluster` of the mesh that ``@pytest.mark.mesh`` names, with empty state and channels."""
-    session = request.config.stash[_SESSION]
-    item: pytest.Item = request.node
-    cluster = session.warm.get(_wanted(request, item))
+    session, item = request.config.stash[_SESSION], request.node
+    item.stash[_CLUSTER] = cluster = session.warm.get(_wanted(request, item))
     session.output.begin()
     cluster.show_output = session.output.receive
-    item.stash[_CLUSTER] = cluster
     yield cluster
     del item.stash[_CLUSTER]
 
@@ -226,8 +213,7 @@ def _device(request: pytest.FixtureRequest) -> DeviceToCome:
             f"@pytest.mark.spmd(tp=2).  A test that runs on the host uses virtual_cluster and calls run()",
             pytrace=False,
         )
-    cluster: VirtualCluster = request.getfixturevalue("virtual_cluster")
-    return DeviceToCome(cluster.mesh)
+    return DeviceToCome(request.getfixturevalue("virtual_cluster").mesh)
 
 
 def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
@@ -243,13 +229,12 @@ def _wanted(request: pytest.FixtureRequest, item: pytest.Item) -> Wanted:
             return Wanted(as_mesh(asked))
     except (TypeError, ValueError) as error:
         pytest.fail(f"the mesh of {item.nodeid}: {error}", pytrace=False)
-    clusters = _wanted_by_marks(item)
-    if not clusters:
-        name = "spmd" if item.get_closest_marker("spmd") else "mesh"
-        pytest.fail(
-            f"the test has no mesh: add @pytest.mark.{name}(tp=4) to the test, its class or its module", pytrace=False
-        )
-    return clusters[0]
+    if clusters := _wanted_by_marks(item):
+        return clusters[0]
+    name = "spmd" if item.get_closest_marker("spmd") else "mesh"
+    pytest.fail(
+        f"the test has no mesh: add @pytest.mark.{name}(tp=4) to the test, its class or its module", pytrace=False
+    )
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -289,8 +274,8 @@ def _run_on_devices(item: pytest.Function, test: Callable[..., Any], given: Mapp
 
     item.stash[_ENDING] = ending = run_on_devices(item.stash[_CLUSTER], test, given)
     if ending.returned is not None:
-        text = f"Test functions should return None, but {item.nodeid} returned {ending.returned}"
-        warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
+        warnings.warn(pytest.PytestReturnNotNoneWarning(
+            f"Test functions should return None, but {item.nodeid} returned {ending.returned}"), stacklevel=2)
     if ending.error is not None:
         raise ending.error
 
@@ -314,11 +299,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             result = yield
     except FaultNotReachedError as error:
         raise pytest.fail.Exception(f"the test passed, but {error}", pytrace=False) from None
-    session = item.config.stash[_SESSION]
-    leftovers = before.leftovers(cluster, session.warm.pids())
-    if leftovers:
-        listing = "".join(f"\n  {text}" for text in leftovers)
-        pytest.fail(f"the test passed, and left behind:{listing}", pytrace=False)
+    if leftovers := before.leftovers(cluster, item.config.stash[_SESSION].warm.pids()):
+        pytest.fail("\n  ".join(["the test passed, and left behind:", *leftovers]), pytrace=False)
     return result
 
 
@@ -336,9 +318,8 @@ def pytest_runtest_makereport(
         item.add_report_section(call.when, title, text)
     _leave_out_our_lines(item, call)
     report = yield
-    cluster = item.stash.get(_CLUSTER, None)
-    if report.failed and cluster is not None:
-        session.warm.spoil(cluster)
+    if report.failed and _CLUSTER in item.stash:
+        session.warm.spoil(item.stash[_CLUSTER])
     if call.when == "call" and _ENDING in item.stash:
         report.sections += item.stash[_ENDING].sections
     return report
@@ -361,10 +342,9 @@ def pytest_exception_interact(
     node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: pytest.CollectReport | pytest.TestReport
 ) -> None:
     """Explain that ``--pdb`` cannot inspect another process, and how to use it."""
-    if node.config.getoption("usepdb") and _ENDING in node.stash and node.stash[_ENDING].in_process:
-        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.write_line(
-                "\nvcluster: this failed in a device's process, whose variables pdb cannot see; run again with "
-                "--vcluster-backend=thread, where it can", yellow=True,
-            )
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    if node.config.getoption("usepdb") and reporter and _ENDING in node.stash and node.stash[_ENDING].in_process:
+        reporter.write_line(
+            "\nvcluster: this failed in a device's process, whose variables pdb cannot see; run again with "
+            "--vcluster-backend=thread, where it can", yellow=True,
+        )

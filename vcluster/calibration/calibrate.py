@@ -9,8 +9,6 @@ fitted, by wall time, to every second case of `vcluster.calibration.cases`. The 
 accurate the predictions are. In programs such as these, the Python code around a piece of compute counts as its launch.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import PathLike
 from statistics import median
+from typing import Self
 
 import numpy as np
 import psutil
@@ -56,7 +55,7 @@ class Spread:
     largest: float
 
     @classmethod
-    def of(cls, errors: Iterable[float]) -> Spread:
+    def of(cls, errors: Iterable[float]) -> Self:
         """The spread of ``errors``, of which there is at least one."""
         sizes = np.abs(list(errors))
         low, middle, high = np.quantile(sizes, (0.25, 0.5, 0.75)).tolist()
@@ -77,11 +76,9 @@ class Calibration:
         return tuple(case.error(self.hardware) for case in self.held_out if case.family in families)
 
     def __str__(self) -> str:
-        head = f"{'virtual against wall time':26}  cases  median  middle half      largest"
-        lines = [str(self.hardware), "", head]
+        lines = [str(self.hardware), "", f"{'virtual against wall time':26}  cases  median  middle half      largest"]
         for family in (*PREDICTED, None):
-            errors = self.errors(family)
-            if errors:
+            if errors := self.errors(family):
                 spread = Spread.of(errors)
                 half = "{:5.1%} to {:5.1%}".format(*spread.quartiles)
                 lines.append(
@@ -91,29 +88,21 @@ class Calibration:
 
 def calibrated(cases: Sequence[Case], devices: int) -> Calibration:
     """The hardware that fits every second case. ``ValueError`` if there are fewer than two cases of one name."""
-    names = [(case.family, case.name) for case in cases]
-    for family, name in dict.fromkeys(names):
+    for family, name in dict.fromkeys((case.family, case.name) for case in cases):
         if len({case.held_out for case in cases if (case.family, case.name) == (family, name)}) < 2:
             raise ValueError(f"calibration needs at least 2 cases of each kind; got 1 of {family}, {name}")
     fitted_to, held_out = (tuple(case for case in cases if case.held_out is held) for held in (False, True))
-
-    def of(*families: str) -> list[Case]:
-        return [case for case in fitted_to if case.family in families]
-
-    hardware = _nearest(_start(devices), of(PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
-    copies = hardware.memory_bytes_per_second
-    hardware = _nearest(hardware, of(MESSAGES), _with_messages, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10))
-    hardware = _nearest(hardware, of(COLLECTIVES), _with_collectives,
-                        (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10, *(2e10 for _ in COLLECTIVE_NAMES)))
-    hardware = _nearest(hardware, of(POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
-    return _with_sources(Calibration(hardware, fitted_to, held_out), copies)
-
-
-def _start(devices: int) -> Hardware:
-    return Hardware(
+    hardware = Hardware(
         CALIBRATED, dict.fromkeys(DTYPES, 1e10), psutil.virtual_memory().total / devices, 1e10,
         (Link("shared memory", devices, 1e-5, 1e9, "memory"),), HostLink(1e-5, 1e9), memory_overlap=0.0,
         title="this machine, as it was measured")
+    hardware = _nearest(hardware, fitted_to, (PRODUCTS, COPIES), _with_rates, (5e-6, 3e10, 1.5e10, 8e9))
+    copies, transfers = hardware.memory_bytes_per_second, (1e-5, 5e9, 5e-5, 1e10, 1e-4, 1e10)
+    hardware = _nearest(hardware, fitted_to, (MESSAGES,), _with_messages, transfers)
+    hardware = _nearest(hardware, fitted_to, (COLLECTIVES,), _with_collectives,
+                        (*transfers, *(2e10 for _ in COLLECTIVE_NAMES)))
+    hardware = _nearest(hardware, fitted_to, (POLICIES, PIPELINES), _with_programs, (3e-5, 8e9, 1.0))
+    return _with_sources(Calibration(hardware, fitted_to, held_out), copies)
 
 
 def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
@@ -126,19 +115,16 @@ def _with_rates(hardware: Hardware, parameters: Floats) -> Hardware:
 def _with_messages(hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
     latency, bandwidth, *values = parameters.tolist()
-    joined = Link(link.name, link.extents, latency, bandwidth, "memory", pieces=_pieces(TURNS, values))
-    return replace(hardware, links=(joined,), host=HostLink(latency, bandwidth))
+    link = replace(link, latency_seconds=latency, bytes_per_second=bandwidth, pieces=_pieces(TURNS, values))
+    return replace(hardware, links=(link,), host=HostLink(latency, bandwidth))
 
 
 def _with_collectives(hardware: Hardware, parameters: Floats) -> Hardware:
     (link,) = hardware.links
-    turns = (1, *TURNS)
     values = parameters.tolist()
-    pieces, rates = _pieces(turns, values), values[2 * len(turns):]
-    joined = Link(link.name, link.extents, link.latency_seconds, link.bytes_per_second, "memory", pieces=link.pieces,
-                  collective_pieces=pieces)
-    return replace(hardware, links=(joined,),
-                   collective_bytes_per_second=dict(zip(COLLECTIVE_NAMES, rates, strict=True)))
+    rates = dict(zip(COLLECTIVE_NAMES, values[-len(COLLECTIVE_NAMES):], strict=True))
+    link = replace(link, collective_pieces=_pieces((1, *TURNS), values))
+    return replace(hardware, links=(link,), collective_bytes_per_second=rates)
 
 
 def _with_programs(hardware: Hardware, parameters: Floats) -> Hardware:
@@ -147,13 +133,17 @@ def _with_programs(hardware: Hardware, parameters: Floats) -> Hardware:
                    memory_overlap=1 / (1 + apart))
 
 
-def _pieces(turns: Sequence[int], values: Sequence[float]) -> list[Piece]:
-    return [Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns)]
+def _pieces(turns: Sequence[int], values: Sequence[float]) -> tuple[Piece, ...]:
+    return tuple(Piece(turn, *values[2 * i:2 * i + 2]) for i, turn in enumerate(turns))
 
 
 def _nearest(
-    hardware: Hardware, cases: Sequence[Case], changed: Callable[[Hardware, Floats], Hardware], start: Sequence[float]
+    hardware: Hardware, cases: Sequence[Case], families: Sequence[str],
+    changed: Callable[[Hardware, Floats], Hardware], start: Sequence[float],
 ) -> Hardware:
+    """The hardware, changed by the parameters that fit the cases of some families."""
+    cases = [case for case in cases if case.family in families]
+
     def predict(parameters: Floats) -> list[float]:
         there = changed(hardware, parameters)
         return [case.predicted(there) for case in cases]

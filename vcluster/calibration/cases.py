@@ -5,8 +5,6 @@ of a repetition runs from when the last device leaves the barrier before it to w
 after it. To predict the time on a hardware, the record is priced there: `parallelism.trace.Trace.on`, ``modelled``.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -87,8 +85,7 @@ class Case:
 
     def predicted(self, hardware: Hardware) -> float:
         """Predicted virtual seconds on a hardware."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             return self.trace.on(hardware, compute="modelled").makespan_seconds
 
     def error(self, hardware: Hardware) -> float:
@@ -101,11 +98,8 @@ def measured(devices: int, sizes: Sizes | None = None, backend: str = "process")
     sizes = sizes or Sizes()
     with patch.dict(os.environ, {VARIABLE: ""}):    # an earlier calibration may be invalid
         rounds = [list(_runs(devices, sizes, backend)) for _ in range(sizes.rounds)]
-    cases = []
-    for runs in zip(*rounds, strict=True):
-        family, name, size, place, _ = runs[0]
-        cases.append(Case(family, name, size, place, *middle([run[-1] for run in runs])))
-    return cases
+    return [Case(family, name, size, place, *middle([run[-1] for run in runs]))
+            for runs in zip(*rounds, strict=True) for family, name, size, place, _ in runs[:1]]
 
 
 _Run = tuple[str, str, str, tuple[int, ...], Trace]
@@ -117,8 +111,7 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         for (policy, layouts), dtype in product(LAYOUTS.items(), DTYPES):
             multiply = MatMul(MatMulSharding(*(TensorSharding(*dims) for dims in layouts)), policy)
             for i, width in enumerate(sizes.policies):
-                operand = np.ones((width, width), dtype)
-                again = Again(multiply, _fewer(sizes.repeats, width**3 // 8))
+                again, operand = Again(multiply, _fewer(sizes.repeats, width**3 // 8)), np.ones((width, width), dtype)
                 yield (POLICIES, f"{policy.value} {dtype}", f"{width} wide", (i,),
                        cluster.run(again, operand, operand).trace)
     with VirtualCluster(pp=devices, backend=backend) as cluster:
@@ -126,9 +119,9 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         for (schedule, chunks), ((i, microbatches), (j, width), (k, rows)) in product(SCHEDULES.items(), different):
             pipeline = Pipeline(stages=devices * chunks, microbatches=microbatches, schedule=schedule, chunks=chunks)
             step = MLP((width,) * (2 * devices + 1), pipeline).train_step(returns=())
-            x = np.ones((rows, width))
+            again, x = Again(step, max(3, sizes.repeats // 2)), np.ones((rows, width))
             yield (PIPELINES, schedule, f"{microbatches} microbatches of {rows} rows, {width} wide", (i, j, k),
-                   cluster.run(Again(step, max(3, sizes.repeats // 2)), x, x).trace)
+                   cluster.run(again, x, x).trace)
 
 
 def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
@@ -145,12 +138,11 @@ def _pieces(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         (STREAMS, f"{STREAM} one way", partial(_on_array, _stream), sizes.moved),
         *((COLLECTIVES, name, partial(_collective, name), sizes.moved) for name in COLLECTIVE_NAMES)]
     for family, name, work, different in works:
-        dtype = name if family == PRODUCTS else "float64"
+        dtype, unit = (name, "wide") if family == PRODUCTS else ("float64", "bytes")
         with VirtualCluster(devices, backend=backend) as cluster:
             for i, size in enumerate(different):
                 times = _fewer(sizes.repeats, size**3 // 8 if family == PRODUCTS else size)
-                label = f"{size} wide" if family == PRODUCTS else f"{size} bytes"
-                yield family, name, label, (i,), cluster.run(_again, work, size, dtype, times).trace
+                yield family, name, f"{size} {unit}", (i,), cluster.run(_again, work, size, dtype, times).trace
 
 
 def _fewer(repeats: int, nbytes: int) -> int:
@@ -159,11 +151,12 @@ def _fewer(repeats: int, nbytes: int) -> int:
 
 # -- the programs ------------------------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
 class Again(Operation):
     """An operation that is repeated, with barriers between the repetitions."""
 
-    def __init__(self, operation: Operation, times: int) -> None:
-        self.operation, self.times = operation, times
+    operation: Operation
+    times: int
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs of the repeated operation."""
@@ -250,10 +243,8 @@ def middle(traces: Sequence[Trace]) -> tuple[float, Trace]:
     trace = traces[number]
     columns, (_, barriers) = trace.columns, _repetitions(trace)
     ranks, places = columns.numbers("rank"), np.arange(len(columns))
-    inside = np.zeros(len(columns), bool)
-    for rank, at in enumerate(barriers):
-        inside |= (ranks == rank) & (places > at[which]) & (places < at[which + 1])
-    return seconds, Trace(columns.take(inside), trace.size, mesh_shape=trace.mesh_shape)
+    begin, end = np.array([at[which : which + 2] for at in barriers]).T[:, ranks]
+    return seconds, Trace(columns.take((places > begin) & (places < end)), trace.size, mesh_shape=trace.mesh_shape)
 
 
 def _repetitions(trace: Trace) -> tuple[list[float], list[npt.NDArray[np.int64]]]:

@@ -4,8 +4,6 @@ The method is that of Levenberg and Marquardt (Marquardt, *An algorithm for leas
 parameters*, 1963). It works on the logarithms of the parameters, which therefore stay positive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,12 +33,10 @@ def fitted(
         move = np.linalg.solve(square + damping * np.diag(np.diag(square)) + 1e-12 * np.eye(len(at)), downhill)
         tried = at + np.clip(move, -_LONGEST, _LONGEST)
         new = errors(tried)
-        if new @ new < error @ error:
-            at, error, damping = tried, new, damping / 4
-            if np.abs(move).max() < 1e-9:
-                break
-        else:
-            damping *= 8
-            if damping > 1e12:
-                break
+        better = new @ new < error @ error
+        if better:
+            at, error = tried, new
+        damping *= 1 / 4 if better else 8
+        if (better and np.abs(move).max() < 1e-9) or damping > 1e12:
+            break
     return np.exp(at)

@@ -3,8 +3,6 @@
 `vcluster.cli.machine` collects the facts, `examine` judges them, and `report` formats the findings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +15,12 @@ WANTED_DEVICES = 16
 DESCRIPTORS_PER_DEVICE = 3
 WANTED_MEMORY = 512 << 20
 LONGEST_START_SECONDS = 10.0
+PRIVATE_MEMORY = {
+    None: "unknown", True: "devices read large arrays there (ptrace allows it)",
+    False: "is copied once more (ptrace_scope forbids more); device.empty is not",
+}
+"""Whether devices can read each other's private memory. This is never a problem: without it, arrays there are copied
+once more."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,15 @@ class Finding:
 def examine(facts: Facts) -> list[Finding]:
     """The findings about all facts."""
     return [
-        _versions_found(facts.versions), _cores(facts), _memory(facts), _container(facts.container),
-        _shared_memory(facts), *_start(facts.started), _files(facts), _processes(facts),
-        _space(facts), _private_memory(facts.started), _bytecode(facts),
+        _versions(facts.versions), _cores(facts), _memory(facts), _container(facts.container),
+        _shared_memory(facts), *_start(facts.started), _files(facts), _processes(facts), _space(facts),
+        Finding("private memory", PRIVATE_MEMORY[facts.started.private]),
+        Finding("bytecode", "kept") if facts.keeps_bytecode else
+        Finding("bytecode", "not kept: every start compiles all modules again", "unset PYTHONDONTWRITEBYTECODE"),
     ]
 
 
-def _versions_found(versions: str) -> Finding:
+def _versions(versions: str) -> Finding:
     missing = [part.split()[0] for part in versions.split(", ") if part.endswith(" missing")]
     return Finding("versions", versions, f"pip install {' '.join(missing)}" if missing else None)
 
@@ -61,44 +67,36 @@ def _memory(facts: Facts) -> Finding:
     found = f"{nbytes(free)} free" + (f" of {nbytes(facts.memory)}" if facts.memory is not None else "")
     if free >= WANTED_MEMORY:
         return Finding("memory", found)
-    limited = left is not None and free == left
-    remedy = "raise the memory limit of the container" if limited else "end other programs"
+    remedy = "raise the memory limit of the container" if free == left else "end other programs"
     return Finding("memory", found, f"{remedy}: with less than {nbytes(WANTED_MEMORY)}, a device may be killed")
 
 
 def _container(box: Container) -> Finding:
-    limits = []
-    if box.cores is not None:
-        limits.append(f"{box.cores:g} cores' time")
-    if box.memory is not None:
-        limits.append(f"{nbytes(box.memory)} memory")
-    if box.processes is not None:
-        limits.append(f"{box.processes} processes and threads")
-    return Finding("container", f"limits to {', '.join(limits)}" if limits else "no limits")
+    limits = (box.cores is not None and f"{box.cores:g} cores' time",
+              box.memory is not None and f"{nbytes(box.memory)} memory",
+              box.processes is not None and f"{box.processes} processes and threads")
+    told = ", ".join(limit for limit in limits if limit)
+    return Finding("container", f"limits to {told}" if told else "no limits")
 
 
 def _shared_memory(facts: Facts) -> Finding:
-    if facts.shared_memory_error is not None:
-        return Finding(
-            "shared memory", facts.shared_memory_error, 'allow memfd_create, or run with backend="thread"'
-        )
-    return Finding("shared memory", f"{facts.shared_memory or 'unknown'}; /dev/shm is not used")
+    if facts.shared_memory_error is None:
+        return Finding("shared memory", f"{facts.shared_memory or 'unknown'}; /dev/shm is not used")
+    return Finding("shared memory", facts.shared_memory_error, 'allow memfd_create, or run with backend="thread"')
 
 
 def _start(started: Started) -> list[Finding]:
     if started.error is not None:
         return [Finding("start", f"fails: {started.error}", 'see the limits below, or use backend="thread"')]
     found = f"{DEVICES} devices and a first run in {started.seconds:.2f} s, by {started.method}"
-    slow = started.seconds > LONGEST_START_SECONDS
-    remedy = "wait, or look for the cause: other programs, a slow file system" if slow else None
-    start = Finding("start", found, remedy)
+    remedy = "wait, or look for the cause: other programs, a slow file system"
+    start = Finding("start", found, remedy if started.seconds > LONGEST_START_SECONDS else None)
     if started.threads is None:
         return [start, Finding("BLAS", "unknown; pip install threadpoolctl to see its threads")]
-    several = {name: count for name, count in started.threads.items() if count > 1}
+    several = " and ".join(name for name, count in started.threads.items() if count > 1)
     threads = ", ".join(f"{name}: {plural(count, 'thread')} a device" for name, count in started.threads.items())
-    if not several:
-        return [start, Finding("BLAS", threads or "uses no threads of its own")]
-    return [start, Finding("BLAS", threads, f"limit {' and '.join(several)} to 1 thread, or devices crowd the cores")]
+    return [start, Finding("BLAS", threads or "uses no threads of its own",
+                           f"limit {several} to 1 thread, or devices crowd the cores" if several else None)]
 
 
 def _files(facts: Facts) -> Finding:
@@ -111,16 +109,13 @@ def _files(facts: Facts) -> Finding:
 
 def _processes(facts: Facts) -> Finding:
     box = facts.container
-    rooms = []
-    if facts.processes_limit is not None:
-        rooms.append((facts.processes_limit - facts.processes_used, "ulimit -u 4096"))
-    if box.processes is not None:
-        rooms.append((box.processes - box.processes_used, "raise the container's limit of processes (pids)"))
+    rooms = [(limit - used, to_do) for limit, used, to_do in (
+        (facts.processes_limit, facts.processes_used, "ulimit -u 4096"),
+        (box.processes, box.processes_used, "raise the container's limit of processes (pids)")) if limit is not None]
     if not rooms:
         return Finding("processes", "no limit")
     room, to_do = min(rooms)
-    found = f"room for {max(0, room)} more"
-    return Finding("processes", found, to_do if room < WANTED_DEVICES else None)
+    return Finding("processes", f"room for {max(0, room)} more", to_do if room < WANTED_DEVICES else None)
 
 
 def _space(facts: Facts) -> Finding:
@@ -136,23 +131,6 @@ def _space(facts: Facts) -> Finding:
     return Finding("address space", f"enough for the {nbytes(needed)} that {DEVICES} devices map, sparse")
 
 
-def _private_memory(started: Started) -> Finding:
-    """Whether devices can read each other's private memory. This is never a problem: without it, arrays there are
-    copied once more.
-    """
-    found = {
-        None: "unknown", True: "devices read large arrays there (ptrace allows it)",
-        False: "is copied once more (ptrace_scope forbids more); device.empty is not",
-    }
-    return Finding("private memory", found[started.private])
-
-
-def _bytecode(facts: Facts) -> Finding:
-    if facts.keeps_bytecode:
-        return Finding("bytecode", "kept")
-    return Finding("bytecode", "not kept: every start compiles all modules again", "unset PYTHONDONTWRITEBYTECODE")
-
-
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
@@ -160,13 +138,11 @@ def report(findings: Sequence[Finding]) -> str:
     """The findings as lines of at most 80 columns."""
     lines = []
     for finding in findings:
-        mark = " " if finding.to_do is None else "!"
-        lines.append(f"{mark} {finding.subject:<15}{finding.found}")
+        lines.append(f"{' ' if finding.to_do is None else '!'} {finding.subject:<15}{finding.found}")
         if finding.to_do is not None:
             lines.append(f"{'':<17}to do: {finding.to_do}")
     wrong = sum(finding.to_do is not None for finding in findings)
-    verdict = "No problems." if not wrong else f"{plural(wrong, 'problem')}, marked with !"
-    return "\n".join([*map(fit, lines), "", verdict])
+    return "\n".join([*map(fit, lines), "", f"{plural(wrong, 'problem')}, marked with !" if wrong else "No problems."])
 
 
 def run_checks() -> int:

@@ -1,10 +1,8 @@
 """Described hardware as text for a terminal: `python -m vcluster hardware`."""
 
-from __future__ import annotations
-
 from textwrap import wrap
 
-from parallelism.display import WIDTH
+from parallelism.display import WIDTH, in_columns
 from parallelism.hardware import Hardware
 from parallelism.hardware.host import host_summary
 from parallelism.operation.errors import keys_by_value
@@ -12,10 +10,8 @@ from parallelism.operation.errors import keys_by_value
 
 def preset_list() -> str:
     """The presets, one line each, and this machine."""
-    presets = [Hardware.preset(name) for name in Hardware.presets()]
-    width = max(len(hardware.name) for hardware in presets)
-    lines = [f"{hardware.name:{width}}  {hardware.title}" for hardware in presets]
-    return "\n".join([*lines, f"{'host':{width}}  {host_summary()}"])
+    presets = [(hardware.name, hardware.title) for hardware in map(Hardware.preset, Hardware.presets())]
+    return "\n".join(in_columns([*presets, ("host", host_summary())], 2))
 
 
 def description(name: str) -> str:
@@ -26,9 +22,7 @@ def description(name: str) -> str:
     hardware = Hardware.of_host() if name == "host" else Hardware.of(name)
     if hardware is None:
         return f"host: {host_summary()}"
-    lines = [str(hardware)]
-    if hardware.sources:
-        lines += ["", "where the numbers are from"]
+    lines = [str(hardware), *(["", "where the numbers are from"] if hardware.sources else [])]
     for source, fields in keys_by_value(hardware.sources).items():
         lines += wrap(", ".join(fields), WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
         lines += wrap(source, WIDTH, initial_indent="      ", subsequent_indent="      ", break_long_words=False,

@@ -1,7 +1,5 @@
 """Facts about this machine. Each is looked up separately, so that one that is unavailable hides no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -78,7 +76,6 @@ class Facts:
 def gather() -> Facts:
     """Look at this machine, and start a few devices in a process of their own."""
     shared, shared_error = _try_shared_memory()
-    files = _limit("RLIMIT_NOFILE")
     memory: Any = attempt(lambda: import_module("psutil").virtual_memory())
     return Facts(
         versions=_versions(), cores=os.cpu_count(), usable_cores=attempt(lambda: len(os.sched_getaffinity(0))),
@@ -86,7 +83,8 @@ def gather() -> Facts:
         container=attempt(container_limits) or Container(),
         shared_memory=shared, shared_memory_error=shared_error,
         shared_memory_needed=attempt(lambda: Layout.for_devices(DEVICES).nbytes) or 0, started=_start_some(),
-        files_limit=files, files_open=attempt(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
+        files_limit=_limit("RLIMIT_NOFILE"),
+        files_open=attempt(lambda: len(list(Path("/proc/self/fd").iterdir()))) or 0,
         processes_limit=_limit("RLIMIT_NPROC"), processes_used=attempt(_own_processes) or 0,
         address_space_limit=_limit("RLIMIT_AS"), file_size_limit=_limit("RLIMIT_FSIZE"),
         keeps_bytecode=not sys.dont_write_bytecode,
@@ -96,26 +94,23 @@ def gather() -> Facts:
 def container_limits(root: Path = Path("/")) -> Container:
     """The limits of this process's cgroup and of its ancestors, in version 2 or 1. ``root`` is the file system's
     root."""
-    paths = {}
-    for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths.update(dict.fromkeys(controllers.split(","), path.strip("/")))
-    base = root / "sys/fs/cgroup"
+    lines = (line.split(":", 2) for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines())
+    paths = {name: path.strip("/") for _, controllers, path in lines for name in controllers.split(",")}
+    base, names = root / "sys/fs/cgroup", ("cpu", "memory", "pids")
     if "" in paths and (base / "cgroup.controllers").exists():
-        directories = {name: _upwards(base, paths[""]) for name in ("cpu", "memory", "pids")}
+        cpu, memory, pids = (_upwards(base, paths[""]) for _ in names)
         limit, used = "memory.max", "memory.current"
     else:
-        directories = {name: _upwards(base / name, paths.get(name, "")) for name in ("cpu", "memory", "pids")}
+        cpu, memory, pids = (_upwards(base / name, paths.get(name, "")) for name in names)
         limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
     cores = []
-    for directory in directories["cpu"]:
+    for directory in cpu:
         quota, _, period = _read(directory / "cpu.max").partition(" ")
         quota, period = quota or _read(directory / "cpu.cfs_quota_us"), period or _read(directory / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) and int(period):
             cores.append(int(quota) / int(period))
-    memory, memory_used = _tightest(directories["memory"], limit, used)
-    processes, processes_used = _tightest(directories["pids"], "pids.max", "pids.current")
-    return Container(min(cores, default=None), memory, memory_used, processes, processes_used)
+    return Container(min(cores, default=None), *_tightest(memory, limit, used),
+                     *_tightest(pids, "pids.max", "pids.current"))
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
@@ -127,11 +122,9 @@ def _upwards(base: Path, path: str) -> list[Path]:
 
 def _tightest(directories: Sequence[Path], limit: str, used: str) -> tuple[int | None, int]:
     """The limit that leaves the least room, and the amount already used of it."""
-    limits = []
-    for directory in directories:
-        text, count = _read(directory / limit), _read(directory / used)
-        if text.isdigit() and int(text) < 1 << 60:  # version 1 writes a very large number for "no limit"
-            limits.append((int(text), int(count) if count.isdigit() else 0))
+    texts = [(_read(directory / limit), _read(directory / used)) for directory in directories]
+    limits = [(int(text), int(count) if count.isdigit() else 0) for text, count in texts
+              if text.isdigit() and int(text) < 1 << 60]    # version 1 writes a very large number for "no limit"
     return min(limits, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
@@ -151,11 +144,9 @@ def attempt(look: Callable[[], T]) -> T | None:
 
 
 def _versions() -> str:
-    versions = [f"Python {platform.python_version()}"]
-    for name in ("numpy", "cloudpickle", "psutil"):
-        module = attempt(partial(import_module, name))
-        versions.append(f"{name} {getattr(module, '__version__', 'missing')}")
-    return ", ".join(versions)
+    modules = {name: attempt(partial(import_module, name)) for name in ("numpy", "cloudpickle", "psutil")}
+    return ", ".join([f"Python {platform.python_version()}", *(
+        f"{name} {getattr(module, '__version__', 'missing')}" for name, module in modules.items())])
 
 
 def _own_processes() -> int:
@@ -168,16 +159,11 @@ def _own_processes() -> int:
 
 def _limit(name: str) -> int | None:
     """A soft limit of this process. None if there is none."""
-
-    def look() -> int | None:
-        import resource
-
-        soft = resource.getrlimit(getattr(resource, name))[0]
-        return None if soft in (resource.RLIM_INFINITY, -1) else int(soft)
-
     if name == "RLIMIT_NPROC" and getattr(os, "geteuid", lambda: 1)() == 0:
         return None  # the limit does not apply to root
-    return attempt(look)
+    resource: Any = attempt(partial(import_module, "resource"))
+    soft = attempt(lambda: resource.getrlimit(getattr(resource, name))[0])
+    return None if soft in (None, -1, getattr(resource, "RLIM_INFINITY", -1)) else int(soft)
 
 
 def _try_shared_memory() -> tuple[str | None, str | None]:
@@ -187,23 +173,20 @@ def _try_shared_memory() -> tuple[str | None, str | None]:
         arena.close_descriptor()
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
-    if hasattr(os, "memfd_create"):
-        return "anonymous (memfd)", None
-    return "a temporary file without a name", None
+    return "anonymous (memfd)" if hasattr(os, "memfd_create") else "a temporary file without a name", None
 
 
 def _start_some() -> Started:
     """Start devices in a process of their own, because a limit may kill it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "from vcluster.cli.machine import probe; probe()"], env=environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False,
+            [sys.executable, "-c", "from vcluster.cli.machine import probe; probe()"], stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False,
         )
         if done.returncode == 0:
             return Started(**json.loads(done.stdout))
-        last_line = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return Started(error=last_line[0])
+        return Started(error=(done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
     except subprocess.TimeoutExpired:
         return Started(error=f"not within {PROBE_SECONDS:.0f} seconds")
     except Exception as error:
@@ -217,11 +200,9 @@ def probe() -> None:
 
     start = time.perf_counter()
     with VirtualCluster(DEVICES) as cluster:
-        run = cluster.run(_kernel)
-    seconds = time.perf_counter() - start
-    threads, private = run[0]
-    result = {"seconds": seconds, "method": default_start_method(), "threads": threads, "private": private}
-    print(json.dumps(result))
+        threads, private = cluster.run(_kernel)[0]
+    print(json.dumps({"seconds": time.perf_counter() - start, "method": default_start_method(), "threads": threads,
+                      "private": private}))
 
 
 def _kernel(device: Any) -> tuple[dict[str, int] | None, bool]:

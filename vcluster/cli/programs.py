@@ -1,16 +1,16 @@
 """Commands on programs in files: `show` prints them, `simulate` predicts their time, `run` executes them here."""
 
-from __future__ import annotations
-
 import argparse
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallelism import ir
 from parallelism.execution import Executable, Profile
@@ -20,12 +20,9 @@ from parallelism.mesh import Mesh
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo import MOST_DEVICES, Parser, WrongWords, hardware_of, mesh_of
-from vcluster.demo.command_line import accessing, whole, writable
+from vcluster.demo.command_line import Arguments, accessing, whole, writable
 from vcluster.report import beside, compare, html
 from vcluster.runs import VirtualCluster
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TOLERANCE = 1e-10
 FOLDED_FROM = 65
@@ -56,27 +53,12 @@ program of one device, with its collectives
 """
 
 
-def parser(program: str, command: str, description: str, *examples: str) -> Parser:
-    """A parser with the arguments of all three commands."""
-    lines = "\n".join(f"  {program} {command} {example}" for example in examples)
-    result = Parser(prog=f"{program} {command}", description=description, epilog=f"{LAYOUTS}\nexamples:\n\n{lines}\n")
-    result.add_argument("file", type=Path, metavar="MODEL.mlir",
-                        help="a program as text, as `print(function)` writes it")
-    result.add_argument("--mesh", metavar="AXES",
-                        help="the devices, outermost axis first, as dp=2,tp=2 (default: one device)")
-    result.add_argument("--size", action="append", default=[], metavar="B=64",
-                        help="the value of a symbol in the shapes; may be repeated")
-    result.add_argument("--gradient", action="store_true",
-                        help="take the program with the gradients of its result by its floating-point inputs")
-    return result
-
-
 def show(program: str, words: Sequence[str]) -> int:
     """Print a program, or the program of one device of a mesh."""
-    options = parser(program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
-                     "model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3")
-    options.add_argument("--rank", type=whole(0), default=0, metavar="N", help="the device (default: 0)")
-    arguments = _parsed(options, words)
+    arguments = _parsed(
+        words, program, "show", "Checks and prints a program; with --mesh, lays it out and prints one device's.",
+        ("model.mlir", "model.mlir --mesh dp=2,tp=2 --rank 3"),
+        {"--rank": {"type": whole(0), "default": 0, "metavar": "N", "help": "the device (default: 0)"}})
     function = _function(arguments, symbols=arguments.mesh is None)
     if arguments.mesh is None:
         print(function, end="")
@@ -87,10 +69,8 @@ def show(program: str, words: Sequence[str]) -> int:
         raise WrongWords(f"--rank: {mesh!r} has ranks 0 to {mesh.size - 1}, got {arguments.rank}")
     conflicts: list[Conflict] = []
     localized = _right(lambda: localize(propagate(function, mesh, conflicts), mesh))
-    local = _right(lambda: localized.program(arguments.rank))
-    print(localized.function)
-    print(f"the program of rank {arguments.rank} of {mesh!r}:\n")
-    print(local)
+    local = _right(localized.program, arguments.rank)
+    print(localized.function, f"the program of rank {arguments.rank} of {mesh!r}:\n", local, sep="\n")
     kinds = len(localized.classes)
     print(f"{len(local.ops)} ops, {local.flops} flops, {ir.peak_bytes(local)} bytes at most, "
           f"{sum(localized.received(arguments.rank))} bytes received; {kinds} kind{'s' * (kinds > 1)} of device")
@@ -101,29 +81,29 @@ def show(program: str, words: Sequence[str]) -> int:
 
 def simulated(program: str, words: Sequence[str]) -> int:
     """Predict the time of a program on described hardware."""
-    options = parser(
-        program, "simulate", "Predicts the time of a program on described hardware, op by op, without running it.",
-        "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2")
-    _add_hardware(options, required=True)
-    options.add_argument("--fold", action=argparse.BooleanOptionalAction, default=None,
-                         help="simulate one representative of each class of equal devices "
-                              f"(default: from {FOLDED_FROM} devices on, where it is possible)")
-    arguments = _parsed(options, words)
+    arguments = _parsed(
+        words, program, "simulate",
+        "Predicts the time of a program on described hardware, op by op, without running it.",
+        ("model.mlir --mesh dp=2,tp=2 --hardware dgx-h100", "model.mlir --mesh dp=16 --hardware dgx-h100:2"),
+        {**_priced(required=True),
+         "--fold": {"action": argparse.BooleanOptionalAction,
+                    "help": "simulate one representative of each class of equal devices "
+                            f"(default: from {FOLDED_FROM} devices on, where it is possible)"}})
     executable = _executable(arguments, None)
     fold = executable.mesh.size >= FOLDED_FROM if arguments.fold is None else arguments.fold
-    on: dict[str, Any] = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
+    predict = partial(simulate, executable, arguments.hardware, priced_dtype=arguments.priced_dtype)
     try:
-        trace = _right(lambda: simulate(executable, fold=fold, **on))
+        trace = _right(predict, fold=fold)
     except WrongWords:
         if arguments.fold or not fold:
             raise
         fold = False    # folding was not requested, and is refused where links are shared
-        trace = _right(lambda: simulate(executable, **on))
+        trace = _right(predict)
     print(trace.summary())
     if fold:
-        sizes = equal_devices(executable, **on).sizes.tolist()
-        counts = ", ".join(f"{rank} ({count})" for rank, count in list(zip(trace.ranks, sizes, strict=True))[:8])
-        print(f"\nrepresentatives, with the number of equal devices of each: {counts}"
+        sizes = equal_devices(executable, arguments.hardware, priced_dtype=arguments.priced_dtype).sizes.tolist()
+        counts = [f"{rank} ({count})" for rank, count in zip(trace.ranks, sizes, strict=True)]
+        print(f"\nrepresentatives, with the number of equal devices of each: {', '.join(counts[:8])}"
               f"{', ...' if len(sizes) > 8 else ''}; totals count the representatives only")
     _memory(trace, executable, arguments.hardware)
     _keep(arguments, {"simulated": trace})
@@ -132,28 +112,26 @@ def simulated(program: str, words: Sequence[str]) -> int:
 
 def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
-    options = parser(
-        program, "run", "Runs a program on devices here and compares it with one process and with the simulation.",
-        "model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html")
-    _add_hardware(options, required=False)
-    options.add_argument("--inputs", type=Path, metavar="FILE.npz", help="arrays by the names of the inputs")
-    options.add_argument("--seed", type=whole(0), default=0, metavar="N",
-                         help="seed of random floats if no inputs are given; integers are 0 (default: 0)")
-    options.add_argument("--backend", choices=("process", "thread"), default="process",
-                         help="backend of the cluster (default: process)")
-    arguments = _parsed(options, words)
+    arguments = _parsed(
+        words, program, "run",
+        "Runs a program on devices here and compares it with one process and with the simulation.",
+        ("model.mlir --mesh dp=2,tp=2", "model.mlir --mesh tp=4 --hardware dgx-h100 --report page.html"),
+        {**_priced(required=False),
+         "--inputs": {"type": Path, "metavar": "FILE.npz", "help": "arrays by the names of the inputs"},
+         "--seed": {"type": whole(0), "default": 0, "metavar": "N",
+                    "help": "seed of random floats if no inputs are given; integers are 0 (default: 0)"},
+         "--backend": {"choices": ("process", "thread"), "default": "process",
+                       "help": "backend of the cluster (default: process)"}})
     executable = _executable(arguments, MOST_DEVICES)
     function = executable.programs.function
-    inputs = _right(lambda: _inputs(arguments, function))
-    on: dict[str, Any] = {}
-    if arguments.hardware is not None:
-        on = {"hardware": arguments.hardware, "compute": "modelled", "priced_dtype": arguments.priced_dtype}
+    inputs = _right(_inputs, arguments, function)
+    price = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
+    on = {} if arguments.hardware is None else {**price, "compute": "modelled"}
     with np.errstate(all="ignore"):
-        expected = _right(lambda: ir.interpret(function, inputs)).outputs
-    with _right(lambda: VirtualCluster(executable.mesh, backend=arguments.backend, **on)) as cluster:
+        expected = _right(ir.interpret, function, inputs).outputs
+    with _right(VirtualCluster, executable.mesh, backend=arguments.backend, **on) as cluster:
         done = cluster.run(executable, inputs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             trace = done.trace
     apart = max((_apart(a, b) for a, b in zip(done.result, expected, strict=True)), default=0.0)
     for value, array in zip(function.outputs, done.result, strict=True):
@@ -162,7 +140,7 @@ def run(program: str, words: Sequence[str]) -> int:
     print(trace.summary())
     traces = {"run": trace}
     if arguments.hardware is not None:
-        traces = {"simulated": simulate(executable, arguments.hardware, priced_dtype=arguments.priced_dtype), **traces}
+        traces = {"simulated": simulate(executable, **price), **traces}
         print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
     _keep(arguments, traces)
     floats = all(value.type.dtype.itemsize >= 8 for value in function.values if value.type.dtype.kind == "f")
@@ -172,30 +150,44 @@ def run(program: str, words: Sequence[str]) -> int:
 # -- the arguments -----------------------------------------------------------------------------------------------------
 
 
-def _add_hardware(options: Parser, *, required: bool) -> None:
-    options.add_argument("--hardware", required=required, metavar="NAME",
-                         help="a preset (see `hardware`), a file, or host")
-    options.add_argument("--priced-dtype", metavar="DTYPE", help="price all floats as this dtype, as bfloat16")
-    options.add_argument("--profile", type=Path, metavar="FILE.json",
-                         help="use the times of ops on this machine, measured once and stored in this file")
-    options.add_argument("--report", type=Path, metavar="FILE.html", help="write a page")
-    options.add_argument("--save", type=Path, metavar="FILE.json", help="write the trace, for `report` and `compare`")
-
-
-def _parsed(options: Parser, words: Sequence[str]) -> argparse.Namespace:
-    arguments = options.parse(words)
+def _parsed(
+    words: Sequence[str], program: str, command: str, description: str, examples: Sequence[str], own: Arguments
+) -> argparse.Namespace:
+    """The arguments of all three commands, and those of this one's ``own``. The files can be written."""
+    epilog = "\n".join([f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""])
+    arguments = Parser({
+        "file": {"type": Path, "metavar": "MODEL.mlir", "help": "a program as text, as `print(function)` writes it"},
+        "--mesh": {"metavar": "AXES",
+                   "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)"},
+        "--size": {"action": "append", "default": [], "metavar": "B=64",
+                   "help": "the value of a symbol in the shapes; may be repeated"},
+        "--gradient": {"action": "store_true",
+                       "help": "take the program with the gradients of its result by its floating-point inputs"},
+        **own,
+    }, prog=f"{program} {command}", description=description, epilog=epilog).parse(words)
     for option in ("report", "save", "profile"):
-        if getattr(arguments, option, None) is not None:
-            writable(getattr(arguments, option), option)
+        if (path := getattr(arguments, option, None)) is not None:
+            writable(path, option)
     if "hardware" in arguments:
         arguments.hardware = hardware_of(arguments.hardware)
     return arguments
 
 
-def _right(make: Callable[[], Any]) -> Any:
-    """The result of ``make()``. Its errors become errors of the command line."""
+def _priced(*, required: bool) -> Arguments:
+    return {
+        "--hardware": {"required": required, "metavar": "NAME", "help": "a preset (see `hardware`), a file, or host"},
+        "--priced-dtype": {"metavar": "DTYPE", "help": "price all floats as this dtype, as bfloat16"},
+        "--profile": {"type": Path, "metavar": "FILE.json",
+                      "help": "use the times of ops on this machine, measured once and stored in this file"},
+        "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page"},
+        "--save": {"type": Path, "metavar": "FILE.json", "help": "write the trace, for `report` and `compare`"},
+    }
+
+
+def _right(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """The result of ``make(*args, **options)``. Its errors become errors of the command line."""
     try:
-        return make()
+        return make(*args, **options)
     except (ValueError, TypeError, IndexError, OSError) as error:
         raise WrongWords(str(error)) from None
     except MemoryError as error:
@@ -209,16 +201,15 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:
-        function = ir.parse(content.decode("utf-8-sig"))
+        function: ir.Function = ir.parse(content.decode("utf-8-sig"))
     except ir.ParseError as error:
         raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
     except (ValueError, RecursionError) as error:
         raise WrongWords(f"{path}: {error}") from None
-    numbers = dict(_size(text) for text in arguments.size)
-    if numbers:
-        function = _right(lambda: function.specialize(**numbers))
-    laid = [value.layout for value in function.values if value.layout is not None]
-    axes = dict.fromkeys(axis for layout in laid for axis in (*layout.axes, *layout.partial))
+    if arguments.size:
+        function = _right(function.specialize, **dict(map(_size, arguments.size)))
+    layouts = [value.layout for value in function.values if value.layout is not None]
+    axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
     if axes and arguments.mesh is None and not symbols:
         raise WrongWords(f"{path} is laid out over {', '.join(axes)}: --mesh must give the number of devices along "
                          f"each, as --mesh {','.join(f'{axis}=2' for axis in axes)}")
@@ -227,7 +218,7 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
         raise WrongWords(f"--size must give a value for {', '.join(names)}, as {names[0]}=64")
     if arguments.gradient:
         by = [value.name for value in function.inputs if value.type.dtype.kind == "f"]
-        function = _right(lambda: ir.gradient(function, by, keep_outputs=True))
+        return _right(ir.gradient, function, by, keep_outputs=True)
     return function
 
 
@@ -249,8 +240,8 @@ def _described(arguments: argparse.Namespace) -> Mesh:
 def _executable(arguments: argparse.Namespace, most: int | None) -> Executable:
     mesh = _described(arguments) if most is None else mesh_of(arguments, ONE_DEVICE, any_axes=True, most=most)
     function = _function(arguments)
-    seconds = None if arguments.profile is None else _right(lambda: Profile(arguments.profile))
-    return Executable(_right(lambda: localize(function, mesh)), seconds=seconds)
+    seconds = None if arguments.profile is None else _right(Profile, arguments.profile)
+    return Executable(_right(localize, function, mesh), seconds=seconds)
 
 
 def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, NDArray[Any]]:
@@ -264,10 +255,9 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
         }
     try:
         with accessing(arguments.inputs, "read", "inputs"):
-            with zipfile.ZipFile(arguments.inputs):     # NumPy would take another file for a pickle
-                pass
+            zipfile.ZipFile(arguments.inputs).close()   # NumPy would take another file for a pickle
             with np.load(arguments.inputs, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+                return dict(arrays)
     except WrongWords:
         raise
     except Exception as error:      # a broken archive raises many types, in zipfile and in its decompressors
@@ -290,9 +280,9 @@ def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
 def _memory(trace: Trace, executable: Executable, hardware: Hardware) -> None:
     peaks = trace.peaks()
     rank = max(peaks, key=peaks.__getitem__, default=0)
-    parts = {event.name for event in trace.filter(kind="memory", rank=rank)}
-    peaks_of_parts = ", ".join(f"{part} {trace.peak_bytes(rank, part)}" for part in sorted(parts))
-    print(f"\npeak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {peaks_of_parts or 'none'}); "
+    names = sorted({event.name for event in trace.filter(kind="memory", rank=rank)})
+    parts = ", ".join(f"{name} {trace.peak_bytes(rank, name)}" for name in names)
+    print(f"\npeak memory: {peaks.get(rank, 0)} bytes on rank {rank} (peaks of its parts: {parts or 'none'}); "
           f"{hardware.name} has {hardware.memory_bytes:.0f}")
 
 

@@ -46,8 +46,7 @@ class Sharded:
     def __init__(self, value: Any, sharding: TensorSharding) -> None:
         if not hasattr(sharding, "shard"):
             raise TypeError(f"Sharded takes an array and its TensorSharding, got {sharding!r}")
-        self.value = value
-        self.sharding = sharding
+        self.value, self.sharding = value, sharding
 
     def __repr__(self) -> str:
         return f"Sharded({self.value!r}, {self.sharding!r})"

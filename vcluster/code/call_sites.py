@@ -52,13 +52,12 @@ def call_site(skip: int = 0) -> CallSite:
     while is_ours(filename := frame.f_code.co_filename) and filename != _WORKER and frame.f_back is not None:
         frame = frame.f_back
     key = frame.f_code, frame.f_lasti
-    site = _sites.get(key)
-    if site is None:
+    if key not in _sites:
         if len(_sites) >= MOST_SITES:  # a program may create new code in every run
             _sites.clear()
-        drops = not is_installed(filename) and _is_dropped(frame.f_code, frame.f_lasti)
-        site = _sites[key] = CallSite(f"{filename}:{frame.f_lineno}", not is_ours(filename), drops)
-    return site
+        drops = not is_installed(filename) and _is_dropped(*key)
+        _sites[key] = CallSite(f"{filename}:{frame.f_lineno}", not is_ours(filename), drops)
+    return _sites[key]
 
 
 def here(skip: int = 0) -> str:

@@ -41,8 +41,7 @@ class DeviceFailedError(ClusterError):
         self.exceptions = dict(exceptions or {})
         self.failures: dict[int, Failure] = {}
         """The same exceptions as they crossed to the host, with their tracebacks."""
-        self.exitcode = exitcode
-        self.signal = signal
+        self.exitcode, self.signal = exitcode, signal
 
 
 class ChannelClosedError(ClusterError):

@@ -10,6 +10,7 @@ import itertools
 import linecache
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import CodeType, TracebackType
 
@@ -73,25 +74,18 @@ class Failure:
     def location(self) -> str | None:
         """``file:line`` of the user's innermost line, or of a library's innermost line if there is none."""
         users = [frame for frame in self.frames if not is_installed(frame.filename)]
-        innermost = (users or self.frames)[-1:]
-        return innermost[0].place if innermost else None
+        return next((frame.place for frame in reversed(users or self.frames)), None)
 
     def exception(self) -> BaseException:
         """The original exception with its causes. If it cannot be unpickled, a ``RuntimeError`` that names its type."""
         error: object = None
         if self.pickled is not None:
-            try:
+            with suppress(Exception):  # the constructor of a user's exception may raise anything
                 error = load(self.pickled)
-            except Exception:  # the constructor of a user's exception may raise anything
-                error = None
         if not isinstance(error, BaseException):
             error = RuntimeError(f"{self.type_name}: {self.text}" if self.text else self.type_name)
         if self.cause is not None:
-            cause = self.cause.exception()
-            if self.explicit:
-                error.__cause__ = cause
-            else:
-                error.__context__ = cause
+            setattr(error, "__cause__" if self.explicit else "__context__", self.cause.exception())
         return error
 
     def format(self) -> str:
@@ -117,8 +111,7 @@ class Failure:
     @property
     def in_a_line(self) -> str:
         """The exception on one line, without its traceback."""
-        words = self.summary.strip().split("\n")[0]
-        return words + (f", with {self.values}" if self.values else "")
+        return self.summary.strip().split("\n")[0] + (f", with {self.values}" if self.values else "")
 
     def _format_frames(self) -> str:
         for filename in {frame.filename for frame in self.frames}:
@@ -133,8 +126,9 @@ class Failure:
         if not self.omitted:
             return "".join(traceback.StackSummary.from_list(summaries).format())
         half = len(summaries) // 2
-        first, last = (traceback.StackSummary.from_list(part).format() for part in (summaries[:half], summaries[half:]))
-        return "".join([*first, f"  [{self.omitted} more calls]\n", *last])
+        first, last = ("".join(traceback.StackSummary.from_list(part).format())
+                       for part in (summaries[:half], summaries[half:]))
+        return f"{first}  [{self.omitted} more calls]\n{last}"
 
 
 def describe_exception(exception: BaseException, program: CodeType | None = None) -> Failure:
@@ -163,9 +157,8 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
         frames = [Frame(program.co_filename, first, None, None, None, program.co_name, first)]
     omitted = max(0, len(frames) - LONGEST_TRACEBACK)
     if omitted:
-        frames = frames[: LONGEST_TRACEBACK // 2] + frames[-(LONGEST_TRACEBACK // 2) :]
+        del frames[LONGEST_TRACEBACK // 2 : -(LONGEST_TRACEBACK // 2)]
     cause = exception.__cause__
-    explicit = cause is not None
     if cause is None and not exception.__suppress_context__:
         cause = exception.__context__
     follow = cause is not None and id(cause) not in above and len(above) < DEEPEST_CHAIN and not _is_internal(cause)
@@ -181,7 +174,7 @@ def _describe(exception: BaseException, above: frozenset[int], program: CodeType
         omitted=omitted,
         pickled=_pickled(exception),
         cause=_describe(cause, above) if cause is not None and follow else None,
-        explicit=explicit,
+        explicit=exception.__cause__ is not None,
         members=tuple(_describe(member, above) for member in members),
     )
 
@@ -190,26 +183,29 @@ def _frames(tb: TracebackType | None) -> list[Frame]:
     """The frames outside the library; all frames if the failure lies entirely inside the library."""
     frames = []
     for entry in _entries(tb):
-        code, line = entry.tb_frame.f_code, entry.tb_lineno
-        spans = itertools.islice(code.co_positions(), entry.tb_lasti // 2, None) if entry.tb_lasti >= 0 else iter(())
-        _, end_line, column, end_column = next(spans, (None, None, None, None))
+        code = entry.tb_frame.f_code
         hidden = "__tracebackhide__" in code.co_varnames and bool(entry.tb_frame.f_locals.get("__tracebackhide__"))
         frames.append(Frame(
-            code.co_filename, line, end_line, column, end_column, code.co_name, code.co_firstlineno, hidden
+            code.co_filename, entry.tb_lineno, *_span(entry), code.co_name, code.co_firstlineno, hidden
         ))
     return [frame for frame in frames if not is_ours(frame.filename)] or frames
 
 
 def _values(tb: TracebackType | None) -> str:
     users = [entry for entry in _entries(tb) if not is_installed(entry.tb_frame.f_code.co_filename)]
-    if not users:
-        return ""
-    frame, first = users[-1].tb_frame, users[-1].tb_lineno
-    span = next(itertools.islice(frame.f_code.co_positions(), max(0, users[-1].tb_lasti) // 2, None), None)
-    try:
-        return values_on_lines(frame, first, max(first, (span and span[1]) or first))
-    except Exception:  # the values are optional
-        return ""
+    if users:
+        first = users[-1].tb_lineno
+        with suppress(Exception):  # the values are optional
+            return values_on_lines(users[-1].tb_frame, first, max(first, _span(users[-1])[0] or first))
+    return ""
+
+
+def _span(entry: TracebackType) -> tuple[int | None, int | None, int | None]:
+    """The last line, the first column and the last column of the code that an entry of a traceback ran."""
+    if entry.tb_lasti < 0:
+        return None, None, None
+    positions = itertools.islice(entry.tb_frame.f_code.co_positions(), entry.tb_lasti // 2, None)
+    return next(positions, (None, None, None, None))[1:]
 
 
 def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
@@ -239,7 +235,6 @@ def _summary(exception: BaseException, name: str) -> str:
 
 
 def _pickled(exception: BaseException) -> bytes | None:
-    try:
+    with suppress(BaseException):
         return dump(exception, "the exception")
-    except BaseException:
-        return None
+    return None

@@ -52,9 +52,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is np.ndarray:
-            if obj.flags.forc or obj.dtype.hasobject:
-                return NotImplemented
-            return np.ascontiguousarray(obj).__reduce_ex__(5)
+            usual = obj.flags.forc or obj.dtype.hasobject
+            return NotImplemented if usual else np.ascontiguousarray(obj).__reduce_ex__(5)
         if kind is np.memmap:  # the mapping cannot travel, but its content can
             return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
         if isinstance(obj, BaseException) and _skips_init(kind):
@@ -64,11 +63,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             if outcomes is not None and vars(outcomes).get(name) is obj:
                 return getattr, (outcomes, name)
         if isinstance(obj, (type, types.FunctionType, TypeVar)) and travels_by_value(getattr(obj, "__module__", None)):
-            if isinstance(obj, types.FunctionType):
-                return self._dynamic_function_reduce(obj)
             if isinstance(obj, TypeVar):
                 return _reducers._make_typevar, _reducers._decompose_typevar(obj)
-            return _reducers._dynamic_class_reduce(obj)
+            is_class = isinstance(obj, type)
+            return _reducers._dynamic_class_reduce(obj) if is_class else self._dynamic_function_reduce(obj)
         return super().reducer_override(obj)
 
 
@@ -140,22 +138,15 @@ def _unimportable(name: str, has_spec: bool, origin: str | None, path: tuple[str
 # -- why something cannot be pickled -----------------------------------------------------------------------------------
 
 
-def _culprit(value: object, error: Exception) -> tuple[list[str], object, str]:
+def _culprit(value: object, error: Exception, above: frozenset[int] = frozenset()) -> tuple[list[str], object, str]:
     """The smallest part that cannot be pickled: the steps that lead to it, outermost first, the part, and the reason.
     """
-    trail: list[str] = []
-    seen: set[int] = set()
-    while len(trail) < 32:
-        seen.add(id(value))
-        for step, part in _parts(value):
-            if id(part) not in seen and (failure := _failure(part)) is not None:
-                trail.append(step)
-                value, error = part, failure
-                break
-        else:
-            break
-    reason = str(error).splitlines()
-    return trail, value, reason[0] if reason else type(error).__name__
+    above |= {id(value)}
+    for step, part in _parts(value) if len(above) <= 32 else ():
+        if id(part) not in above and (failure := _failure(part)) is not None:
+            trail, culprit, reason = _culprit(part, failure, above)
+            return [step, *trail], culprit, reason
+    return [], value, next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _failure(value: object) -> Exception | None:
@@ -179,8 +170,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for variable, default in _defaults(value):
             yield f"the default of {variable!r} of {name}", default
     elif isinstance(value, types.MethodType):
-        yield "the object", value.__self__
-        yield f"the method {value.__name__!r}", value.__func__
+        yield from (("the object", value.__self__), (f"the method {value.__name__!r}", value.__func__))
     elif isinstance(value, functools.partial):
         yield "the function", value.func
         yield from ((f"argument {i}", part) for i, part in enumerate(value.args))
@@ -189,10 +179,9 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for key, part in value.items():
             yield f"the key {key!r}", key
             yield f"the value at {key!r}", part
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"item {i}", part) for i, part in enumerate(value))
-    elif isinstance(value, np.ndarray) and value.dtype == object:
-        yield from ((f"item {i}", part) for i, part in enumerate(value.flat))
+    elif isinstance(value, (list, tuple, set, frozenset)) or (isinstance(value, np.ndarray) and value.dtype == object):
+        parts = value.flat if isinstance(value, np.ndarray) else value
+        yield from ((f"item {i}", part) for i, part in enumerate(parts))
     elif isinstance(value, type):
         yield from ((f"class attribute {name!r}", part) for name, part in vars(value).items())
     elif not isinstance(type(value).__reduce__, types.FunctionType):  # a __reduce__ of its own selects the parts
@@ -264,8 +253,8 @@ def environment(*, processes: bool = True) -> Environment:
         directory = os.getcwd()  # noqa: PTH109  (a path object costs ten times as much, in every run)
     except FileNotFoundError:
         directory = None
-    path = tuple(entry or directory or entry for entry in sys.path)
-    return Environment(path, directory, _registered(registry.version()) if processes else b"")
+    return Environment(tuple(entry or directory or entry for entry in sys.path), directory,
+                       _registered(registry.version()) if processes else b"")
 
 
 @functools.lru_cache(maxsize=1)
@@ -307,10 +296,6 @@ class ModuleWatcher:
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
         sys.meta_path.insert(place, self)
         self._note_others()
-
-    def uninstall(self) -> None:
-        """Stop watching."""
-        sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None

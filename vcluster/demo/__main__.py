@@ -1,7 +1,5 @@
 """``python -m vcluster.demo`` lists the demos or runs one of them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -41,9 +39,11 @@ def main(words: Sequence[str]) -> int:
         raise WrongWords(f"there is no demo {name!r}{nearest(name, tuple(DEMOS))}")
     try:
         arguments = parser_of(name).parse(rest)
-        demo = import_module(f"vcluster.demo.{name}")     # imported after the arguments are checked, because it is slow
-        status: int = demo.run_demo(arguments)
-        return status
+        from vcluster.demo.screen import Screen  # imported after the arguments are checked, because it is slow
+
+        screen = Screen()
+        import_module(f"vcluster.demo.{name}").run_demo(arguments, screen)
+        return int(not screen.good)
     except WrongWords as error:
         error.command = name
         raise

@@ -1,7 +1,5 @@
 """The attention demo: the keys of each device at each step, and the policies compared by bytes and memory."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +22,14 @@ from tensor_parallelism.attention import (
     Runs,
 )
 from tensor_parallelism.attention.shares import pieces
+from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import (
     extents_of,
     forward_backward,
+    planned_bytes,
+    run_here,
     show_plan,
     verdict_of_bytes,
     verdict_of_values,
@@ -74,34 +75,32 @@ Shapes = tuple[tuple[int, ...], ...]
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, Attention, Shapes]:
     """The checked arguments. Raises `WrongWords`. Starts nothing."""
     name, policy = arguments.policy, POLICIES[arguments.policy]
-    usual = Mesh(**({axis: 4 // len(policy.axes) for axis in policy.axes} or {"dp": 2}))
-    mesh = mesh_of(arguments, usual)
+    usual = {axis: 4 // len(policy.axes) for axis in policy.axes} or {"dp": 2}
+    mesh = mesh_of(arguments, Mesh(**usual))
     if {*mesh.axes} - {"dp"} != {*policy.axes}:
-        flags = " ".join(f"--{axis} {size}" for axis, size in usual.shape.items())
+        flags = " ".join(f"--{axis} {size}" for axis, size in usual.items())
         raise WrongWords(f"policy {name} needs {' and '.join(policy.axes) or 'no axis'} and dp, as in {flags}; the "
                          f"mesh is {mesh!r}")
     batch, sequence, heads, head_dim = extents_of(arguments, "BATCH,SEQUENCE,HEADS,HEAD_DIM", most=None)
     if batch * heads * sequence * sequence > MOST_SCORES or batch * sequence * heads * head_dim > MOST_SCORES:
         raise WrongWords(f"--shape: a demo takes up to {MOST_SCORES:,} scores, or elements of x")
-    kv_heads = heads if arguments.kv_heads is None else arguments.kv_heads
     model = heads * head_dim
-    keys = (model, kv_heads, head_dim)
+    keys = (model, arguments.kv_heads or heads, head_dim)
     shapes = (batch, sequence, model), (model, heads, head_dim), keys, keys, (heads, head_dim, model)
-    sharding = policy.sharding(tuple(axis for axis in mesh.axes if axis == "dp"))
     try:
-        operation = Attention(sharding, AttentionShardingPolicy(name), causal=not arguments.full,
-                              zigzag=arguments.zigzag)
+        operation = Attention(policy.sharding(tuple({"dp"}.intersection(mesh.axes))), AttentionShardingPolicy(name),
+                              causal=not arguments.full, zigzag=arguments.zigzag)
         operation.plan(shapes, mesh)
     except ValueError as error:
         raise WrongWords(str(error).partition("; whole_keys")[0]) from None
     return mesh, operation, shapes
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if values, bytes or memory differ from what is expected."""
+def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Run the demo. A verdict is bad if values, bytes or memory differ from what is expected."""
     mesh, operation, shapes = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
-    plan, screen = operation.plan(shapes, mesh), Screen()
+    plan, sharding = operation.plan(shapes, mesh), operation.sharding
     screen.line(f"attention under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
     screen.line(f"  x{list(shapes[0])}, {plan.shapes.heads} heads of {plan.shapes.head_dim}, "
                 f"{plan.shapes.kv_heads} key-value heads{', causal' * operation.causal}{', zigzag' * operation.zigzag}")
@@ -110,17 +109,11 @@ def run_demo(arguments: argparse.Namespace) -> int:
     _show_steps(screen, plan)
 
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal(shape) for shape in shapes]
-    grad = rng.standard_normal(plan.shapes.out)
+    *values, grad = (rng.standard_normal(shape) for shape in (*shapes, plan.shapes.out))
     order = np.array([place for runs in plan.runs for run in runs for place in run], np.intp)
-    sharding = operation.sharding
-    layouts = [sharding.out, *(getattr(sharding, name) for name in NAMES)]
-
-    from vcluster import Sharded, VirtualCluster
-
-    whole = [grad[:, order], values[0][:, order], *values[1:]]
-    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(forward_backward, operation, *map(Sharded, whole, layouts))
+    layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
+    run = run_here(arguments, mesh, forward_backward, operation,
+                   *map(Sharded, (grad[:, order], values[0][:, order], *values[1:]), layouts))
 
     screen.heading("Plan")
     show_plan(screen, plan)
@@ -130,14 +123,13 @@ def run_demo(arguments: argparse.Namespace) -> int:
     screen.heading("Verdict")
     results = whole_outputs(run, layouts, mesh)
     results[:2] = [x[:, np.argsort(order)] for x in results[:2]]
-    close = verdict_of_values(screen, results, in_one_process(values, grad, causal=operation.causal))
-    predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
-    same = verdict_of_bytes(
-        screen, run.trace, predicted, "as planned, above; AttentionShardingPolicy has it as a formula"
+    verdict_of_values(screen, results, in_one_process(values, grad, causal=operation.causal))
+    verdict_of_bytes(
+        screen, run.trace, planned_bytes(plan), "as planned, above; AttentionShardingPolicy has it as a formula"
     )
-    good = close and same and _few_blocks(screen, plan, run.trace)
+    if screen.good and plan.policy.value in RINGS:
+        _verdict_of_blocks(screen, plan, run.trace)
     show_elsewhere(screen, run.trace, mesh, hardware)
-    return 0 if good else 1
 
 
 def in_one_process(values: list[Any], grad: Any, *, causal: bool) -> list[Any]:
@@ -160,11 +152,10 @@ def in_one_process(values: list[Any], grad: Any, *, causal: bool) -> list[Any]:
 def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
     """Write one row for each device: its rows and heads, its keys at each step, and the number of its scores."""
     size, ulysses = len(plan.runs), plan.is_ulysses
-    whole = (range(plan.shapes.x[1]),)
+    steps, whole = 1 if ulysses else size, (range(plan.shapes.x[1]),)
     if max(size, plan.mesh.size) > MOST_DRAWN:
-        screen.line(f"  {plan.mesh.size} devices, {1 if ulysses else size} steps: only drawn for up to {MOST_DRAWN}")
+        screen.line(f"  {plan.mesh.size} devices, {steps} steps: only drawn for up to {MOST_DRAWN}")
         return
-    steps = 1 if ulysses else size
     table = []
     for rank in range(plan.mesh.size):
         place = plan.mesh.group(rank, plan.sharding.split.rows).index(rank)
@@ -172,11 +163,11 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
         cells, scores = [], 0
         for step in range(steps):
             at = (place - step) % size
-            seen, computed = _seen(rows, whole if ulysses else plan.runs[at], causal=plan.causal)
+            cell, computed = _seen(rows, whole if ulysses else plan.runs[at], "all" if steps == 1 else LETTERS[at],
+                                   causal=plan.causal)
+            cells.append(cell)
             scores += computed
-            letter = "all" if steps == 1 else LETTERS[at]
-            cells.append({"all": letter, "some": letter.lower()}.get(seen, "-"))
-        spans = _spans(rows), _spans((heads.queries,)), _spans((heads.keys,))
+        spans = map(_spans, (rows, (heads.queries,), (heads.keys,)))
         table.append((f"r{rank}", *spans, *cells, f"{scores:,}"))
     screen.table(("device", "rows", "heads", "keys", "step 0", *map(str, range(1, steps)), "scores"), table)
     if steps > 1:
@@ -186,12 +177,12 @@ def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
     screen.line("  keys: key-value heads; scores: number per head and sequence")
 
 
-def _seen(rows: Runs, columns: Runs, *, causal: bool) -> tuple[str, int]:
-    """Whether rows attend to ``all``, ``some`` or none of some columns, and the number of scores computed."""
+def _seen(rows: Runs, columns: Runs, name: str, *, causal: bool) -> tuple[str, int]:
+    """The name of some columns, in small letters if rows attend only to some, and the number of scores computed."""
     blocks = list(pieces(rows, columns, causal=causal))
     scores = sum((block.rows.stop - block.rows.start) * (block.columns.stop - block.columns.start) for block in blocks)
     whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(block.masked for block in blocks)
-    return "all" if whole and blocks else "some" if blocks else "", scores
+    return (name if whole else name.lower()) if blocks else "-", scores
 
 
 def _spans(runs: Runs) -> str:
@@ -204,15 +195,13 @@ def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: M
     devices = mesh.size // prod(replicas.values())
     rows: list[tuple[str, ...]] = []
     for name, policy in POLICIES.items():
-        sizes = dict.fromkeys(policy.axes, devices)
-        if len(sizes) == 2:
-            sizes = {"cp": devices // 2, "tp": 2}
-        if devices % 2 and len(sizes) == 2:
+        if devices % 2 and len(policy.axes) == 2:
             continue
+        sizes = {"cp": devices // 2, "tp": 2} if len(policy.axes) == 2 else dict.fromkeys(policy.axes, devices)
         on = Mesh(**replicas, **sizes) if replicas or sizes else Mesh(dp=1)
         for zigzag in (False, True) if operation.causal and name in RINGS else (False,):
-            layouts = policy.sharding(tuple(replicas))
-            other = Attention(layouts, AttentionShardingPolicy(name), causal=operation.causal, zigzag=zigzag)
+            other = Attention(policy.sharding(tuple(replicas)), AttentionShardingPolicy(name),
+                              causal=operation.causal, zigzag=zigzag)
             head = ("  zigzag" if zigzag else name, ",".join(f"{axis}={size}" for axis, size in sizes.items()))
             try:
                 plan = other.plan(shapes, on)
@@ -220,10 +209,9 @@ def _show_policies(screen: Screen, operation: Attention, shapes: Shapes, mesh: M
                 rows.append((*head, *["-"] * 4, "heads do not fit"))
                 continue
             trace = _recorded(other, shapes, on)
-            peaks = max(trace.peaks().values()), max(trace.peaks("scores").values(), default=0)
-            moved = sum(plan.bytes_received), sum(plan.backward_bytes_received)
-            work = f"{max(plan.flops) / max(1, min(plan.flops)):.1f}"
-            rows.append((*head, *map(_short, (*moved, *peaks)), work))
+            numbers = (sum(plan.bytes_received), sum(plan.backward_bytes_received),
+                       max(trace.peaks().values()), max(trace.peaks("scores").values(), default=0))
+            rows.append((*head, *map(_short, numbers), f"{max(plan.flops) / max(1, min(plan.flops)):.1f}"))
     screen.table(("policy", "over", "forward", "backward", "peak", "scores", "work"), rows)
     screen.line("  bytes received by all devices; peak bytes of one device, and of its scores;")
     screen.line("  work: attention flops of the busiest device relative to the least busy one")
@@ -241,10 +229,8 @@ def _recorded(operation: Attention, shapes: Shapes, mesh: Mesh) -> Trace:
     return record(both, mesh, inputs=operation.inputs(mesh, *map(np.zeros, shapes))).trace
 
 
-def _few_blocks(screen: Screen, plan: AttentionPlan, trace: Trace) -> bool:
-    """Whether a ring never held more than two blocks of keys and values."""
-    if plan.policy.value not in RINGS:
-        return True
+def _verdict_of_blocks(screen: Screen, plan: AttentionPlan, trace: Trace) -> None:
+    """Say whether a ring never held more than two blocks of keys and values."""
     largest = max(
         2 * plan.dtype.itemsize * plan.sharding.x.local_shape(plan.shapes.x, plan.mesh, rank)[0]
         * max(sum(map(len, runs)) for runs in plan.runs)
@@ -252,6 +238,5 @@ def _few_blocks(screen: Screen, plan: AttentionPlan, trace: Trace) -> bool:
         for rank in range(plan.mesh.size)
     )
     peak = max(trace.peaks("keys and values").values())
-    few = peak <= 2 * largest
-    screen.verdict(few, f"at most {_short(peak)} bytes of keys and values held; two blocks are {_short(2 * largest)}")
-    return few
+    screen.verdict(peak <= 2 * largest, f"at most {_short(peak)} bytes of keys and values held; two blocks are "
+                                        f"{_short(2 * largest)}")

@@ -1,13 +1,11 @@
 """Checked command lines: an error is one line with the nearest valid words, and exit status 2."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +19,9 @@ AXES = ("pp", "dp", "cp", "ep", "tp")
 MOST_DEVICES = 256
 
 
+Arguments = Mapping[str, Mapping[str, Any]]
+
+
 class WrongWords(Exception):
     """The command line is invalid. The text is a message for the user."""
 
@@ -29,25 +30,30 @@ class WrongWords(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples."""
+    """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples.
 
-    def __init__(self, **options: Any) -> None:
+    ``arguments`` are the keyword arguments of ``add_argument``, by flag or positional argument.
+    """
+
+    def __init__(self, arguments: Arguments | None = None, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        for name, keywords in (arguments or {}).items():
+            self.add_argument(name, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        hint = "; see --help" if message.startswith("the following arguments are required") else ""
-        raise WrongWords(message.removeprefix("argument ") + hint)
+        raise WrongWords(message.removeprefix("argument ") + (
+            "; see --help" if message.startswith("the following arguments are required") else ""))
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The words as a namespace. Raises `WrongWords` for an unknown word, with the nearest known one."""
         namespace, unknown = self.parse_known_args(words)
         if unknown:
-            options = [option for option in self._option_string_actions if option.startswith("--")]
             word = unknown[0].partition("=")[0]
-            if word.startswith("-"):
-                raise WrongWords(f"there is no option {word}{nearest(word, options)}")
-            raise WrongWords(f"nothing is expected here: {word!r}")
+            if not word.startswith("-"):
+                raise WrongWords(f"nothing is expected here: {word!r}")
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            raise WrongWords(f"there is no option {word}{nearest(word, options)}")
         return namespace
 
 
@@ -102,13 +108,14 @@ def choice(right: Sequence[str]) -> Callable[[str], str]:
     return convert
 
 
-def add_mesh(parser: argparse.ArgumentParser, **axes: str) -> None:
-    """Add ``--mesh``, and a flag for each of the given axes with its help."""
-    for axis in AXES:
-        if axis in axes:
-            parser.add_argument(f"--{axis}", type=whole(), metavar="N", help=axes[axis])
-    example = ",".join(f"{axis}=2" for axis in AXES if axis in axes)
-    parser.add_argument("--mesh", metavar="AXES", help=f"the whole mesh, outermost axis first, as {example}")
+def mesh_arguments(**axes: str) -> Arguments:
+    """``--mesh``, and a flag for each of the given axes with its help."""
+    known = [axis for axis in AXES if axis in axes]
+    return {
+        **{f"--{axis}": {"type": whole(), "metavar": "N", "help": axes[axis]} for axis in known},
+        "--mesh": {"metavar": "AXES", "help": "the whole mesh, outermost axis first, as "
+                                              + ",".join(f"{axis}=2" for axis in known)},
+    }
 
 
 def mesh_of(
@@ -136,10 +143,9 @@ def _axes_of(text: str, known: Sequence[str] | None) -> dict[str, int]:
         axis, equals, size = part.strip().partition("=")
         if not equals:
             raise WrongWords(f"--mesh needs axis=size pairs, as in --mesh pp=2,dp=2; got {text!r}")
-        if known is None:
-            if not axis.isidentifier():
-                raise WrongWords(f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}")
-        elif axis not in known:
+        if known is None and not axis.isidentifier():
+            raise WrongWords(f"--mesh: the name of an axis must consist of letters, digits and _, got {axis!r}")
+        if known is not None and axis not in known:
             raise WrongWords(f"--mesh has no axis {axis!r} here{nearest(axis, known)}")
         if axis in extents:
             raise WrongWords(f"--mesh names axis {axis!r} twice")
@@ -165,8 +171,7 @@ def writable(path: Path, option: str = "") -> Path:
         existed = path.exists()
         if path.is_fifo():  # opening it would wait for a reader
             raise WrongWords(f"{option and f'--{option}: '}{path} cannot be written: it is a pipe, not a file")
-        with path.open("ab"):
-            pass
+        path.open("ab").close()
         if not existed:
             path.unlink()
     return path

@@ -3,8 +3,6 @@
 A user's file is untrusted: nothing in it is unpickled, and every problem with it is a `DataError` that names the file.
 """
 
-from __future__ import annotations
-
 import ast
 import warnings
 from dataclasses import dataclass
@@ -82,10 +80,9 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
             if isinstance(loaded, np.ndarray):
                 raise DataError(f"{path} holds a single array, not an .npz archive with arrays x and y")
             with loaded as arrays:
-                missing = [name for name in ("x", "y") if name not in arrays.files]
-                if missing:
-                    names = ", ".join(arrays.files) or "nothing"
-                    raise DataError(f"{path} has no array {' and no array '.join(missing)}; it holds {names}")
+                if missing := [name for name in ("x", "y") if name not in arrays.files]:
+                    raise DataError(f"{path} has no array {' and no array '.join(missing)}; "
+                                    f"it holds {', '.join(arrays.files) or 'nothing'}")
                 x, y = arrays["x"], arrays["y"]
     except DataError:
         raise
@@ -97,7 +94,8 @@ def load_npz(path: str | Path, seed: int = 0) -> Dataset:
         raise DataError(f"{path} needs more memory than this machine has") from None
     except Exception as error:
         # zipfile, zlib and NumPy's header parser raise a dozen types for bytes that are not an archive.
-        raise DataError(f"{path} is not a whole .npz file ({_one_line(error)})") from None
+        reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))[:120]
+        raise DataError(f"{path} is not a whole .npz file ({reason})") from None
     if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
         raise DataError(f"{path} holds x or y as plain bytes, not as an array")
     return _dataset(path.name, *_checked(path, x, y), seed)
@@ -145,13 +143,7 @@ def _scaled(values: np.ndarray, by: np.ndarray) -> np.ndarray:
     at the edge) would be amplified.
     """
     spread = np.maximum(by.std(axis=0), 0.1 * np.ptp(by, axis=0))
-    scaled: np.ndarray = (values - by.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    return scaled
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:120] if text else type(error).__name__
+    return np.asarray((values - by.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
 
 
 VOCABULARY = 256
@@ -168,13 +160,9 @@ def docstrings(package: str = "parallelism") -> str:
 
     The sources are read and never run. Raises `DataError` if they are not installed.
     """
-    root = Path(str(resources.files(package)))
-    files = sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).parts)
-    docs = [
-        ast.get_docstring(node) for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, _DOCUMENTED)
-    ]
-    text = "\n\n".join(filter(None, docs))
+    files = sorted(Path(str(resources.files(package))).rglob("*.py"), key=lambda file: file.parts)
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    text = "\n\n".join(filter(None, (ast.get_docstring(node) for node in nodes if isinstance(node, _DOCUMENTED))))
     if not text:
         raise DataError(f"the sources of {package} are not installed; the demo learns from their docstrings")
     return text
@@ -188,8 +176,7 @@ def tokens_of(text: str) -> npt.NDArray[np.int64]:
 def pieces(tokens: npt.NDArray[np.int64], rows: int, length: int, seed: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """A batch of ``rows`` pieces of ``length`` tokens each, from positions drawn with the seed."""
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, rows)
-    batch: npt.NDArray[np.int64] = tokens[starts[:, None] + np.arange(length)]
-    return batch
+    return tokens.take(starts[:, None] + np.arange(length))
 
 
 def in_one_line(tokens: list[int]) -> str:

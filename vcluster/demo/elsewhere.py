@@ -6,13 +6,13 @@ import warnings
 from typing import TYPE_CHECKING
 
 from parallelism.display.quantities import seconds
+from parallelism.hardware import Hardware
 from parallelism.hardware.host import host_summary
 from parallelism.mesh import Mesh
 from parallelism.trace import Trace, UndeclaredComputeWarning
 from vcluster.demo.command_line import WrongWords
 
 if TYPE_CHECKING:
-    from parallelism.hardware import Hardware
     from vcluster.demo.screen import Screen
 
 
@@ -20,7 +20,6 @@ def hardware_of(name: str | None, size: int | None = None) -> Hardware | None:
     """The hardware of ``--hardware``, with room for ``size`` devices (None: any number). Raises `WrongWords`."""
     if name is None:
         return None
-    from parallelism.hardware import Hardware
     from parallelism.timeline import Pricing
 
     try:
@@ -42,8 +41,7 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
 
     dtype = None if "float64" in hardware.flops_per_second else next(iter(hardware.flops_per_second))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UndeclaredComputeWarning)
+        with warnings.catch_warnings(action="ignore", category=UndeclaredComputeWarning):
             there = trace.on(hardware, compute="modelled", priced_dtype=dtype)
     except ValueError as error:
         raise WrongWords(f"--hardware: {error}") from None
@@ -54,15 +52,14 @@ def show_elsewhere(screen: Screen, trace: Trace, mesh: Mesh, hardware: Hardware 
     if dtype is not None:
         screen.line(f"  priced as              {dtype}, because it has no float64")
     screen.line(f"  step time              {seconds(there.makespan_seconds)}")
-    bubble = max(0.0, available - computing - exposed)
-    for name, part in (("compute", computing), ("exposed communication", exposed), ("bubble", bubble)):
-        share = part / available if available else 0.0
-        screen.line(f"  {name:22} {share:.1%} of the devices' time")
+    for name, part in (("compute", computing), ("exposed communication", exposed),
+                       ("bubble", max(0.0, available - computing - exposed))):
+        screen.line(f"  {name:22} {part / available if available else 0:.1%} of the devices' time")
     screen.line(f"  undeclared compute     {seconds(there.undeclared_seconds)} of CPU time here, not priced there")
     near = hardware.links[0].name
-    apart = {axis: hardware.spans(mesh, axis) for axis in mesh.axes}
-    leaving = [f"{axis} (over {level})" for axis, level in apart.items() if level not in (None, near)]
-    unit = f"{hardware.inside(1) if len(hardware.links) > 1 else hardware.devices} devices joined by {near}"
+    leaving = [f"{axis} (over {level})" for axis in mesh.axes
+               if (level := hardware.spans(mesh, axis)) not in (None, near)]
+    devices = hardware.inside(1) if len(hardware.links) > 1 else hardware.devices
     screen.line(f"  axes that leave a node {', '.join(leaving) or 'none'}")
-    screen.line(f"                         (a node is {unit})")
+    screen.line(f"                         (a node is {devices} devices joined by {near})")
     return there

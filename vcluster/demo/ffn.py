@@ -1,7 +1,5 @@
 """The ffn demo: the feed-forward block of a Transformer, forward and backward, compared with one process."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +10,14 @@ import numpy as np
 from parallelism.kernels import ACTIVATIONS, dense
 from parallelism.mesh import Mesh
 from tensor_parallelism.feed_forward import NAMES, FeedForward, FeedForwardSharding
+from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import (
     extents_of,
     forward_backward,
+    planned_bytes,
+    run_here,
     show_devices,
     show_layouts,
     show_plan,
@@ -59,54 +60,42 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, FeedForward, tuple[int
     mesh = mesh_of(arguments, Mesh(tp=4) if policy.least_axes == 1 else Mesh(x=2, y=2), any_axes=True)
     if len(mesh.axes) < policy.least_axes:
         raise WrongWords(f"policy {arguments.policy} needs two axes, as in --mesh x=2,y=2; the mesh is {mesh!r}")
-    shape = extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
-    return mesh, FeedForward(policy.sharding(mesh), activation=arguments.activation), shape
+    operation = FeedForward(policy.sharding(mesh), activation=arguments.activation)
+    return mesh, operation, extents_of(arguments, "BATCH,SEQUENCE,MODEL,HIDDEN")
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
+def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Run the demo. A verdict is bad if values or bytes differ from what is expected."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
-    sharding, screen = operation.sharding, Screen()
+    sharding = operation.sharding
     screen.line(f"feed-forward under {arguments.policy} on {mesh!r}, each device a {arguments.backend}", "bold")
     screen.line(f"  y = {arguments.activation}(x W1 + b1) W2 + b2, x[{batch}, {sequence}, {model}], {hidden} hidden")
     screen.line(f"  {POLICIES[arguments.policy].summary}")
     shapes = (batch, sequence, model), (model, hidden), (hidden,), (hidden, model), (model,)
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal(shape) for shape in shapes]
-    grad = rng.standard_normal(shapes[0])
+    *values, grad = (rng.standard_normal(shape) for shape in (*shapes, shapes[0]))
+    layouts = [getattr(sharding, name) for name in ("out", *NAMES)]
 
     screen.heading("Layouts")
-    named = dict(zip(NAMES, shapes, strict=True))
-    labels = ("x[b, s, m]", "x"), ("W1[m, f]", "w1"), ("W2[f, m]", "w2")
-    show_layouts(screen, ((label, named[name], getattr(sharding, name)) for label, name in labels), mesh)
-
-    from vcluster import Sharded, VirtualCluster
-
-    inputs = [Sharded(value, getattr(sharding, name)) for name, value in zip(NAMES, values, strict=True)]
-    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(forward_backward, operation, Sharded(grad, sharding.out), *inputs)
+    show_layouts(screen, (("x[b, s, m]", shapes[0], sharding.x), ("W1[m, f]", shapes[1], sharding.w1),
+                          ("W2[f, m]", shapes[3], sharding.w2)), mesh)
+    run = run_here(arguments, mesh, forward_backward, operation, *map(Sharded, (grad, *values), layouts))
 
     screen.heading("Plan and traffic")
     plan = operation.plan((shapes[0], shapes[1], shapes[3]), mesh)
     show_plan(screen, plan)
-    screen.line()
-    shards = [(x, w1, w2) for _, x, w1, _, w2, _ in run.outputs]
-    show_devices(screen, run.trace, ("x", "W1", "W2"), shards)
+    show_devices(screen, run.trace, ("x", "W1", "W2"), [(x, w1, w2) for _, x, w1, _, w2, _ in run.outputs])
 
     screen.heading("Verdict")
-    results = whole_outputs(run, [getattr(sharding, name) for name in ("out", *NAMES)], mesh)
-    close = verdict_of_values(screen, results, in_one_process(values, grad, arguments.activation))
-    predicted = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
-    same = verdict_of_bytes(screen, run.trace, predicted, None)
+    verdict_of_values(screen, whole_outputs(run, layouts, mesh), in_one_process(values, grad, arguments.activation))
+    verdict_of_bytes(screen, run.trace, planned_bytes(plan))
     show_elsewhere(screen, run.trace, mesh, hardware)
-    return 0 if close and same else 1
 
 
 def in_one_process(values: list[Any], grad: Any, activation: str) -> list[Any]:
     """y and the gradients of x, W1, b1, W2 and b2."""
-    x, w1, b1, w2, b2 = values
-    act = ACTIVATIONS[activation]
+    (x, w1, b1, w2, b2), act = values, ACTIVATIONS[activation]
     rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     before = dense(rows, w1, b1)
     back = act.backward(before, grads @ w2.T)

@@ -1,16 +1,16 @@
 """The gpt demo: a small GPT is trained on stages, shards and replicas, and compared with one process."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.display import WIDTH
+from parallelism.hardware import Hardware
 from parallelism.kernels import Adam
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
@@ -34,10 +34,7 @@ from vcluster.demo.training import (
     train,
     write,
 )
-
-if TYPE_CHECKING:
-    from parallelism.hardware import Hardware
-    from vcluster.runs import VirtualCluster
+from vcluster.runs import VirtualCluster
 
 TOLERANCE = 1e-9
 """Largest difference from one process, of the losses of all steps and of the final parameters."""
@@ -51,23 +48,19 @@ MOST_PROMPT = 60
 
 @dataclass(frozen=True)
 class Job:
-    """The checked arguments of the demo."""
+    """The checked arguments of the demo, and what is made of them."""
 
+    arguments: argparse.Namespace
     mesh: Mesh
     model: Transformer
     optimizer: Adam
     tokens: npt.NDArray[np.int64]
-    rows: int
-    steps: int
-    seed: int
-    backend: str
     prompt: bytes
-    trace: Path | None
     hardware: Hardware | None
 
     def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens and targets of a step. Each target is the token after the next."""
-        drawn = pieces(self.tokens, self.rows, SEQUENCE + 1, (self.seed, step))
+        drawn = pieces(self.tokens, self.arguments.rows, SEQUENCE + 1, (self.arguments.seed, step))
         return drawn[:, :-1], drawn[:, 1:]
 
 
@@ -80,8 +73,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
         raise WrongWords(f"--heads {arguments.heads}: each takes an even share of --width, {arguments.width}")
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     pipeline = pipeline_of(stages, arguments.microbatches, arguments.schedule, chunks)
-    layers = arguments.blocks + 2
-    if stages > layers:
+    if stages > (layers := arguments.blocks + 2):
         raise WrongWords(f"{stages} stages: with --blocks {arguments.blocks} there are {layers} layers, embedding and "
                          f"head included; for more stages: --blocks {stages - 2}")
     if pipeline.schedule.weights != "one" or pipeline.schedule.local:
@@ -103,52 +95,47 @@ def prepare(arguments: argparse.Namespace) -> Job:
     if not arguments.prompt:
         raise WrongWords("--prompt: needs at least one character")
     check_writable(trace=arguments.trace)
-    hardware = hardware_of(arguments.hardware, mesh.size)
-    return Job(
-        mesh, model, Adam(arguments.learning_rate), tokens, arguments.rows, arguments.steps, arguments.seed,
-        arguments.backend, arguments.prompt.encode("utf-8", "surrogateescape"), arguments.trace, hardware,
-    )
+    return Job(arguments, mesh, model, Adam(arguments.learning_rate), tokens,
+               arguments.prompt.encode("utf-8", "surrogateescape"), hardware_of(arguments.hardware, mesh.size))
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if numbers differ from one process or bytes from the closed form."""
+def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Run the demo. A verdict is bad if numbers differ from one process or bytes from the closed form."""
     job = prepare(arguments)
-    model, screen = job.model, Screen()
-    screen.line(f"A small GPT on {job.mesh!r}, each device a {job.backend}", "bold")
-    blocks = f"{model.blocks} block{'s' * (model.blocks > 1)} of {model.heads} heads"
-    screen.line(f"  embedding, {blocks}, head; {model.width} wide; {_count(model):,} parameters")
+    model, steps, backend = job.model, arguments.steps, arguments.backend
+    shapes = (shape for layer in range(model.layer_count) for shape in model.parameter_shapes(layer).values())
+    screen.line(f"A small GPT on {job.mesh!r}, each device a {backend}", "bold")
+    screen.line(f"  embedding, {model.blocks} block{'s' * (model.blocks > 1)} of {model.heads} heads, head; "
+                f"{model.width} wide; {sum(map(prod, shapes)):,} parameters")
     screen.line(f"  text: the docstrings of parallelism, {len(job.tokens):,} bytes; a token is a byte")
-    screen.line(f"  a batch: {job.rows} pieces of {SEQUENCE} tokens; schedule {model.pipeline.schedule.name}, "
+    screen.line(f"  a batch: {arguments.rows} pieces of {SEQUENCE} tokens; schedule {model.pipeline.schedule.name}, "
                 f"{model.pipeline.microbatches} microbatches")
-    screen.line(f"  Adam at {job.optimizer.lr:.3g}, {job.steps} steps")
-    from vcluster import VirtualCluster
-
-    with VirtualCluster(job.mesh, backend=job.backend) as cluster:
+    screen.line(f"  Adam at {job.optimizer.lr:.3g}, {steps} steps")
+    shown = in_one_line([*job.prompt])[-MOST_PROMPT:]
+    with VirtualCluster(job.mesh, backend=backend) as cluster:
         screen.heading("Layers by device")
         _show_holders(screen, job, cluster)
         screen.heading("Training")
-        trained = train(model, job.optimizer, job.steps, job.batch, cluster, screen)
-        written = generate(job, cluster)
+        trained = train(model, job.optimizer, steps, job.batch, cluster, screen)
+        written = generate(job, cluster, WIDTH - 3 - len(shown))
     screen.heading("The same training in one process")
-    with VirtualCluster(1, backend=job.backend) as cluster:
-        whole = replace(model, pipeline=Pipeline(1, 1))
-        alone = train(whole, job.optimizer, job.steps, job.batch, cluster, screen)
+    with VirtualCluster(1, backend=backend) as cluster:
+        alone = train(replace(model, pipeline=Pipeline(1, 1)), job.optimizer, steps, job.batch, cluster, screen)
     screen.heading("Verdict")
-    good = _show_verdict(screen, trained, alone)
+    _show_verdict(screen, trained, alone)
     screen.heading("Bytes in the last step")
-    good = _show_bytes(screen, job, trained.step) and good
+    _show_bytes(screen, job, trained.step)
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
-    write(screen, "trace", "trace", job.trace, record.save)
+    write(screen, "trace", "trace", arguments.trace, record.save)
     screen.heading("Generated text, one byte after the other, by all devices together")
-    screen.line(f"  {_shown(job)}|{in_one_line(written)}")
-    return 0 if good else 1
+    screen.line(f"  {shown}|{in_one_line(written)}")
 
 
-def generate(job: Job, cluster: VirtualCluster) -> list[int]:
+def generate(job: Job, cluster: VirtualCluster, count: int) -> list[int]:
     """Continue the prompt: draw each byte from its sharpened probabilities and append it to the context."""
-    step, rng = job.model.predict_step(), np.random.default_rng(job.seed)
+    step, rng = job.model.predict_step(), np.random.default_rng(job.arguments.seed)
     context, written = [*job.prompt][-SEQUENCE:], list[int]()
-    for _ in range(WIDTH - 3 - len(_shown(job))):
+    for _ in range(count):
         logits: npt.NDArray[Any] = cluster.run(step, np.array([context])).result[0, -1] / TEMPERATURE
         chances = np.exp(logits - logits.max())
         written.append(int(rng.choice(VOCABULARY, p=chances / chances.sum())))
@@ -156,65 +143,48 @@ def generate(job: Job, cluster: VirtualCluster) -> list[int]:
     return written
 
 
-def _shown(job: Job) -> str:
-    """The end of the prompt."""
-    return in_one_line([*job.prompt])[-MOST_PROMPT:]
-
-
-def _count(model: Transformer) -> int:
-    shapes = (shape for layer in range(model.layer_count) for shape in model.parameter_shapes(layer).values())
-    return sum(int(np.prod(shape)) for shape in shapes)
-
-
-def _shards(job: Job, rank: int) -> list[int]:
-    """The number of elements of each parameter of which a rank holds a shard."""
-    place = job.mesh.index(rank)
-    layers = layers_on(job.model.pipeline, job.model, place["pp"] if "pp" in job.mesh.axes else 0)
-    return [
-        int(np.prod(layout.local_shape(shape, job.mesh, rank)))
-        for layer in layers
+def _parameters(job: Job, rank: int) -> int:
+    """The number of elements in the shards of all parameters that a rank holds."""
+    return sum(
+        prod(layout.local_shape(shape, job.mesh, rank))
+        for layer in layers_on(job.model.pipeline, job.model, dict(job.mesh.index(rank)).get("pp", 0))
         for shape, layout in zip(
             job.model.parameter_shapes(layer).values(), job.model.layouts(layer, job.mesh).values(), strict=True)
-    ]
+    )
 
 
 def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     model, cells = job.model, []
-    width = job.mesh.shape.get("tp", 1)
-    for rank, index in enumerate(job.mesh):
-        layers = layers_on(model.pipeline, model, index["pp"] if "pp" in job.mesh.axes else 0)
-        heads = len(np.array_split(np.arange(model.heads), width)[index["tp"] if width > 1 else 0])
-        parts = ["embedding"] * (0 in layers)
-        inner = [layer for layer in layers if 0 < layer < model.layer_count - 1]
-        parts += [f"block {layer}" for layer in inner] if len(inner) <= 2 else [f"{len(inner)} blocks"]
-        parts += ["head"] * (model.layer_count - 1 in layers)
-        names = ", ".join(parts)
-        cells.append((names if len(names) <= 28 else listed(layers), f"{heads} of {model.heads}",
-                      f"{sum(_shards(job, rank)):,}"))
+    shares = np.array_split(np.arange(model.heads), job.mesh.shape.get("tp", 1))
+    for rank, index in enumerate(map(dict, job.mesh)):
+        layers = layers_on(model.pipeline, model, index.get("pp", 0))
+        inner = [f"block {layer}" for layer in layers if 0 < layer < model.layer_count - 1]
+        blocks = inner if len(inner) <= 2 else [f"{len(inner)} blocks"]
+        names = ", ".join(
+            [*["embedding"] * (0 in layers), *blocks, *["head"] * (model.layer_count - 1 in layers)])
+        cells.append((names if len(names) <= 28 else listed(layers),
+                      f"{len(shares[index.get('tp', 0)])} of {model.heads}", f"{_parameters(job, rank):,}"))
     show_holders(screen, job.mesh, cluster, ("layers", "heads", "parameters"), cells)
 
 
-def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> bool:
+def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> None:
     first, last = trained.losses[0], trained.losses[-1]
     screen.line(f"  loss {short(first)} before the first step (a random guess among 256 has "
                 f"{np.log(VOCABULARY):.4f}),\n  {short(last)} before the last")
     if not last < first + 1:
         screen.verdict(False, "the training diverged; try a smaller step: --learning-rate 0.001")
-        return False
+        return
     apart = float(np.max(np.abs(np.subtract(trained.losses, alone.losses))))
-    same = apart <= TOLERANCE
-    screen.verdict(same, f"largest difference from the losses of one process: {apart:.1e}")
+    screen.verdict(apart <= TOLERANCE, f"largest difference from the losses of one process: {apart:.1e}")
     assert trained.last.parameters is not None and alone.last.parameters is not None
     difference = largest_difference(trained.last.parameters, alone.last.parameters)
-    close = difference <= TOLERANCE
-    screen.verdict(close, f"largest difference from its final parameters: {difference:.1e}")
+    screen.verdict(difference <= TOLERANCE, f"largest difference from its final parameters: {difference:.1e}")
     steps = len(trained.losses)
     screen.line(f"       wall time: {trained.seconds / steps * 1e3:.0f} ms per step, "
                 f"{alone.seconds / steps * 1e3:.0f} ms in one process")
-    return same and close
 
 
-def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
+def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
     expected = expected_bytes(job)
     moved = {axis: step.filter(axes=axis).bytes_received() for axis in ("tp", "dp")}
     moved["pp"] = step.filter(kind="send").bytes_sent()
@@ -227,28 +197,23 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> bool:
         if job.mesh.shape.get(axis, 1) > 1:
             count = len(step.filter(kind="send")) if axis == "pp" else step.filter(axes=axis).count(kind)
             rows.append((kind, axis, f"{count:,}", f"{moved[axis]:,}", what))
-    for name, kind in (("host to devices", "h2d"), ("devices to host", "d2h")):
-        traffic = step.filter(kind=kind)
-        nbytes = traffic.bytes_received() if kind == "h2d" else traffic.bytes_sent()
-        rows.append((name, "", "", f"{nbytes:,}", "tokens" if kind == "h2d" else "loss; in this step parameters"))
+    rows += [("host to devices", "", "", f"{step.filter(kind='h2d').bytes_received():,}", "tokens"),
+             ("devices to host", "", "", f"{step.filter(kind='d2h').bytes_sent():,}", "loss; in this step parameters")]
     screen.table(("kind", "axis", "count", "bytes", "content"), rows)
-    good = all(moved[axis] == expected[axis] for axis in moved) and step.bytes_received() == sum(expected.values())
-    word = "equals" if good else "does NOT equal"
-    listing = [f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes]
-    screen.verdict(good, f"each axis {word} its closed form: {', '.join(listing) or 'none'}")
-    return good
+    good = moved == expected and step.bytes_received() == sum(expected.values())
+    listing = ", ".join(f"{axis} {nbytes:,}" for axis, nbytes in expected.items() if nbytes)
+    screen.verdict(good, f"each axis {'equals' if good else 'does NOT equal'} its closed form: {listing or 'none'}")
 
 
 def expected_bytes(job: Job) -> dict[str, int]:
     """The bytes that a step moves between devices over each axis, summed over the devices."""
     model, shape = job.model, job.mesh.shape
     dp, tp = shape.get("dp", 1), shape.get("tp", 1)
-    tokens = job.rows * SEQUENCE
+    tokens = job.arguments.rows * SEQUENCE
     x = tokens * model.width * 8
-    cuts = sum(a != b for a, b in zip(model.pipeline.schedule.placement, model.pipeline.schedule.placement[1:],
-                                      strict=False))
-    gradients = sum(8 * sum(_shards(job, rank)) for rank, index in enumerate(job.mesh)
-                    if "dp" not in job.mesh.axes or index["dp"] == 0)
+    cuts = sum(a != b for a, b in pairwise(model.pipeline.schedule.placement))
+    gradients = sum(8 * _parameters(job, rank) for rank, index in enumerate(job.mesh)
+                    if dict(index).get("dp", 0) == 0)
     return {
         "pp": 2 * cuts * tp * x,
         "tp": (tp - 1) * (8 * model.blocks * x + 4 * x + 6 * tokens * 8),

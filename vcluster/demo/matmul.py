@@ -1,7 +1,5 @@
 """The matmul demo: `tensor_parallelism.MatMul` under a named policy, with its traffic compared to the closed form."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import MatMulSharding, MatMulShardingPolicy, matmul
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import extents_of, show_devices, show_layouts, show_plan, verdict_of_bytes
+from vcluster.demo.moved import extents_of, run_here, show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
 
 Extents = tuple[int, int, int]
@@ -29,62 +27,58 @@ class Policy:
     summary: str
     axes: int
     """The number of axes it needs. A policy of one axis takes all axes of the mesh together."""
-    layouts: Callable[[Axes, Axes], MatMulSharding]
+    layouts: Callable[[Axes, Axes], tuple[tuple[Axes, Axes], tuple[Axes, Axes], tuple[Axes, Axes]]]
+    """The axes of the dims of A, B and C."""
     formula: str | None
     elements: Callable[[int, int, Extents], int] | None
     """Elements received by all devices together, for X and Y devices. If both are None, the plan gives the bytes."""
-
-
-def _sharding(lhs: tuple[Axes, Axes], rhs: tuple[Axes, Axes], out: tuple[Axes, Axes]) -> MatMulSharding:
-    return MatMulSharding(TensorSharding(*lhs), TensorSharding(*rhs), TensorSharding(*out))
 
 
 NONE: Axes = ()
 POLICIES = {
     "unsharded": Policy(
         "nothing is sharded: every device computes the whole product", 1,
-        lambda x, y: _sharding((NONE, NONE), (NONE, NONE), (NONE, NONE)), "0", lambda x, y, e: 0,
+        lambda x, y: ((NONE, NONE), (NONE, NONE), (NONE, NONE)), "0", lambda x, y, e: 0,
     ),
     "matched_inner": Policy(
         "k of A and k of B lie over X; the partial products are summed", 1,
-        lambda x, y: _sharding((NONE, x), (x, NONE), (NONE, NONE)),
+        lambda x, y: ((NONE, x), (x, NONE), (NONE, NONE)),
         "2 (X-1) |C|: all_reduce of C over X", lambda x, y, e: 2 * (x - 1) * e[0] * e[2],
     ),
     "unmatched_inner": Policy(
         "k of A lies over X, k of B over Y; both are gathered", 2,
-        lambda x, y: _sharding((NONE, x), (y, NONE), (NONE, NONE)),
+        lambda x, y: ((NONE, x), (y, NONE), (NONE, NONE)),
         "Y (X-1) |A| + X (Y-1) |B|: all_gathers of A over X, of B over Y",
         lambda x, y, e: y * (x - 1) * e[0] * e[1] + x * (y - 1) * e[1] * e[2],
     ),
     "outer": Policy(
         "m of A lies over X, k of A over Y, k of B over X; both are gathered", 2,
-        lambda x, y: _sharding((x, y), (x, NONE), (x, NONE)),
+        lambda x, y: ((x, y), (x, NONE), (x, NONE)),
         "(Y-1) |A| + Y (X-1) |B|: all_gathers of A over Y, of B over X",
         lambda x, y, e: (y - 1) * e[0] * e[1] + y * (x - 1) * e[1] * e[2],
     ),
     "full": Policy(
         "rows of A and of B lie over X, columns over Y; k is gathered", 2,
-        lambda x, y: _sharding((x, y), (x, y), (x, y)),
+        lambda x, y: ((x, y), (x, y), (x, y)),
         "(Y-1) |A| + (X-1) |B|: all_gathers of A over Y, of B over X",
         lambda x, y, e: (y - 1) * e[0] * e[1] + (x - 1) * e[1] * e[2],
     ),
     "general": Policy(
         "m of A, n of B and of C lie over X: the cheapest plan is chosen", 1,
-        lambda x, y: _sharding((x, NONE), (NONE, x), (NONE, x)), None, None,
+        lambda x, y: ((x, NONE), (NONE, x), (NONE, x)), None, None,
     ),
 }
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Mesh, matmul.MatMul, Extents]:
     """The checked arguments. Raises `WrongWords`. Starts nothing."""
-    name = arguments.policy
-    policy = POLICIES[name]
+    name, policy = arguments.policy, POLICIES[arguments.policy]
     mesh = mesh_of(arguments, Mesh(tp=4) if policy.axes == 1 else Mesh(dp=2, tp=2), any_axes=True)
     if policy.axes == 2 and len(mesh.axes) != 2:
         raise WrongWords(f"policy {name} needs two axes, as in --dp 2 --tp 2; the mesh is {mesh!r}")
     m, k, n = extents_of(arguments, "M,K,N")
-    x, y = _axes(mesh, policy)
-    return mesh, matmul.MatMul(policy.layouts(x, y), policy=MatMulShardingPolicy(name)), (m, k, n)
+    sharding = MatMulSharding(*(TensorSharding(*dims) for dims in policy.layouts(*_axes(mesh, policy))))
+    return mesh, matmul.MatMul(sharding, policy=MatMulShardingPolicy(name)), (m, k, n)
 
 
 def _axes(mesh: Mesh, policy: Policy) -> tuple[Axes, Axes]:
@@ -92,13 +86,12 @@ def _axes(mesh: Mesh, policy: Policy) -> tuple[Axes, Axes]:
     return (mesh.axes, NONE) if policy.axes == 1 else (mesh.axes[:1], mesh.axes[1:])
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
+def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Run the demo. A verdict is bad if values or bytes differ from what is expected."""
     mesh, operation, extents = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
     name, (m, k, n) = arguments.policy, extents
     policy, sharding = POLICIES[name], operation.sharding
-    screen = Screen()
     screen.line(f"matmul under {name} on {mesh!r}, each device a {arguments.backend}", "bold")
     screen.line(f"  C[{m}, {n}] = A[{m}, {k}] B[{k}, {n}], float64")
     axes = [", ".join(names) for names in _axes(mesh, policy)]
@@ -107,32 +100,26 @@ def run_demo(arguments: argparse.Namespace) -> int:
         screen.line(f"  X is {axes[0]}{f', Y is {axes[1]}' if axes[1] else ''}")
 
     screen.heading("Layouts")
-    tensors = ("A[m, k]", (m, k), sharding.lhs), ("B[k, n]", (k, n), sharding.rhs), ("C[m, n]", (m, n), sharding.out)
-    show_layouts(screen, tensors, mesh)
+    show_layouts(screen, (
+        ("A[m, k]", (m, k), sharding.lhs), ("B[k, n]", (k, n), sharding.rhs), ("C[m, n]", (m, n), sharding.out)), mesh)
 
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape).astype(np.float64) for shape in ((m, k), (k, n)))  # small, so sums are exact
-    from vcluster import VirtualCluster
-
-    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(operation, a, b)
+    run = run_here(arguments, mesh, operation, a, b)
 
     screen.heading("Plan and traffic")
     plan = operation.plan((a.shape, b.shape), mesh)
     show_plan(screen, plan)
-    screen.line()
-    shards = zip(sharding.lhs.shard(a, mesh), sharding.rhs.shard(b, mesh), run.outputs, strict=True)
-    show_devices(screen, run.trace, ("A", "B", "C"), list(shards))
+    show_devices(screen, run.trace, ("A", "B", "C"),
+                 zip(sharding.lhs.shard(a, mesh), sharding.rhs.shard(b, mesh), run.outputs, strict=True))
 
     screen.heading("Verdict")
-    expected = sharding.out.shard(a @ b, mesh)
-    equal = all(np.array_equal(out, shard) for out, shard in zip(run.outputs, expected, strict=True))
+    equal = all(map(np.array_equal, run.outputs, sharding.out.shard(a @ b, mesh)))
     screen.verdict(equal, "C equals NumPy's product on every device" if equal else "C differs from NumPy's product")
     if policy.elements is None:
         predicted = sum(plan.bytes_received)
     else:
         x, y = (int(np.prod([mesh.shape[axis] for axis in names], dtype=int)) for names in _axes(mesh, policy))
         predicted = ITEM_BYTES * policy.elements(x, y, extents)
-    same = verdict_of_bytes(screen, run.trace, predicted, policy.formula)
+    verdict_of_bytes(screen, run.trace, predicted, policy.formula)
     show_elsewhere(screen, run.trace, mesh, hardware)
-    return 0 if equal and same else 1

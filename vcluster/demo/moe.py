@@ -1,9 +1,6 @@
 """The moe demo: a mixture of experts, forward and backward: the experts of each token, dropped choices, and traffic."""
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -25,10 +22,13 @@ from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from tensor_parallelism.experts import MixtureOfExperts, MixtureOfExpertsSharding, kept_by_expert, rows_received
+from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
 from vcluster.demo.moved import (
     extents_of,
+    planned_bytes,
+    run_here,
     show_layouts,
     verdict_of_bytes,
     verdict_of_values,
@@ -63,17 +63,16 @@ def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) 
     """The kernel: forward, then backward. It also returns the choices of the router for this device's tokens."""
     out, saved = operation.forward(device, *shards)
     grads = operation.backward(device, saved, grad, ALPHA)
-    chosen, kept = saved.choice.experts, saved.dispatch.kept
-    rows = kept_by_expert(saved.dispatch, chosen, saved.shapes[1][1])
-    shape = *out.shape[:-1], operation.top_k
-    return out, *grads, chosen.reshape(shape), kept.reshape(shape), rows, saved.balance_loss
+    chosen, shape = saved.choice.experts, (*out.shape[:-1], operation.top_k)
+    return (out, *grads, chosen.reshape(shape), saved.dispatch.kept.reshape(shape),
+            kept_by_expert(saved.dispatch, chosen, saved.shapes[1][1]), saved.balance_loss)
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
+def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Run the demo. A verdict is bad if values or bytes differ from what is expected."""
     mesh, operation, (batch, sequence, model, hidden) = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
-    experts, k, sharding, screen = arguments.experts, operation.top_k, operation.sharding, Screen()
+    experts, k, sharding = arguments.experts, operation.top_k, operation.sharding
     tokens = batch * sequence
     room = expert_capacity(tokens, experts, k, operation.capacity_factor)
     screen.line(f"a mixture of {experts} experts on {mesh!r}, each device a {arguments.backend}", "bold")
@@ -81,45 +80,35 @@ def run_demo(arguments: argparse.Namespace) -> int:
     shapes = ((batch, sequence, model), (model, experts), (experts, model, hidden), (experts, hidden),
               (experts, hidden, model), (experts, model))
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal(shape) for shape in shapes]
-    grad = rng.standard_normal(shapes[0])
+    *values, grad = (rng.standard_normal(shape) for shape in (*shapes, shapes[0]))
+    layouts = [getattr(sharding, name) for name in ("out", *operation.NAMES)]
 
     screen.heading("Layouts")
     show_layouts(screen, [("x[b, s, m]", shapes[0], sharding.x), ("W1[e, m, f]", shapes[2], sharding.w1)], mesh)
 
-    from vcluster import Sharded, VirtualCluster
-
-    inputs = [Sharded(x, getattr(sharding, name)) for name, x in zip(operation.NAMES, values, strict=True)]
-    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(train, operation, Sharded(grad, sharding.out), *inputs)
-
+    run = run_here(arguments, mesh, train, operation, *map(Sharded, (grad, *values), layouts))
     choices = TensorSharding(*sharding.x.dims[:-1], None)
-    chosen, kept = (
-        choices.unshard([out[i] for out in run], mesh).reshape(tokens, k) for i in (-4, -3)
-    )
-    rows = np.array([out[-2] for out in run])
+    chosen, kept = (choices.unshard([out[i] for out in run], mesh).reshape(tokens, k) for i in (-4, -3))
     screen.heading("Tokens by expert")
     screen.line(f"  an expert takes at most {room} of the {tokens * k} choices; dropped tokens are in brackets")
     _show_experts(screen, chosen, kept, experts, sharding, mesh)
 
     screen.heading("Traffic of the all_to_alls")
-    received = _show_rows(screen, run.trace, rows, operation, mesh, 8 * model)
+    received = _show_rows(screen, run.trace, np.array([out[-2] for out in run]), operation, mesh, 8 * model)
 
     screen.heading("Verdict")
-    results = whole_outputs(run, [getattr(sharding, name) for name in ("out", *operation.NAMES)], mesh)
-    close = verdict_of_values(screen, [*results, np.array(run[0][-1])], in_one_process(values, grad, k, room))
+    results = [*whole_outputs(run, layouts, mesh), np.array(run[0][-1])]
+    verdict_of_values(screen, results, in_one_process(values, grad, k, room))
     dropped = int((~kept).sum())
     alike = dropped == sum(max(0, n - room) for n in np.bincount(chosen.reshape(-1), minlength=experts).tolist())
     screen.verdict(alike, f"{dropped} of {tokens * k} choices dropped; load-balance loss {run[0][-1]:.4f}, 1 if even")
-    plan = operation.plan(shapes, mesh)
-    others = sum(plan.bytes_received) + sum(plan.backward_bytes_received)
-    same = verdict_of_bytes(
+    others = planned_bytes(operation.plan(shapes, mesh))
+    verdict_of_bytes(
         screen, run.trace, received + others,
         f"rows times {model} x 8 bytes in the all_to_alls, {received:,}; {others:,} for counts of choices, "
         f"probabilities and sums of gradients, as in operation.plan",
     )
     show_elsewhere(screen, run.trace, mesh, hardware)
-    return 0 if close and alike and same else 1
 
 
 def _show_experts(
@@ -131,15 +120,14 @@ def _show_experts(
     for expert in range(total):
         holders = [rank for rank in range(mesh.size)
                    if expert in range(*experts.slices((total,), mesh, rank)[0].indices(total))]
-        tokens, names = [], []
-        for rank in range(chosen.shape[1]):
-            for token in np.flatnonzero(chosen[:, rank] == expert):
-                tokens.append(bool(kept[token, rank]))
-                names.append(f"{token}" if kept[token, rank] else f"({token})")
-        listed = names if len(names) <= MOST_NAMED else [*names[:MOST_NAMED], f"... {len(names) - MOST_NAMED} more"]
+        places = np.argwhere((chosen == expert).T)[:, ::-1].tolist()    # first choices come first
+        taken = sum(bool(kept[token, rank]) for token, rank in places)
+        names = [f"{token}" if kept[token, rank] else f"({token})" for token, rank in places]
+        if len(names) > MOST_NAMED:
+            names = [*names[:MOST_NAMED], f"... {len(names) - MOST_NAMED} more"]
         on = " ".join(f"r{rank}" for rank in holders[:2]) + (" .." if len(holders) > 2 else "")
-        head = f"  {expert:>6}  {on:<7}  {sum(tokens):>5}  {len(tokens) - sum(tokens):>5}  "
-        screen.line((head + fold(listed, " " * len(head), " ", WIDTH).lstrip()).rstrip())
+        head = f"  {expert:>6}  {on:<7}  {taken:>5}  {len(places) - taken:>5}  "
+        screen.line((head + fold(names, " " * len(head), " ", WIDTH).lstrip()).rstrip())
 
 
 def _show_rows(
@@ -147,12 +135,10 @@ def _show_rows(
 ) -> int:
     """Write one line for each device: rows to its experts and back, and the bytes of its all_to_alls."""
     to_experts, back = rows_received(rows, TensorSharding(operation.sharding.experts), mesh)
-    lines: list[Sequence[Any]] = []
-    for rank in range(mesh.size):
-        moved = trace.filter(name="all_to_all").bytes_received(rank=rank)
-        formula = 2 * (to_experts[rank] + back[rank]) * row_bytes
-        lines.append((f"r{rank}", to_experts[rank], back[rank], f"{moved:,}", f"{formula:,}"))
-    screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), lines)
+    moved = trace.filter(name="all_to_all")
+    screen.table(("device", "rows to its experts", "rows back", "bytes received", "2 (to + back) row"), [
+        (f"r{rank}", to_experts[rank], back[rank], f"{moved.bytes_received(rank=rank):,}",
+         f"{2 * (to_experts[rank] + back[rank]) * row_bytes:,}") for rank in range(mesh.size)])
     screen.line(f"  from other devices; a row is {row_bytes} bytes; the backward moves as many again")
     return 2 * (sum(to_experts) + sum(back)) * row_bytes
 

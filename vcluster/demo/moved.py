@@ -1,7 +1,5 @@
 """Common parts of the demos on layouts: drawings of layouts, plans, and the traffic of each device."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
@@ -16,6 +14,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from vcluster.demo.command_line import WrongWords
 from vcluster.demo.screen import Screen
+from vcluster.runs import Run, VirtualCluster
 
 CLOSE = 1e-10
 """Largest difference from one process, relative to the largest element (at least 1)."""
@@ -25,9 +24,9 @@ MOST_EXTENT = 4096
 def extents_of(arguments: argparse.Namespace, names: str, most: int | None = MOST_EXTENT) -> tuple[int, ...]:
     """The extents of ``--shape``, one for each name, at most ``most`` each (None: no limit). Raises `WrongWords`."""
     extents: tuple[int, ...] = arguments.shape
-    count = len(names.split(","))
-    if len(extents) != count:
-        raise WrongWords(f"--shape needs {('three', 'four')[count - 3]} extents {names}; got {len(extents)}")
+    if len(extents) != names.count(",") + 1:
+        count = "three" if names.count(",") == 2 else "four"
+        raise WrongWords(f"--shape needs {count} extents {names}; got {len(extents)}")
     if most is not None and max(extents) > most:
         raise WrongWords(f"--shape: a demo takes extents up to {most}, got {max(extents)}")
     return extents
@@ -39,6 +38,12 @@ def forward_backward(device: Device, operation: Any, grad: Any, *shards: Any) ->
     return out, *operation.backward(device, saved, grad)
 
 
+def run_here(arguments: argparse.Namespace, mesh: Mesh, program: Any, *values: Any) -> Run:
+    """The run of a program on a cluster of this mesh, on the backend that the arguments name."""
+    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
+        return cluster.run(program, *values)
+
+
 def whole_outputs(run: Any, layouts: Iterable[TensorSharding], mesh: Mesh) -> list[Any]:
     """The first outputs of a run's devices as whole arrays, according to their layouts."""
     return [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
@@ -48,11 +53,7 @@ def show_layouts(
     screen: Screen, tensors: Iterable[tuple[str, tuple[int, ...], TensorSharding]], mesh: Mesh
 ) -> None:
     """Draw the layout of each tensor. A tensor is given as (name, shape, layout)."""
-    for number, (name, shape, layout) in enumerate(tensors):
-        if number:
-            screen.line()
-        screen.line(f"{name}:")
-        screen.line(str(layout.draw(shape, mesh)))
+    screen.line("\n\n".join(f"{name}:\n{layout.draw(shape, mesh)}" for name, shape, layout in tensors))
 
 
 def show_plan(screen: Screen, plan: Any) -> None:
@@ -63,31 +64,34 @@ def show_plan(screen: Screen, plan: Any) -> None:
             screen.line(f"  {part}")
 
 
-def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Sequence[Sequence[Any]]) -> None:
-    """Write one row for each device: shapes of its arrays, flops, bytes received and their sources."""
-    matrix = trace.communication_matrix()
-    rows = []
+def show_devices(screen: Screen, trace: Trace, names: Sequence[str], arrays: Iterable[Sequence[Any]]) -> None:
+    """Write one row for each device, below the plan: shapes of its arrays, flops, bytes received and their sources."""
+    screen.line()
+    matrix, rows = trace.communication_matrix(), []
     for rank, mine in enumerate(arrays):
         sources = [f"r{source}" for source in np.flatnonzero(matrix[:, rank])]
-        origin = " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices"
         shapes = ["x".join(map(str, np.shape(array))) for array in mine]
-        rows.append((f"r{rank}", *shapes, f"{trace.flops(rank):,.0f}", f"{trace.bytes_received(rank):,}", origin))
+        rows.append((f"r{rank}", *shapes, f"{trace.flops(rank):,.0f}", f"{trace.bytes_received(rank):,}",
+                     " ".join(sources) if len(sources) <= 4 else f"{len(sources)} devices"))
     screen.table(("device", *names, "flops", "bytes received", "from"), rows)
 
 
-def verdict_of_values(screen: Screen, arrays: Iterable[Any], expected: Iterable[Any]) -> bool:
-    """Whether output and gradients are `CLOSE` to those of one process."""
+def verdict_of_values(screen: Screen, arrays: Iterable[Any], expected: Iterable[Any]) -> None:
+    """Say whether output and gradients are `CLOSE` to those of one process."""
     worst = max(float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
                 for one, other in zip(arrays, expected, strict=True))
     screen.verdict(worst < CLOSE, f"largest relative difference from one process, y and all gradients: {worst:.1e}")
-    return worst < CLOSE
 
 
-def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None) -> bool:
-    """Whether the bytes that were moved equal those of a formula, or with None those of the plan."""
+def planned_bytes(plan: Any) -> int:
+    """The bytes that a plan moves forward and backward, summed over the devices."""
+    return int(sum(plan.bytes_received) + sum(plan.backward_bytes_received))
+
+
+def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None = None) -> None:
+    """Say whether the bytes that were moved equal those of a formula, or with None those of the plan."""
     moved = trace.bytes_received()
     word, whose = "equal" if moved == predicted else "NOT equal", "plan" if formula is None else "closed form"
     screen.verdict(moved == predicted, f"{moved:,} bytes moved; {word} to the {whose}'s {predicted:,}")
     for line in wrap(f"closed form: {formula}", WIDTH - 7, subsequent_indent="    ") if formula else ():
         screen.line(f"       {line}")
-    return moved == predicted

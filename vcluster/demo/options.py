@@ -1,48 +1,31 @@
 """The command line of each demo: its axes and options, with their help and examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from parallelism.display import WIDTH
-from vcluster.demo.command_line import Parser, add_mesh, choice, positive, whole, wholes
+from vcluster.demo.command_line import Arguments, Parser, choice, mesh_arguments, positive, whole, wholes
 
 PROGRAM = "python -m vcluster.demo"
 
-Options = Mapping[str, Mapping[str, Any]]
-"""The keyword arguments of ``add_argument``, by flag or positional argument."""
 
+def _parser(
+    name: str, description: str, examples: str, options: Arguments, axes: Mapping[str, str] | None = None,
+    before: str = "", after: str = "",
+) -> Parser:
+    """The parser of the demo with this name.
 
-@dataclass(frozen=True)
-class DemoWords:
-    """The command line of one demo."""
-
-    description: str
-    examples: str
-    """The examples of ``--help``: arguments of the demo, and explanations indented below them."""
-    options: Options
-    axes: Mapping[str, str] = field(default_factory=dict)
-    """The help of each axis that has a flag. Without any, there is no ``--mesh`` either."""
-    before: str = ""
-    """Lists between the description of the options and the examples, each with a title."""
-    after: str = ""
-
-    def parser(self, name: str) -> Parser:
-        """The parser of the demo with this name."""
-        calls = "\n".join(line if line.startswith("   ") else f"  {PROGRAM} {name} {line}"
-                          for line in self.examples.splitlines())
-        lists = [self.before, f"examples:\n{calls}", self.after]
-        parser = Parser(prog=f"{PROGRAM} {name}", description=self.description, epilog="\n\n".join(filter(None, lists)))
-        if self.axes:
-            add_mesh(parser, **self.axes)
-        for flag, keywords in {**self.options, **_BACKEND}.items():
-            parser.add_argument(flag, **keywords)
-        return parser
+    ``examples`` of ``--help``: arguments of the demo, and explanations indented below them. ``axes``: the help of each
+    axis that has a flag; without any, there is no ``--mesh`` either. ``before`` and ``after``: lists around the
+    examples, each with a title.
+    """
+    calls = [line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines()]
+    epilog = "\n\n".join(filter(None, (before, "\n".join(["examples:", *calls]), after)))
+    mesh = mesh_arguments(**axes) if axes else {}
+    return Parser({**mesh, **options, **_BACKEND}, prog=f"{PROGRAM} {name}", description=description, epilog=epilog)
 
 
 def _count(help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> dict[str, Any]:
@@ -62,13 +45,12 @@ def _names(module: str, table: str) -> tuple[str, ...]:
 
 
 def _listed(title: str, names: tuple[str, ...]) -> str:
-    lines = fill("  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return f"{title}:\n{lines}"
+    return f"{title}:\n" + fill("  ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ",
+                                break_on_hyphens=False)
 
 
-def _policy(demo: str, usual: str) -> Options:
-    policies = _names(f"vcluster.demo.{demo}", "POLICIES")
-    return {"--policy": _name(policies, usual, f"the layouts, see below ({usual})")}
+def _policy(demo: str, usual: str) -> Arguments:
+    return {"--policy": _name(_names(f"vcluster.demo.{demo}", "POLICIES"), usual, f"the layouts, see below ({usual})")}
 
 
 def _summaries(title: str, demo: str) -> str:
@@ -85,8 +67,9 @@ _SCHEDULE = {
     "--chunks": _count("stages on each device (1, or 2 if the schedule needs several)"),
 }
 
-_WORDS: Mapping[str, Callable[[], DemoWords]] = {
-    "mlp": lambda: DemoWords(
+_PARSERS: Mapping[str, Callable[[str], Parser]] = {
+    "mlp": lambda name: _parser(
+        name,
         "Trains a multilayer perceptron as a pipeline: its layers are split into stages,\n"
         "each stage is a process, and microbatches flow through them forward and\n"
         "backward. Then compares the numbers with the same training in one process, and\n"
@@ -123,7 +106,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         {"pp": "stages of the pipeline, one device each (default 1)", "dp": "replicas of the pipeline"},
         _listed("schedules", _names("parallelism.pipelining.generators", "SCHEDULES")),
     ),
-    "gpt": lambda: DemoWords(
+    "gpt": lambda name: _parser(
+        name,
         "Trains a small GPT on the docstrings of this package, byte by byte: stages of a\n"
         "pipeline over pp, heads, hidden dims and vocabulary over tp, replicas over dp.\n"
         "Then trains the same model in one process, compares losses, parameters and the\n"
@@ -154,7 +138,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         },
         {"pp": "stages of the pipeline (default 1)", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
     ),
-    "collectives": lambda: DemoWords(
+    "collectives": lambda name: _parser(
+        name,
         "Shows one collective step by step on small arrays: which device sends what\n"
         "where, and what each device holds after each step. Then runs it, and compares\n"
         "values and bytes.",
@@ -167,7 +152,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         },
         after=_listed("collectives", _names("parallelism.algorithms", "COLLECTIVES")),
     ),
-    "matmul": lambda: DemoWords(
+    "matmul": lambda name: _parser(
+        name,
         "Multiplies two sharded matrices, C[m, n] = A[m, k] B[k, n], under a policy that\n"
         "says which dims are split over which axes of the mesh. Shows the layouts and\n"
         "the traffic; compares with NumPy, and with the closed form of the bytes.",
@@ -180,7 +166,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         {"dp": "devices along dp, for two axes", "tp": "devices along tp (default 4)"},
         _summaries("policies, over an axis X of the mesh, or over its two, X and Y", "matmul"),
     ),
-    "ffn": lambda: DemoWords(
+    "ffn": lambda name: _parser(
+        name,
         "Runs the feed-forward block of a Transformer on a mesh, forward and backward,\n"
         "under a policy that says how activations and weights are sharded. Compares\n"
         "output and gradients with one process, and the bytes with the plan's.",
@@ -194,7 +181,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         {"dp": "devices along dp, for the batch", "tp": "devices along tp (default 4)"},
         _summaries("policies", "ffn"),
     ),
-    "attention": lambda: DemoWords(
+    "attention": lambda name: _parser(
+        name,
         "Runs attention on a mesh, forward and backward, under a policy that says how\n"
         "rows and heads are sharded. Draws which keys each device has at each step,\n"
         "compares results with one process and bytes with the plan's, and the policies\n"
@@ -213,7 +201,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
          "tp": "devices along tp, for the heads"},
         _summaries("policies", "attention"),
     ),
-    "moe": lambda: DemoWords(
+    "moe": lambda name: _parser(
+        name,
         "Runs a mixture of experts on a mesh, forward and backward: a router sends each\n"
         "token to a few experts on different devices. Shows which token goes where, what\n"
         "is dropped, and what the all_to_alls move; compares with one process.",
@@ -230,7 +219,8 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         "an expert takes at most capacity * top-k * tokens / experts choices, first ones\n"
         "before second ones, earlier tokens before later ones; the others are dropped",
     ),
-    "reshard": lambda: DemoWords(
+    "reshard": lambda name: _parser(
+        name,
         "Plans how a tensor gets from one layout to another, draws both, runs the plan,\n"
         "and compares values and bytes. A layout names, for each dim, the axes it is\n"
         "split over: [x, None], [(x, y), None], [None, None] partial=x.",
@@ -245,9 +235,9 @@ _WORDS: Mapping[str, Callable[[], DemoWords]] = {
         },
     ),
 }
-"""The command line of each demo. It is made on demand, because the names in it come from modules that load NumPy."""
+"""The parser of each demo. It is made on demand, because the names in it come from modules that load NumPy."""
 
 
 def parser_of(name: str) -> Parser:
     """The parser of a demo. The demo's module has the same name."""
-    return _WORDS[name]().parser(name)
+    return _PARSERS[name](name)

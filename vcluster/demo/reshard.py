@@ -1,17 +1,17 @@
 """The reshard demo: a tensor gets from one layout to another; the plan is drawn and executed."""
 
-from __future__ import annotations
-
 import argparse
+from math import prod
 
 import numpy as np
 
 from parallelism.mesh import Mesh
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
+from vcluster.code import Sharded
 from vcluster.demo.command_line import WrongWords, mesh_of
 from vcluster.demo.elsewhere import hardware_of, show_elsewhere
-from vcluster.demo.moved import show_devices, show_layouts, show_plan, verdict_of_bytes
+from vcluster.demo.moved import run_here, show_devices, show_layouts, show_plan, verdict_of_bytes
 from vcluster.demo.screen import Screen
 
 MOST_ELEMENTS = 1 << 22
@@ -23,13 +23,12 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
     requested = None if arguments.mesh is None else mesh_of(arguments, Mesh(x=1), any_axes=True)
     layouts = []
     for name in ("source", "target"):
-        text = getattr(arguments, name)
         try:
-            layouts.append(TensorSharding.parse(text, requested))
+            layouts.append(TensorSharding.parse(getattr(arguments, name), requested))
         except ValueError as error:
             needs_mesh = "the mesh is needed to read it: parse(text, mesh)"
-            reason = str(error).replace(needs_mesh, "it needs --mesh, as in --mesh x=2")
-            raise WrongWords(f"{name}: {reason}") from None
+            raise WrongWords(
+                f"{name}: {str(error).replace(needs_mesh, 'it needs --mesh, as in --mesh x=2')}") from None
     source, target = layouts
     given = [len(layout.dims) for layout in layouts if layout.ellipsis is None]
     if len(set(given)) > 1:
@@ -40,11 +39,11 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
     axes = dict.fromkeys(axis for layout in layouts for axis in (*layout.axes, *layout.partial))
     mesh = requested or Mesh(**(dict.fromkeys(sorted(axes), 2) or {"x": 2}))
     ndim = max(len(source.dims), len(target.dims), int(None not in (source.ellipsis, target.ellipsis)))
-    shape = tuple(arguments.shape or SHAPE[:ndim])
     if not arguments.shape and ndim > len(SHAPE):
         raise WrongWords(f"a tensor of {ndim} dims needs its --shape")
-    if int(np.prod(shape)) > MOST_ELEMENTS:
-        raise WrongWords(f"--shape: a demo takes up to {MOST_ELEMENTS:,} elements, got {int(np.prod(shape)):,}")
+    shape = tuple(arguments.shape or SHAPE[:ndim])
+    if prod(shape) > MOST_ELEMENTS:
+        raise WrongWords(f"--shape: a demo takes up to {MOST_ELEMENTS:,} elements, got {prod(shape):,}")
     try:
         plan_resharding(source, target, shape, np.float64, mesh)
     except ValueError as error:
@@ -52,36 +51,29 @@ def prepare(arguments: argparse.Namespace) -> tuple[Mesh, TensorSharding, Tensor
     return mesh, source, target, shape
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo. Returns 0, or 1 if values or bytes differ from what is expected."""
+def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Run the demo. A verdict is bad if values or bytes differ from what is expected."""
     mesh, source, target, shape = prepare(arguments)
     hardware = hardware_of(arguments.hardware, mesh.size)
-    screen = Screen()
     screen.line(f"reshard {source.short()} -> {target.short()} on {mesh!r}, each device a {arguments.backend}", "bold")
 
     screen.heading("Before and after")
     show_layouts(screen, (("source", shape, source), ("target", shape, target)), mesh)
 
-    x = np.arange(float(np.prod(shape))).reshape(shape)
-    from vcluster import Sharded, VirtualCluster
-
-    with VirtualCluster(mesh, backend=arguments.backend) as cluster:
-        run = cluster.run(lambda device, shard: device.reshard(shard, source, target, shape=shape), Sharded(x, source))
+    x = np.arange(float(prod(shape))).reshape(shape)
+    run = run_here(arguments, mesh, lambda device, shard: device.reshard(shard, source, target, shape=shape),
+                   Sharded(x, source))
 
     screen.heading("Plan and traffic")
     plan = plan_resharding(source, target, shape, x.dtype, mesh)
     show_plan(screen, plan)
     screen.line(f"  largest array of a device during the plan: {max(plan.peak_bytes):,} bytes")
-    screen.line()
-    shards = zip(source.shard(x, mesh), run.outputs, strict=True)
-    show_devices(screen, run.trace, ("before", "after"), list(shards))
+    show_devices(screen, run.trace, ("before", "after"), zip(source.shard(x, mesh), run.outputs, strict=True))
 
     screen.heading("Verdict")
-    equal = np.array_equal(target.unshard(run.outputs, mesh), x)
-    equal = equal and all(
+    equal = np.array_equal(target.unshard(run.outputs, mesh), x) and all(
         out.shape == target.local_shape(shape, mesh, rank) for rank, out in enumerate(run.outputs)
     )
     screen.verdict(equal, "every device holds its shard of the target" if equal else "the shards are not the target's")
-    same = verdict_of_bytes(screen, run.trace, sum(plan.bytes_received), None)
+    verdict_of_bytes(screen, run.trace, sum(plan.bytes_received))
     show_elsewhere(screen, run.trace, mesh, hardware)
-    return 0 if equal and same else 1

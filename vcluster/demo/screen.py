@@ -1,7 +1,5 @@
 """The output of the demos: 80 columns of plain text, with colour and a progress bar only on a terminal."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +29,8 @@ class Screen:
             emoji=False, soft_wrap=True, no_color=True if os.environ.get("NO_COLOR") else None,
             width=None if self.live else WIDTH,
         )
+        self.good = True
+        """Whether all verdicts so far are good."""
 
     def line(self, text: str = "", style: str = "") -> None:
         """Write one or more lines unchanged."""
@@ -43,6 +43,7 @@ class Screen:
 
     def verdict(self, good: bool, text: str) -> None:
         """Write a result. A word and a colour tell whether it is good."""
+        self.good = self.good and good
         self._console.print(Text.assemble((" ok  " if good else " NO  ", "bold green" if good else "bold red"), text))
 
     def timeline(self, trace: Trace) -> None:
@@ -56,16 +57,13 @@ class Screen:
         """
         if len(rows) > MOST_ROWS:
             rows = [*rows[: MOST_ROWS // 2], ("...", *[""] * (len(header) - 1)), *rows[-MOST_ROWS // 4 :]]
-        cells = [[str(cell) for cell in row] for row in (header, *rows)]
-        columns = list(zip(*cells, strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        numbers = [all(cell.replace(",", "").isdigit() for cell in column[1:] if cell) for column in columns]
-        for number, row in enumerate(cells):
-            places = [
-                cell.rjust(width) if right else cell.ljust(width)
-                for cell, width, right in zip(row, widths, numbers, strict=True)
-            ]
-            self.line("  " + "  ".join(places).rstrip(), style="dim" if number == 0 else "")
+        columns = [[str(cell) for cell in column] for column in zip(header, *rows, strict=True)]
+        for column in columns:
+            right = all(cell.replace(",", "").isdigit() for cell in column[1:] if cell)
+            width = max(map(len, column))
+            column[:] = [cell.rjust(width) if right else cell.ljust(width) for cell in column]
+        for number, row in enumerate(zip(*columns, strict=True)):
+            self.line("  " + "  ".join(row).rstrip(), style="dim" if number == 0 else "")
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[int, str], None]]:
@@ -79,11 +77,10 @@ class Screen:
 
             yield write
             return
-        columns = (
+        with Progress(
             TextColumn("  {task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}"),
-        )
-        with Progress(*columns, console=self._console) as bar:
+            TextColumn("{task.fields[text]}"), console=self._console,
+        ) as bar:
             task = bar.add_task(title, total=total, text="")
             yield lambda done, text: bar.update(task, completed=done, text=text)
 

@@ -1,14 +1,13 @@
 """Common parts of the demos that train: the steps on a cluster, their results, and the files that are written."""
 
-from __future__ import annotations
-
+import argparse
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +18,7 @@ from parallelism.trace import Trace
 from pipeline_parallelism import Training
 from vcluster.demo.command_line import WrongWords, accessing, writable
 from vcluster.demo.screen import Screen
-
-if TYPE_CHECKING:
-    import argparse
-
-    from vcluster.runs import VirtualCluster
+from vcluster.runs import VirtualCluster
 
 
 @dataclass(frozen=True)
@@ -48,13 +43,13 @@ def train(
 ) -> Trained:
     """Run all steps on the cluster, each on ``batch(step)``, counted from 1. The last returns the parameters."""
     step = model.train_step(optimizer, returns="loss")
-    last = model.train_step(optimizer, returns=("loss", "parameters"))
-    losses: list[float] = []
-    started = time.perf_counter()
+    losses, started = list[float](), time.perf_counter()
     with screen.progress("step", steps) as update:
         for number in range(1, steps + 1):
+            if number == steps:
+                step = model.train_step(optimizer, returns=("loss", "parameters"))
             inputs, before = batch(number), time.perf_counter()
-            run = cluster.run(step if number < steps else last, *inputs)
+            run = cluster.run(step, *inputs)
             seconds = time.perf_counter() - before
             losses.append(run.result.loss)
             update(number, f"loss {short(losses[-1])}")
@@ -74,30 +69,24 @@ def check_writable(**files: Path | None) -> None:
     for file in given.values():
         writable(file)
     if len({*given.values()}) < len(given):
-        names = " and ".join(f"--{option}" for option in sorted(given))
-        raise WrongWords(f"{names} are both {next(iter(given.values()))}")
+        raise WrongWords(f"{' and '.join(f'--{option}' for option in sorted(given))} are both {file}")
 
 
 def write(screen: Screen, option: str, content: str, path: Path | None, save: Callable[[Path], None]) -> None:
     """Save the file of an option, if there is one, and report it. Raises `WrongWords` if it cannot be written."""
-    if path is None:
-        return
-    with accessing(path, option=option):
-        save(path)
-    screen.line()
-    screen.line(f"The {content} of that step is in {path}")
+    if path is not None:
+        with accessing(path, option=option):
+            save(path)
+        screen.line(f"\nThe {content} of that step is in {path}")
 
 
 def stages_of(ranks: int, schedule: str, chunks: int | None) -> tuple[int, int]:
     """The number of stages, and the number of stages on each device."""
     name = ALIASES.get(spelt(schedule))
-    if chunks is None:
-        chunks = 2 if name in V_SHAPED | CHUNKED else 1
-    if name in V_SHAPED and chunks != 2:
-        raise WrongWords(f"--chunks {chunks}: {name} puts 2 stages on each device")
-    if name is not None and name not in V_SHAPED | CHUNKED and chunks != 1:
-        raise WrongWords(f"--chunks {chunks}: {name} puts one stage on each device")
-    return ranks * chunks, chunks
+    usual = 2 if name in V_SHAPED | CHUNKED else 1
+    if chunks not in (None, usual) and name not in {None, *CHUNKED}:
+        raise WrongWords(f"--chunks {chunks}: {name} puts {'one stage' if usual == 1 else '2 stages'} on each device")
+    return ranks * (chunks or usual), chunks or usual
 
 
 def pipeline_of(stages: int, microbatches: int, schedule: str, chunks: int) -> Pipeline:
@@ -125,26 +114,24 @@ def listed(layers: Sequence[int]) -> str:
         return f"layer {layers[0]}"
     if layers[-1] - layers[0] == len(layers) - 1:
         return f"layers {layers[0]}-{layers[-1]}"
-    few = ", ".join(map(str, layers)) if len(layers) <= 3 else f"{layers[0]}, {layers[1]}, ... {layers[-1]}"
-    return f"layers {few}"
+    return "layers " + ", ".join(map(str, layers if len(layers) <= 3 else (*layers[:2], f"... {layers[-1]}")))
 
 
 def show_holders(
     screen: Screen, mesh: Mesh, cluster: VirtualCluster, header: Sequence[str], cells: Sequence[Sequence[object]]
 ) -> None:
     """Write one row for each device: its index on the mesh, the given cells, and its process id."""
-    pids = cluster.run(lambda device: os.getpid()).outputs
-    rows: list[Sequence[object]] = []
-    for rank, (index, own) in enumerate(zip(mesh, cells, strict=True)):
-        rows.append((f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pids[rank]))
-    screen.table(("device", "place", *header, "pid"), rows)
+    holders = zip(mesh, cells, cluster.run(lambda device: os.getpid()), strict=True)
+    screen.table(("device", "place", *header, "pid"), [
+        (f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pid)
+        for rank, (index, own, pid) in enumerate(holders)])
 
 
 def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
     """The largest absolute difference between the parameters of two models. NaN counts as infinite."""
-    pairs = [pair for p, q in zip(a, b, strict=True) for pair in zip(p, q, strict=True)]
-    largest = float(np.max([np.max(np.abs(x - y), initial=0.0) for x, y in pairs]))
-    return math.inf if math.isnan(largest) else largest
+    differences = [np.max(np.abs(x - y), initial=0.0)
+                   for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)]
+    return float(np.nan_to_num(np.max(differences), nan=math.inf))
 
 
 def short(number: float) -> str:

@@ -8,8 +8,6 @@ or an operation is a range, or no bit is given, the seed chooses. In pytest, the
 ``@pytest.mark.faults(faults.Kill(rank=2, operation=5), seed=1)`` plants faults in the runs of a test.
 """
 
-from __future__ import annotations
-
 from vcluster.faults.kinds import Drop, Duplicate, Exit, Fault, Fill, FlipBit, Kill, Raise, Reorder
 from vcluster.faults.plant import FaultNotReachedError, Planted, plant, plant_marks
 

@@ -1,7 +1,5 @@
 """The faults: frozen descriptions of single failures."""
 
-from __future__ import annotations
-
 import signal as signals
 from dataclasses import dataclass
 
@@ -40,8 +38,7 @@ class Fault:
 
     def _whole(self, name: str, least: int, most: int | None = None) -> None:
         value = getattr(self, name)
-        values = (value[0], value[-1]) if isinstance(value, range) and len(value) else (value,)
-        for one in values:
+        for one in (value[0], value[-1]) if isinstance(value, range) and len(value) else (value,):
             if isinstance(one, bool) or not isinstance(one, int | np.integer):
                 raise TypeError(f"{name} of {self!r} must be an integer")
             if one < least or (most is not None and one > most):

@@ -1,21 +1,17 @@
 """Faults are planted around the runs of a cluster; afterwards it is checked that they happened."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from vcluster.code import ClusterError
 from vcluster.faults.kinds import ENDING, Fault
 from vcluster.faults.planted import PlantedProgram, words_of
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint
-    from vcluster.runs import VirtualCluster
+from vcluster.messages import Endpoint
+from vcluster.runs import VirtualCluster
 
 
 class FaultNotReachedError(ClusterError):
@@ -31,8 +27,7 @@ class Planted:
         self.runs = 0
         """Number of runs so far."""
         self.happened: set[Fault] = set()
-        self._seed = seed
-        self._size = size
+        self._seed, self._size = seed, size
         self._made: dict[int, list[int]] = {}
 
     @contextmanager
@@ -40,19 +35,17 @@ class Planted:
         """A context for a run. It yields the program to run in place of ``program``."""
         self.runs += 1
         now = tuple(fault if fault.run in (None, self.runs) else None for fault in self.faults)
-        nbytes = 8 * words_of(self._size, len(now))
-        place, block = endpoint.heap.block(nbytes)
+        place, block = endpoint.heap.block(8 * words_of(self._size, len(now)))
         words = block.view(np.int64)
         words[0], words[1:] = 1, 0
         try:
             yield PlantedProgram(program, now, self._seed, place)
         finally:
-            if words[0]:  # otherwise the run has closed the cluster and the counts are lost
+            known = bool(words[0])  # otherwise the run has closed the cluster and the counts are lost
+            if known:
                 self._made[self.runs] = words[1 : 1 + self._size].tolist()
-                happened = words[1 + self._size :].tolist()
-            else:
-                happened = [True] * len(now)
-            self.happened.update(fault for fault, yes in zip(now, happened, strict=True) if fault is not None and yes)
+            self.happened.update(fault for fault, yes in zip(now, words[1 + self._size :].tolist(), strict=True)
+                                 if fault is not None and (yes or not known))
 
     def check(self) -> None:
         """Raise `FaultNotReachedError` if a fault has not happened."""
@@ -115,14 +108,11 @@ def plant_marks(cluster: VirtualCluster, marks: Iterable[Mark]) -> Iterator[Plan
 
     The positional arguments of a mark are faults, its keywords are those of `plant`.
     """
-    planted_by = list(marks)
-    if not planted_by:
-        yield None
-        return
-    options: dict[str, Any] = {}
+    faults, options, planted_by = list[Any](), dict[str, Any](), list(marks)
     for mark in planted_by:
-        options.update(mark.kwargs)
-    with plant(cluster, *(fault for mark in planted_by for fault in mark.args), **options) as planted:
+        faults += mark.args
+        options |= mark.kwargs
+    with plant(cluster, *faults, **options) if planted_by else nullcontext() as planted:
         yield planted
 
 

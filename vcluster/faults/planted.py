@@ -4,12 +4,10 @@ A device with faults is a `VirtualDevice` whose collectives and channels count o
 exists only in runs with faults, so other runs pay nothing.
 """
 
-from __future__ import annotations
-
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -41,7 +39,13 @@ class PlantedProgram:
         plan = _Plan(device, self)
         sleeping = device.endpoint.signals
         before = sleeping.before_sleep
-        sleeping.before_sleep = partial(_one_after_the_other, plan.release_soon, before)
+
+        def release_before_sleep() -> None:
+            plan.release_soon()
+            if before is not None:
+                before()
+
+        sleeping.before_sleep = release_before_sleep
         try:
             output = self.program(_PlantedDevice(device, plan), *args, **kwargs)
             plan.release()
@@ -59,10 +63,9 @@ class _Plan:
     """The faults of one device in one run."""
 
     def __init__(self, device: VirtualDevice, planted: PlantedProgram) -> None:
-        self._device = device
-        self._seed = planted.seed
+        self._device, self._seed = device, planted.seed
         self._mine = [(i, f) for i, f in enumerate(planted.faults) if f is not None and f.rank == device.rank]
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         words = device.endpoint.arena.words(planted.place, words_of(device.size, len(planted.faults)))
         self._made = words[1 + device.rank : 2 + device.rank]
         self._happened = words[1 + device.size :]
@@ -72,11 +75,10 @@ class _Plan:
     def begin(self, name: str) -> Faults:
         """Count an operation that begins. Ends the process or raises if that was planted; returns the other faults."""
         self._made[0] += 1
-        self._counts[name] = self._counts.get(name, 0) + 1
+        self._counts[name] += 1
         now = []
         for i, fault in self._mine:
-            count = self._made[0] if fault.among is None else self._counts[name]
-            if fault.operation != count or fault.among not in (None, name):
+            if (fault.among, fault.operation) not in ((None, self._made[0]), (name, self._counts[name])):
                 continue
             fault.check_operation(name)
             self._happened[i] = 1
@@ -112,19 +114,18 @@ class _Plan:
         if self._held:
             self._device.recorder.enter()
             try:
-                for lane, steps in self._taken():
-                    self._device.endpoint.tasks.run(lane, steps, "send of a message that was held back")
+                self._send_held(self._device.endpoint.tasks.run)
             finally:
                 self._device.recorder.leave()
 
     def release_soon(self) -> None:
         """The same, from inside a call of the library."""
-        for lane, steps in self._taken():
-            self._device.endpoint.tasks.issue(lane, steps, "send of a message that was held back")
+        self._send_held(self._device.endpoint.tasks.issue)
 
-    def _taken(self) -> list[tuple[tuple[str, int, int], Steps]]:
+    def _send_held(self, send: Callable[[tuple[str, int, int], Steps, str], object]) -> None:
         held, self._held = self._held, {}
-        return [((SEND, peer, tag), steps) for (peer, tag), steps in held.items()]
+        for (peer, tag), steps in held.items():
+            send((SEND, peer, tag), steps, "send of a message that was held back")
 
 
 class _PlantedDevice(VirtualDevice):
@@ -138,19 +139,17 @@ class _PlantedDevice(VirtualDevice):
         self.collectives = cast(Collectives, _PlantedCollectives(device.collectives, plan))
 
     def channel(self, peer: int) -> VirtualChannel:
-        channel = self._channels.get(peer)
-        if channel is None:
+        if peer not in self._channels:
             super().channel(peer)  # raises if the rank does not exist
-            channel = self._channels[peer] = _PlantedChannel(self._owner, peer, self._plan)
-        return channel
+            self._channels[peer] = _PlantedChannel(self._owner, peer, self._plan)
+        return self._channels[peer]
 
 
 class _PlantedCollectives:
     """The collectives of a device, with their operations counted."""
 
     def __init__(self, inner: Collectives, plan: _Plan) -> None:
-        self._inner = inner
-        self._plan = plan
+        self._inner, self._plan = inner, plan
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -182,25 +181,21 @@ class _PlantedChannel(VirtualChannel):
         return super().isend(self._plan.flipped(self._planted.faults, SEND, x), tag=tag)
 
     def recv(self, *, tag: int = 0, out: Any = None) -> Any:
-        self._count_recv()
+        self._plan.begin(RECV)
+        self._plan.release()
         return super().recv(tag=tag, out=out)
 
     def irecv(self, *, tag: int = 0, shape: Any = None, dtype: Any = None) -> Pending:
-        self._count_recv()
-        return super().irecv(tag=tag, shape=shape, dtype=dtype)
-
-    def _count_recv(self) -> None:
         self._plan.begin(RECV)
         self._plan.release()
+        return super().irecv(tag=tag, shape=shape, dtype=dtype)
 
 
 class _PlantedMailbox:
     """The mailbox of a peer, with faults: messages are lost, duplicated or overtaken."""
 
     def __init__(self, inner: Mailbox, peer: int, plan: _Plan) -> None:
-        self._inner = inner
-        self._peer = peer
-        self._plan = plan
+        self._inner, self._peer, self._plan = inner, peer, plan
         self.faults: Faults = ()
         """The faults of the next message."""
 
@@ -241,16 +236,17 @@ def _with_flipped_bit(fault: FlipBit, name: str, x: Any, rng: np.random.Generato
     bit = int(rng.integers(bits)) if fault.bit is None else fault.bit
     if bit >= bits:
         raise ValueError(f"{fault!r} needs a value of more than {fault.bit} bits; {name} has {bits} here")
-    for i, array in arrays.items():
+    for i in arrays:
+        array = arrays[i]
         if bit < _bits(array) * array.size:
-            element, bit = divmod(bit, _bits(array))
-            if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not np.little_endian):
-                bit ^= 8 * (array.dtype.itemsize - 1)  # the lowest byte comes last
-            array.reshape(-1).view(np.uint8)[element * array.itemsize + bit // 8] ^= 1 << bit % 8
-            return rebuild(x, [array if j == i and array.ndim else array[()] if j == i else part
-                               for j, part in enumerate(parts)])
+            break
         bit -= _bits(array) * array.size
-    raise AssertionError("a bit lies in one of the arrays")
+    element, bit = divmod(bit, _bits(array))
+    if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not np.little_endian):
+        bit ^= 8 * (array.dtype.itemsize - 1)  # the lowest byte comes last
+    array.reshape(-1).view(np.uint8)[element * array.itemsize + bit // 8] ^= 1 << bit % 8
+    parts[i] = array if array.ndim else array[()]
+    return rebuild(x, parts)
 
 
 def _bits(array: np.ndarray) -> int:
@@ -264,9 +260,3 @@ def _copied(encoded: Encoded) -> Encoded:
 
 def _nothing() -> Steps:
     yield from ()
-
-
-def _one_after_the_other(first: Callable[[], object], second: Callable[[], object] | None) -> None:
-    first()
-    if second is not None:
-        second()

@@ -1,7 +1,5 @@
 """Two traces on one page, side by side: for example a simulated and an executed run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from html import escape
 from os import PathLike
@@ -34,10 +32,10 @@ def beside(traces: Mapping[str, Trace], path: str | PathLike[str], *, hardware: 
     """
     if len(traces) != 2:
         raise ValueError(f"beside() needs two traces, got {len(traces)}")
-    pages = {title: page(payload(trace, hardware=hardware or hardware_named(trace))) for title, trace in traces.items()}
-    sections = "".join(
-        f'<section><h2>{escape(title)}</h2><iframe title="{escape(title)}" srcdoc="{escape(text)}"></iframe></section>'
-        for title, text in pages.items())
-    title, comparison = " and ".join(traces), str(compare(*traces.values()))
-    text = _PAGE.format(title=escape(title), comparison=escape(comparison), sections=sections)
+    sections = ""
+    for title, trace in traces.items():
+        text, name = escape(page(payload(trace, hardware=hardware or hardware_named(trace)))), escape(title)
+        sections += f'<section><h2>{name}</h2><iframe title="{name}" srcdoc="{text}"></iframe></section>'
+    text = _PAGE.format(title=escape(" and ".join(traces)), comparison=escape(str(compare(*traces.values()))),
+                        sections=sections)
     Path(path).write_text(text, encoding="ascii", errors="xmlcharrefreplace")

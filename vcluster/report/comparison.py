@@ -5,8 +5,7 @@ the mean parts add up exactly to the change of the makespan. They are the "why" 
 changes by name and by device.
 """
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -59,7 +58,7 @@ class Comparison:
     """The number of devices in each trace."""
 
     def __str__(self) -> str:
-        return "\n".join(_text(self))
+        return "\n".join(_lines(self))
 
     __repr__ = __str__
 
@@ -70,20 +69,14 @@ def compare(a: Trace, b: Trace) -> Comparison:
     Both may also be runs. Their numbers of devices may differ, because parts are means over the devices.
     """
     a, b = (getattr(trace, "trace", trace) for trace in (a, b))
-    splits, names = [], []
-    for trace in (a, b):
-        moved = moving(trace)
-        splits.append(split(trace, moved))
-        names.append(_by_name(trace, moved.since))
-    before, after = (_mean(by_rank) for by_rank in splits)
-    computes = [{rank: sum(parts[:4]) for rank, parts in by_rank.items()} for by_rank in splits]
-    common = {str(rank): computes[0][rank] for rank in computes[0] if rank in computes[1]}
+    moved = moving(a), moving(b)
+    splits = split(a, moved[0]), split(b, moved[1])
+    computes = [{f"rank {rank}": sum(parts[:4]) for rank, parts in by_rank.items()} for by_rank in splits]
     return Comparison(
         Change("makespan", a.makespan_seconds, b.makespan_seconds),
-        tuple(map(Change, PARTS, before, after)),
-        _largest(names[0], names[1]),
-        _largest({f"rank {rank}": value for rank, value in common.items()},
-                 {f"rank {rank}": computes[1][int(rank)] for rank in common}),
+        tuple(map(Change, PARTS, *map(_mean, splits))),
+        _largest(_by_name(a, moved[0].since), _by_name(b, moved[1].since)),
+        tuple(change for change in _largest(*computes) if change.name in computes[0] and change.name in computes[1]),
         (len(a.ranks), len(b.ranks)),
     )
 
@@ -93,7 +86,7 @@ def _mean(by_rank: Mapping[int, Split]) -> list[float]:
 
 
 def _largest(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
-    changes = [Change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after}]
+    changes = (Change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in {**before, **after})
     return tuple(sorted(changes, key=lambda change: (-abs(change.seconds), change.name)))
 
 
@@ -103,24 +96,23 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     taken = ~columns.present("parent") & columns.isin("kind", set(HOLDING) - {"wait"})
     start = columns.numbers("start_seconds").astype(np.float64)
     end = start + columns.numbers("duration_seconds").astype(np.float64)
-    compute = columns.isin("kind", {"compute"})
-    spent = np.where(compute, end - start, np.maximum(end - np.maximum(start, rounded(since, end)), 0))
-    parts = part_of(columns)
+    spent = np.where(columns.isin("kind", {"compute"}), end - start,
+                     np.maximum(end - np.maximum(start, rounded(since, end)), 0))
     fields = ("kind", "name", "stage", "phase", "axes")
     descriptions, firsts, place = groups(columns.only(*fields).take(taken), *fields)
-    sums = np.bincount(place, spent[taken], len(firsts)).tolist()
-    by_name: dict[str, float] = {}
-    for (kind, name, stage, phase, axes), part, amount in zip(descriptions, parts[taken][firsts], sums, strict=True):
+    sums, parts = np.bincount(place, spent[taken], len(firsts)).tolist(), part_of(columns)[taken][firsts]
+    by_name: defaultdict[str, float] = defaultdict(float)
+    for (kind, name, stage, phase, axes), part, amount in zip(descriptions, parts, sums, strict=True):
         if phase is not None and stage is not None:
             name = f"{PARTS[part]} of stage {stage} ({phase})"
         else:
             name = without_numbers(name) + (f" over {', '.join(axes)}" if axes else "")
             name = name if kind in ("collective", name) else f"{kind} {name}"
-        by_name[name] = by_name.get(name, 0.0) + amount
+        by_name[name] += amount
     return by_name
 
 
-def _text(comparison: Comparison) -> list[str]:
+def _lines(comparison: Comparison) -> list[str]:
     makespan = comparison.makespan
     times = f"{seconds(makespan.before)} -> {seconds(makespan.after)}"
     if not isfinite(makespan.seconds):
@@ -132,40 +124,33 @@ def _text(comparison: Comparison) -> list[str]:
         word = "slower" if makespan.seconds > 0 else "faster"
         by = f", {abs(makespan.seconds) / makespan.before:.1%} {word}" if makespan.before else ""
         lines = [f"{word}: makespan {times} ({_signed(makespan.seconds)}{by})"]
-        parts = [part for part in comparison.parts if part.seconds * makespan.seconds > 0]
-        main = max(parts, key=lambda part: abs(part.seconds), default=None)
-        if main is not None:
-            share = main.seconds / makespan.seconds
+        if parts := [part for part in comparison.parts if part.seconds * makespan.seconds > 0]:
+            main = max(parts, key=lambda part: abs(part.seconds))
             lines.append(f"main cause: {part_name(main.name)}, {_signed(main.seconds)} on the mean device, "
-                         f"{share:.0%} of the difference")
-        names = [change for change in comparison.names if change.seconds * makespan.seconds > 0]
-        if names:
+                         f"{main.seconds / makespan.seconds:.0%} of the difference")
+        if names := [change for change in comparison.names if change.seconds * makespan.seconds > 0]:
             lines.append(f"largest {'increase' if makespan.seconds > 0 else 'decrease'}: {names[0].name}, "
                          f"{_signed(names[0].seconds)} on all devices together")
     if comparison.sizes[0] != comparison.sizes[1]:
         lines.append(f"{comparison.sizes[0]} devices before, {comparison.sizes[1]} after")
-    lines = list(map(fit, lines))
-    lines += _table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan])
-    lines += _table("all devices together", comparison.names, least=least)
-    lines += _table("compute of a device", comparison.devices, least=least)
-    return lines
+    return [
+        *map(fit, lines),
+        *_table("the mean device", [part for part in comparison.parts if part.before or part.after], [makespan]),
+        *_table("all devices together", comparison.names, least=least),
+        *_table("compute of a device", comparison.devices, least=least)]
 
 
 def _table(title: str, changes: Sequence[Change], total: Sequence[Change] = (), least: float = -1.0) -> list[str]:
     changes = [change for change in changes if abs(change.seconds) > least]
     if not changes:
         return []
-    shown = [*changes[:SHOWN], *total]
-    rows = [[fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
-             _changed(change)] for change in shown]
-    rows = [[title, "before", "after", "change"], *rows]
-    lines = ["", *in_columns(rows, 1)]
+    rows = [[title, "before", "after", "change"]]
+    for change in (*changes[:SHOWN], *total):
+        rounding = _ROUNDING * max(change.before, change.after)
+        rows.append([fit(part_name(change.name), 40), seconds(change.before), seconds(change.after),
+                     _signed(change.seconds if abs(change.seconds) > rounding else 0)])
     more = len(changes) - SHOWN
-    return [*lines, f"... and {more} more"] if more > 0 else lines
-
-
-def _changed(change: Change) -> str:
-    return _signed(change.seconds if abs(change.seconds) > _ROUNDING * max(change.before, change.after) else 0)
+    return ["", *in_columns(rows, 1), *([f"... and {more} more"] if more > 0 else [])]
 
 
 def _signed(value: float) -> str:

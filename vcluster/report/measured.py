@@ -4,8 +4,6 @@ The two are shown side by side and never mixed. A few sentences say how they may
 other hardware, and wall time includes waiting for a core if devices took turns on the cores.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from parallelism.display.quantities import fit
@@ -32,14 +30,14 @@ def measured(trace: Trace) -> Data:
         return {}
     names, place = _names(events)
     count, walls, virtuals = (np.bincount(place, weights, len(names)) for weights in (None, wall, virtual))
-    longest = np.argsort(-walls, kind="stable")
     rows = [{"name": names[i], "count": int(count[i]), "virtual": float(virtuals[i]), "wall": float(walls[i])}
-            for i in longest[:MOST_ROWS].tolist()]
-    begin = columns.numbers("wall_start_seconds")[both].astype(np.float64)
-    whole = {"name": "the whole run", "count": len(events), "virtual": trace.makespan_seconds,
-             "wall": float((begin + wall).max() - begin.min())}
-    return {"rows": [whole, *rows] if trace.makespan_seconds < _LONGEST else rows, "more": len(names) - len(rows),
-            "words": _words(trace, events, wall)}
+            for i in np.argsort(-walls, kind="stable")[:MOST_ROWS].tolist()]
+    more = len(names) - len(rows)
+    if trace.makespan_seconds < _LONGEST:
+        begin = events.numbers("wall_start_seconds").astype(np.float64)
+        rows.insert(0, {"name": "the whole run", "count": len(events), "virtual": trace.makespan_seconds,
+                        "wall": float((begin + wall).max() - begin.min())})
+    return {"rows": rows, "more": more, "words": _words(trace, events, wall)}
 
 
 def _names(events: Columns) -> tuple[list[str], np.ndarray]:

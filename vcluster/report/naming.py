@@ -1,7 +1,5 @@
 """Names for the parts and the events of a trace, shared by all its views."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

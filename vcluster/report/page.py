@@ -4,8 +4,6 @@ The page contains the data as JSON in which no character can end or begin a tag.
 its content security policy lists the hash of that script. Names from a trace become text, never markup.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from hashlib import sha256
@@ -42,20 +40,18 @@ def html(
         raise ValueError(f"most_bars must be at least 1, got {most_bars}")
     trace = getattr(trace, "trace", trace)
     roof = hardware_named(trace) if hardware is None else Hardware.of(hardware)
-    text = page(payload(trace, most_bars=most_bars, hardware=roof))
-    Path(path).write_text(text, encoding="ascii")
+    Path(path).write_text(page(payload(trace, most_bars=most_bars, hardware=roof)), encoding="ascii")
 
 
 def page(data: dict[str, Any]) -> str:
     """The page of a payload, in ASCII."""
     style = _text("page.css")
     script = '"use strict";\n(() => {\n' + "\n".join(map(_text, SCRIPTS)) + "})();\n"
-    policy = ("default-src 'none'; base-uri 'none'; form-action 'none'; "
-              f"script-src '{_hash(script)}'; style-src '{_hash(style)}'")
-    parts = {"POLICY": policy, "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script,
-             "DATA": embedded(data)}
-    text = _text("page.html")
-    pieces = text.split("@@")       # text, name, text, name, ..., text: inserted text is not scanned again
+    parts = {
+        "POLICY": "default-src 'none'; base-uri 'none'; form-action 'none'; "
+                  f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        "TITLE": escape(data["title"]), "STYLE": style, "SCRIPT": script, "DATA": embedded(data)}
+    pieces = _text("page.html").split("@@")     # text, name, text, name, ..., text: inserted text is not scanned again
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 

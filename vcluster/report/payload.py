@@ -3,10 +3,9 @@
 Each key of the payload is a section of the page. The page shows the sections that are present.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,16 +36,12 @@ _DETAILS = ("name", "kind", "stage", "microbatch", "phase", "peer", "axes", "alg
             "priced_algorithm", "bytes_sent", "bytes_received", "flops", "location")
 
 
+@np.errstate(all="ignore")
 def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | None = None) -> Data:
     """The content of the page. ``hardware`` gives the roof of the roofline.
 
     The times of a forged trace may add up to more than a float holds; they are not drawn.
     """
-    with np.errstate(all="ignore"):
-        return _payload(trace, most_bars, hardware)
-
-
-def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
     moved = moving(trace)
     by_rank, path, rows = split(trace, moved), critical_path(trace, moved), collectives(trace, moved)
     left_out: list[str] = []
@@ -77,24 +72,19 @@ def _payload(trace: Trace, most_bars: int, hardware: Hardware | None) -> Data:
             for row in rows[:MOST_ROWS]]
         if len(rows) > MOST_ROWS:
             left_out.append(f"The table shows the first {MOST_ROWS} of {len(rows):,} sorts of collectives.")
-    matrices = _matrices(trace, left_out)
-    if matrices:
+    if matrices := _matrices(trace, left_out):
         data["matrix"] = {"size": trace.size, "of": matrices}
-    memory = _memory(trace, shown)
-    if memory:
-        data["memory"] = memory
-    data["left_out"] = left_out
-    return {key: value for key, value in data.items() if value or key not in ("measured", "roofline")}
+    data |= {"memory": _memory(trace, shown), "left_out": left_out}
+    return {key: value for key, value in data.items() if value or key not in ("measured", "roofline", "memory")}
 
 
 def packed(numbers: npt.NDArray[Any]) -> Data:
     """An array as base64 of its little-endian bytes. Integers use the smallest type that holds them."""
+    kind = "f8"
     if numbers.dtype.kind in "iub":
         low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         kind = next((kind for kind in ("u1", "i1", "u2", "i2", "u4", "i4")
-                     if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max), "f8")
-    else:
-        kind = "f8"
+                     if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max), kind)
     return {"type": kind, "data": b64encode(np.ascontiguousarray(numbers, f"<{kind}").tobytes()).decode("ascii")}
 
 
@@ -104,60 +94,54 @@ def _clean(text: str, longest: int = LONGEST_NAME) -> str:
 
 def _index(trace: Trace, rank: int) -> tuple[tuple[str, int], ...]:
     """The rank's index on the mesh. A mesh from a file may have axes of any name, so it is not a `Mesh`."""
-    shape = trace.mesh_shape or ()
-    return tuple((axis, int(i)) for (axis, _), i in
-                 zip(shape, np.unravel_index(rank, [n for _, n in shape]), strict=True)) if shape else ()
+    axes, extents = zip(*trace.mesh_shape or (("", trace.size),), strict=True)
+    return tuple((axis, int(i)) for axis, i in zip(axes, np.unravel_index(rank, extents), strict=True) if axis)
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    facts = [("makespan, in virtual time", seconds(trace.makespan_seconds)),
+    facts = [("hardware", _clean(trace.hardware or "")),
+             ("mesh", _clean(", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape or ()))),
+             ("makespan, in virtual time", seconds(trace.makespan_seconds)),
              ("bubble, by makespan", f"{trace.bubble_fraction:.1%}"),
              ("bubble, by span", f"{trace.span_bubble_fraction:.1%}"),
              ("events", f"{len(trace):,}"),
              ("received from devices" if not trace.host_traffic else "received from the host",
               nbytes(trace.bytes_received())),
              ("flops declared", f"{trace.flops():.4g}")]
-    if trace.mesh_shape:
-        facts.insert(0, ("mesh", _clean(", ".join(f"{axis}={n}" for axis, n in trace.mesh_shape))))
-    if trace.hardware:
-        facts.insert(0, ("hardware", _clean(trace.hardware)))
-    return facts
+    return [(name, fact) for name, fact in facts if fact]
 
 
 def _timeline(
     trace: Trace, moved: Moving, path: Sequence[PathStep], shown: Sequence[int], most: int, left_out: list[str],
 ) -> Data:
     columns = trace.columns
-    start = columns.numbers("start_seconds").astype(np.float64)
-    duration = columns.numbers("duration_seconds").astype(np.float64)
-    begin = float(start.min())
+    start, duration = (columns.numbers(name).astype(np.float64) for name in ("start_seconds", "duration_seconds"))
+    begin, end = float(start.min()), start + duration
     drawn = ~columns.present("parent") & columns.isin("kind", HOLDING)
-    points = int(np.count_nonzero(drawn & ~(duration > 0)))
-    at = np.flatnonzero(drawn & (duration > 0) & (columns.numbers("rank") <= shown[-1]))
+    long = drawn & (duration > 0)
+    at = np.flatnonzero(long & (columns.numbers("rank") <= shown[-1]))
     if len(at) > most:
         at = at[np.sort(np.argsort(-duration[at], kind="stable")[:most])]
-        total = int(np.count_nonzero(drawn & (duration > 0)))
-        part = duration[at].sum() / duration[drawn].sum()
-        left_out.append(f"The timeline shows the {most:,} longest of {total:,} events that take time, {part:.1%} of "
-                        "all their time; the figures count every event.")
-    lanes = _lanes(columns.take(at), start[at], (start + duration)[at])
+        left_out.append(f"The timeline shows the {most:,} longest of {np.count_nonzero(long):,} events that take time, "
+                        f"{duration[at].sum() / duration[drawn].sum():.1%} of all their time; the figures count every "
+                        "event.")
+    lanes = _lanes(columns.take(at), start[at], end[at])
     ranks = np.searchsorted(np.array(shown), columns.numbers("rank")[at])
     order = np.lexsort((start[at], lanes, ranks))
     at, lanes, ranks = at[order], lanes[order], ranks[order]
     since = np.where(columns.isin("kind", {"collective", "recv", "wait"})[at], moved.since[at], start[at])
-    since = np.clip(rounded(since, (start + duration)[at]), start[at], (start + duration)[at])
-    of_path = np.array([(columns.numbers("rank")[step.event], step.event) for step in path[-MOST_STEPS:]],
-                       np.int64).reshape(-1, 2)
+    since = np.clip(rounded(since, end[at]), start[at], end[at])
     if len(path) > MOST_STEPS:
         left_out.append(f"The last {MOST_STEPS:,} of the {len(path):,} steps of the critical path are drawn.")
-    times = np.array([step[1:] for step in path[-MOST_STEPS:]], np.float64).reshape(-1, 2) - begin
+    steps = np.array(path[-MOST_STEPS:], np.float64).reshape(-1, 3)
+    of_path = columns.numbers("rank")[steps[:, 0].astype(np.int64)]
     return {
-        "count": len(at), "points": points,
+        "count": len(at), "points": int(np.count_nonzero(drawn & ~long)),
         "rank": packed(ranks), "lane": packed(lanes), "part": packed(part_of(columns)[at]),
         "start": packed(start[at] - begin), "duration": packed(duration[at]), "waited": packed(since - start[at]),
         "details": {name: _detail(columns, name, at) for name in _DETAILS if name in columns.columns},
-        "path": {"rank": packed(np.searchsorted(np.array(shown), of_path[:, 0])),
-                 "start": packed(times[:, 0]), "end": packed(times[:, 1])},
+        "path": {"rank": packed(np.searchsorted(np.array(shown), of_path)),
+                 "start": packed(steps[:, 1] - begin), "end": packed(steps[:, 2] - begin)},
     }
 
 
@@ -182,18 +166,15 @@ def _detail(columns: Columns, name: str, at: npt.NDArray[np.int64]) -> Data:
     column = columns[name]
     if not isinstance(column, Table):
         numbers = column[at]
-        if numbers.dtype.kind == "i":
-            numbers = np.where(numbers == ABSENT, np.nan, numbers) if np.any(numbers == ABSENT) else numbers
+        if numbers.dtype.kind == "i" and np.any(numbers == ABSENT):
+            numbers = np.where(numbers == ABSENT, np.nan, numbers)
         return packed(numbers)
     used, index = np.unique(column.index[at], return_inverse=True)
-    values = [_word(column.values[i]) for i in used]
-    return {"values": values, "index": packed(index)}
+    return {"values": [_word(column.values[i]) for i in used], "index": packed(index)}
 
 
 def _word(value: object) -> str:
-    if value is None:
-        return ""
-    return _clean(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    return _clean(", ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value))
 
 
 def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
@@ -204,26 +185,21 @@ def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:
         left_out.append(f"The communication matrix is shown for up to {MOST_MATRIX} devices.")
         return []
     columns = trace.columns
-    messages = trace.filter(kind=("send", "recv"))
-    by_axes: dict[str, npt.NDArray[np.int64]] = {"all": trace.communication_matrix()}
+    by_axes = defaultdict(lambda: np.zeros((trace.size, trace.size), np.int64), all=trace.communication_matrix())
     collectives = columns.isin("kind", {"collective"})
-    different = sorted(columns.take(collectives).distinct("axes"), key=lambda axes: (axes is None, axes or ()))
-    for axes in different:
+    for axes in sorted(columns.take(collectives).distinct("axes"), key=lambda axes: (axes is None, axes or ())):
         some = trace._of(columns.take(collectives & columns.isin("axes", {axes})))
-        label = "groups without axes" if axes is None else ", ".join(axes)
-        by_axes[label] = by_axes.get(label, 0) + some.communication_matrix()
-    for source, target, amount in _cells(messages.communication_matrix()):
+        by_axes["groups without axes" if axes is None else ", ".join(axes)] += some.communication_matrix()
+    for source, target, amount in _cells(trace.filter(kind=("send", "recv")).communication_matrix()):
         ends = zip(_index(trace, source), _index(trace, target), strict=True)
         label = ", ".join(one[0] for one, other in ends if one != other) or "messages"
-        matrix = by_axes.setdefault(label, np.zeros((trace.size, trace.size), np.int64))
-        matrix[source, target] += amount
-    return [{"label": _clean(label, 60), "cells": list(_cells(matrix)), "total": nbytes(int(matrix.sum()))}
+        by_axes[label][source, target] += amount
+    return [{"label": _clean(label, 60), "cells": _cells(matrix), "total": nbytes(int(matrix.sum()))}
             for label, matrix in by_axes.items() if matrix.any()]
 
 
-def _cells(matrix: npt.NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:
-    for source, target in np.argwhere(matrix).tolist():
-        yield source, target, int(matrix[source, target])
+def _cells(matrix: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    return [(source, target, int(matrix[source, target])) for source, target in np.argwhere(matrix).tolist()]
 
 
 def _memory(trace: Trace, shown: Sequence[int]) -> Data:
@@ -231,18 +207,13 @@ def _memory(trace: Trace, shown: Sequence[int]) -> Data:
     events = columns.take(columns.isin("kind", {"memory"}) & (columns.numbers("rank") <= max(shown, default=-1)))
     if not len(events):
         return {}
-    begin = float(columns.numbers("start_seconds").min())
-    ranks = events.numbers("rank")
-    order = np.argsort(ranks, kind="stable")
-    events, ranks = events.take(order), ranks[order]
-    bounds = np.searchsorted(ranks, np.arange(trace.size + 1))
-    names = events["name"]
-    assert isinstance(names, Table)
-    used, index = np.unique(names.index, return_inverse=True)
+    events = events.take(np.argsort(events.numbers("rank"), kind="stable"))
+    bounds = np.searchsorted(events.numbers("rank"), np.arange(trace.size + 1)).tolist()
+    ranks = [rank for rank in shown if bounds[rank + 1] > bounds[rank]]
+    names = _detail(events, "name", np.arange(len(events)))
     return {
-        "categories": [_word(names.values[i]) for i in used],
-        "ranks": [rank for rank in shown if bounds[rank + 1] > bounds[rank]],
-        "bounds": [[int(bounds[rank]), int(bounds[rank + 1])] for rank in shown if bounds[rank + 1] > bounds[rank]],
-        "time": packed(events.numbers("start_seconds") - begin), "category": packed(index),
+        "categories": names["values"], "category": names["index"],
+        "ranks": ranks, "bounds": [bounds[rank:rank + 2] for rank in ranks],
+        "time": packed(events.numbers("start_seconds") - float(columns.numbers("start_seconds").min())),
         "nbytes": packed(events.numbers("nbytes").astype(np.float64)),
     }

@@ -5,8 +5,6 @@ a compute reaches at most ``min(peak, bandwidth * flops / bytes)``. Flops and by
 virtual. Computes with equal names and nearly equal numbers share a point.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
@@ -34,9 +32,10 @@ def roofline(trace: Trace, hardware: Hardware | None) -> Data:
     shown = there & (x > 1 / _LARGEST) & (x < _LARGEST) & (y > 1 / _LARGEST) & (y < _LARGEST) & (seconds < _LARGEST)
     if not shown.any():
         return {}
-    points = _points(events.take(shown), x[shown], y[shown], seconds[shown])
-    return {**points, **_roofs(trace, events.take(shown), hardware), "of": int(np.count_nonzero(shown)),
-            "without": int(len(events) - np.count_nonzero(shown)), "compute": trace.compute}
+    count = int(np.count_nonzero(shown))
+    return {**_points(events.take(shown), x[shown], y[shown], seconds[shown]),
+            **_roofs(trace, events.take(shown), hardware),
+            "of": count, "without": len(events) - count, "compute": trace.compute}
 
 
 def hardware_named(trace: Trace) -> Hardware | None:
@@ -52,8 +51,7 @@ def hardware_named(trace: Trace) -> Hardware | None:
 def _whole(columns: Columns) -> tuple[Columns, Floats]:
     """The computes and their seconds. If calls divide a compute into pieces, the seconds are the sum of its pieces."""
     computes = columns.take(columns.isin("kind", {"compute"}) & ~columns.present("parent"))
-    order = np.argsort(computes.numbers("rank"), kind="stable")
-    computes = computes.take(order)
+    computes = computes.take(np.argsort(computes.numbers("rank"), kind="stable"))
     begins = np.asarray(computes.numbers("part") == 0)
     begins[:1] = True
     seconds = np.zeros(int(np.count_nonzero(begins)))
@@ -77,26 +75,24 @@ def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
     name = number[which]
     parts = part_of(events).astype(np.int64)
     key = np.stack([name, parts, np.round(_BINS * np.log10(x)), np.round(_BINS * np.log10(y))], axis=1)
-    _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    place = place.ravel()
-    spent, count = np.bincount(place, seconds), np.bincount(place)
+    _, first, place, count = np.unique(key, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    spent = np.bincount(place.ravel(), seconds)
     largest = np.argsort(-spent, kind="stable")[:MOST_POINTS]
     largest = largest[np.lexsort((y[first[largest]], x[first[largest]]))]
-    at = first[largest]
     return {
         "points": [
             {"name": words[name[i]], "part": PARTS[parts[i]], "x": float(x[i]), "y": float(y[i]),
              "seconds": float(spent[j]), "count": int(count[j])}
-            for i, j in zip(at.tolist(), largest.tolist(), strict=True)],
+            for i, j in zip(first[largest].tolist(), largest.tolist(), strict=True)],
         "more": len(spent) - len(largest)}
 
 
 def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
-    name = "this machine" if trace.hardware is None else fit(trace.hardware, LONGEST_NAME)
     if hardware is None:
+        name = "this machine" if trace.hardware is None else fit(trace.hardware, LONGEST_NAME)
         return {"hardware": name, "roofs": []}
-    first = next(iter(hardware.flops_per_second))
-    occurring = {trace.priced_dtype} if trace.priced_dtype else {dtype or first for dtype in events.distinct("dtype")}
-    roofs = [{"dtype": dtype, "peak": peak} for dtype, peak in hardware.flops_per_second.items() if dtype in occurring]
-    roofs = roofs or [{"dtype": first, "peak": hardware.flops_per_second[first]}]
-    return {"hardware": hardware.name, "bandwidth": hardware.memory_bytes_per_second, "roofs": roofs[:MOST_ROOFS]}
+    roofs = [{"dtype": dtype, "peak": peak} for dtype, peak in hardware.flops_per_second.items()]
+    usual = roofs[0]["dtype"]
+    occurring = {trace.priced_dtype} if trace.priced_dtype else {dtype or usual for dtype in events.distinct("dtype")}
+    shown = [roof for roof in roofs if roof["dtype"] in occurring] or roofs[:1]
+    return {"hardware": hardware.name, "bandwidth": hardware.memory_bytes_per_second, "roofs": shown[:MOST_ROOFS]}

@@ -56,11 +56,8 @@ def coloured_timeline(trace: Trace, width: int = 80) -> Text:
     text = Text("\n".join(drawing.title), no_wrap=True)
     for margin, columns in drawing.rows:
         text.append("\n" + margin)
-        for sign in columns:
-            text.append(sign, _STYLES[sign])
-    for note in drawing.notes:
-        text.append("\n" + note)
-    return text
+        text.append_tokens((sign, _STYLES[sign]) for sign in columns)
+    return text.append("".join(f"\n{note}" for note in drawing.notes))
 
 
 def _draw(trace: Trace, width: int) -> _Drawing:
@@ -68,16 +65,15 @@ def _draw(trace: Trace, width: int) -> _Drawing:
         raise ValueError(f"a timeline needs a width of at least {NARROWEST} columns, got {width}")
     ranks = trace.ranks[:_MOST_ROWS]
     margin = len(f"rank {max(ranks, default=0)}  ")
-    count = width - margin
-    makespan = trace.makespan_seconds
+    count, makespan = width - margin, trace.makespan_seconds
     if not (makespan > 0 and isfinite(makespan) and isfinite(count / makespan)):
         makespan = 0.0      # nothing to divide into columns
     cells = _columns(trace, count) if makespan else {}
     rows = [(f"rank {rank}".ljust(margin), "".join(cells.get(rank, _IDLE * count))) for rank in ranks]
     title = f"virtual time: {seconds(makespan)}" + (f", {seconds(makespan / count)} per column" if makespan else "")
     more = [f"... and {len(trace.ranks) - len(ranks)} more ranks"] if len(trace.ranks) > len(ranks) else []
-    microbatches = trace.columns.distinct("microbatch") - {None}
-    legend = wrap(_legend({sign for _, row in rows for sign in row}, max(microbatches, default=0)), width)
+    last = max(trace.columns.distinct("microbatch") - {None}, default=0)
+    legend = wrap(_legend({sign for _, row in rows for sign in row}, last), width)
     return _Drawing(wrap(title, width), rows, [*more, *_scale(makespan, count, margin), *legend])
 
 
@@ -85,8 +81,7 @@ def _sign(kind: str, phase: str | None, microbatch: int | None) -> str:
     """The sign of a compute or a collective."""
     if kind == "collective":
         return _COLLECTIVE
-    signs = _PHASES.get(phase or "")
-    return signs[microbatch % 10] if signs and microbatch is not None else _COMPUTE
+    return _PHASES[phase][microbatch % 10] if phase in _PHASES and microbatch is not None else _COMPUTE
 
 
 def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
@@ -94,18 +89,15 @@ def _columns(trace: Trace, count: int) -> dict[int, list[str]]:
 
     Messages, waits, memory, and events inside a collective are not drawn.
     """
-    begin = float(trace.columns.numbers("start_seconds").min())
-    scale = count / trace.makespan_seconds
-    shares: dict[int, list[defaultdict[str, float]]] = {}
-    events = trace.columns
+    events, scale = trace.columns, count / trace.makespan_seconds
+    begin = float(events.numbers("start_seconds").min())
+    shares: defaultdict[int, list[defaultdict[str, float]]] = defaultdict(
+        lambda: [defaultdict(float) for _ in range(count)])
     drawn = events.isin("kind", {"compute", "collective"}) & ~events.present("parent")
     events = events.take(drawn & (events.numbers("duration_seconds") > 0))
     fields = ("rank", "start_seconds", "duration_seconds", "kind", "phase", "microbatch")
     for rank, start, duration, *description in zip(*map(events.values, fields), strict=True):
-        sign = _sign(*description)
-        row = shares.get(rank)
-        if row is None:
-            row = shares[rank] = [defaultdict(float) for _ in range(count)]
+        row, sign = shares[rank], _sign(*description)
         left = min((start - begin) * scale, count)
         right = min(left + duration * scale, count)
         for column in range(int(left), min(int(right) + 1, count)):
@@ -142,15 +134,10 @@ def _scale(makespan: float, count: int, margin: int) -> list[str]:
 
 
 def _legend(signs: set[str], last: int) -> str:
-    highest = min(last, 9)
-    parts = [f"{_span(alphabet, highest)} {text}" for alphabet, text in (
+    parts = [f"{alphabet[0]}{f'-{alphabet[min(last, 9)]}' if last else ''} {text}" for alphabet, text in (
         (digits, "forward of a microbatch" + (" (last digit)" if last > 9 else "")),
         (ascii_lowercase, "its backward"), (ascii_uppercase, "its weights' backward")) if signs & set(alphabet)]
-    compute = "other compute" if parts else "compute"
     parts += [f"{sign} {text}" for sign, text in (
-        (_COMPUTE, compute), (_COLLECTIVE, "collective"), (_IDLE, "idle")) if sign in signs]
+        (_COMPUTE, "other compute" if parts else "compute"), (_COLLECTIVE, "collective"), (_IDLE, "idle"),
+    ) if sign in signs]
     return ", ".join(parts)
-
-
-def _span(alphabet: str, highest: int) -> str:
-    return alphabet[0] if highest == 0 else f"{alphabet[0]}-{alphabet[highest]}"

@@ -1,13 +1,11 @@
 """A trace summarised in a few sentences: the share of compute, the losses and their causes, and the critical path."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from parallelism.display.quantities import fit, nbytes, rate, seconds
+from parallelism.display.quantities import fit, nbytes, plural, rate, seconds
 from parallelism.trace import PARTS, CollectiveRow, PathStep, Split, Trace, part_of
 from vcluster.report.naming import part_name
 
@@ -15,7 +13,7 @@ UNEVEN = 1.1
 """A device is named if it computes at least this many times as long as the median device."""
 LONGEST = 1e300
 """Upper bound of a makespan in seconds. The times of a forged trace may add up to more than a float holds."""
-_COMPUTE = ("forward", "backward", "recompute", "other")
+_COMPUTE, _LOSSES = ("forward", "backward", "recompute", "other"), ("communication", "bubble", "idle")
 
 
 def verdict(
@@ -29,22 +27,19 @@ def verdict(
         return ["Nothing in this trace takes virtual time: it has no compute, and messages take no time."]
     if not makespan < LONGEST:
         return ["The times of this trace add up to more than a float can hold."]
-    whole = makespan * len(by_rank)
-    total = Split(*(sum(column) for column in zip(*by_rank.values(), strict=True)))
-    share = {part: amount / whole for part, amount in zip(PARTS, total, strict=True)}
-    devices = f"{len(by_rank)} device{'s' * (len(by_rank) != 1)}"
+    totals = map(sum, zip(*by_rank.values(), strict=True))
+    share = {part: total / (makespan * len(by_rank)) for part, total in zip(PARTS, totals, strict=True)}
     compute = sum(share[part] for part in _COMPUTE)
-    lost = [f"{part_name(part)} {share[part]:.1%}" for part in ("communication", "bubble", "idle")]
-    sentences = [f"{devices} for {seconds(makespan)}: {compute:.1%} of it compute, {', '.join(lost)}."]
+    lost = ", ".join(f"{part_name(part)} {share[part]:.1%}" for part in _LOSSES)
+    sentences = [f"{plural(len(by_rank), 'device')} for {seconds(makespan)}: {compute:.1%} of it compute, {lost}."]
     if share["recompute"] > 0:
         sentences.append(f"{share['recompute'] / compute:.1%} of the compute is recompute.")
-    worst = max(("communication", "bubble", "idle"), key=share.__getitem__)
+    worst = max(_LOSSES, key=share.__getitem__)
     if share[worst] >= 0.01:
         sentences.append(_loss(worst, by_rank, rows))
     sentences += _uneven(by_rank)
     sentences += _of_path(trace, path)
-    held = trace.peaks()
-    if held:
+    if held := trace.peaks():
         rank = max(held, key=held.__getitem__)
         sentences.append(f"Rank {rank} has the highest memory peak: {nbytes(held[rank])}.")
     return sentences
@@ -73,10 +68,10 @@ def _uneven(by_rank: Mapping[int, Split]) -> list[str]:
     rank = max(computes, key=computes.__getitem__)
     if len(computes) < 2 or not middle > 0 or computes[rank] < UNEVEN * middle:
         return []
-    times = computes[rank] / middle
     more = sum(seconds >= UNEVEN * middle for seconds in computes.values()) - 1
     also = f", and {more} more at least {UNEVEN} times: stragglers" if more else ": a straggler"
-    return [f"Rank {rank} computes {times:.2f} times as long as the median device{also}, or an uneven split."]
+    return [f"Rank {rank} computes {computes[rank] / middle:.2f} times as long as the median device{also}, "
+            "or an uneven split."]
 
 
 def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
@@ -86,7 +81,7 @@ def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
     seconds_of: defaultdict[str, float] = defaultdict(float)
     for step in path:
         seconds_of[PARTS[parts[step.event]]] += step.end_seconds - step.start_seconds
-    through = len({int(ranks[step.event]) for step in path})
+    through = plural(len({int(ranks[step.event]) for step in path}), "device")
     shares = [f"{part_name(part).removeprefix('exposed ')} {amount / trace.makespan_seconds:.1%}"
               for part, amount in sorted(seconds_of.items(), key=lambda item: -item[1])]
-    return [f"The critical path goes through {through} device{'s' * (through != 1)}: {', '.join(shares)}."]
+    return [f"The critical path goes through {through}: {', '.join(shares)}."]

@@ -4,13 +4,11 @@ A failure is raised, which cancels the other devices at once. A skip or an xfail
 host checks whether all ranks agree.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest import SkipTest
@@ -44,8 +42,7 @@ class DeviceToCome:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self.size = mesh.size
+        self.mesh, self.size = mesh, mesh.size
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -68,11 +65,11 @@ class DeviceToCome:
 class HostSide:
     """The host's objects that a device can use if it is a thread. In another process there is none."""
 
-    def __init__(self, **shared: Any) -> None:
+    def __init__(self, monkeypatch: Any = None) -> None:
         self.raised: dict[int, BaseException] = {}
         """The exceptions themselves by rank, with their frames."""
-        self.shared = shared
-        """Fixtures that cannot be copied."""
+        self.monkeypatch = monkeypatch
+        """The fixture, which cannot be copied."""
         _host_sides[id(self)] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,18 +92,11 @@ def run_body(
 ) -> Outcome:
     """Call a test with its fixtures and parameters. A `DeviceToCome` among them is replaced by this device."""
     _this_thread.device = device
-    undo: Callable[[], object] | None = None
-    own: Mapping[str, Any] = {}
-    if any(isinstance(value, OwnMonkeyPatch) for value in arguments.values()):
-        if host is not None:
-            own = host.shared
-        else:
-            patch = importlib.import_module("_pytest.monkeypatch").MonkeyPatch()
-            own, undo = {"monkeypatch": patch}, patch.undo
+    patch = None if host is None else host.monkeypatch
+    if host is None and any(isinstance(value, OwnMonkeyPatch) for value in arguments.values()):
+        patch = importlib.import_module("_pytest.monkeypatch").MonkeyPatch()
     given = {
-        name: device if isinstance(value, DeviceToCome)
-        else own["monkeypatch"] if isinstance(value, OwnMonkeyPatch)
-        else value
+        name: device if isinstance(value, DeviceToCome) else patch if isinstance(value, OwnMonkeyPatch) else value
         for name, value in arguments.items()
     }
     try:
@@ -119,15 +109,13 @@ def run_body(
             host.raised[device.rank] = error
         raise
     finally:
-        if undo is not None:
-            undo()
+        if host is None and patch is not None:
+            patch.undo()
         del _this_thread.device, given
 
 
 def _kind(error: BaseException) -> str | None:
-    if isinstance(error, SkipTest):
-        return "skipped"
     outcomes = importlib.import_module("_pytest.outcomes")
-    if isinstance(error, outcomes.Skipped):
+    if isinstance(error, (SkipTest, outcomes.Skipped)):
         return "skipped"
     return "xfailed" if isinstance(error, outcomes.XFailed) else None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from parallelism.algorithms import KINDS, NAMED_OTHERWISE
+from parallelism.display import in_columns
 from parallelism.operation import ranks_in_words
 
 if TYPE_CHECKING:
@@ -41,21 +42,19 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
     Raises ``AssertionError``, or ``ValueError`` for a name that is neither an operation nor one of those totals.
     """
     __tracebackhide__ = True
-    operations = (*KINDS.records, *NAMED_OTHERWISE, *OTHER_OPERATIONS)
+    known = (*TOTALS, *KINDS.records, *NAMED_OTHERWISE, *OTHER_OPERATIONS, "others")
     occurring = {event.name for event in trace if event.parent is None}
     for name in expected:
-        if name not in TOTALS and name not in operations and name not in occurring:
-            known = (*TOTALS, *operations, "others")
+        if name not in known and name not in occurring:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; the names are {', '.join(known)}"
             raise ValueError(f"a trace has no operation and no total {name!r}{hint}")
-    rows: list[tuple[str, str, str, bool]] = []
-    for name, numbers in expected.items():
-        rows += _rows(trace, name, numbers)
+    rows = [row for name, numbers in expected.items() for row in _rows(trace, name, numbers)]
     if others is not None:
-        extra = Counter({name: trace.count(name) for name in _communicating(trace) - expected.keys()})
-        got = extra.total()
-        text = f"{got}: {', '.join(f'{count} {name}' for name, count in sorted(extra.items()))}" if extra else "0"
+        names = {event.name for event in trace if _is_communication(event)} - expected.keys()
+        extra = {name: trace.count(name) for name in sorted(names)}
+        got = sum(extra.values())
+        text = f"{got}: {', '.join(f'{count} {name}' for name, count in extra.items())}" if extra else "0"
         rows.append(("others", str(others), text, got == others))
     if not all(fits for *_, fits in rows):
         raise AssertionError(f"{_table(rows)}\n\nwhat took place:\n{_operations(trace)}")
@@ -71,11 +70,9 @@ def _rows(trace: Trace, name: str, expected: Expected) -> list[tuple[str, str, s
     by_rank = dict(expected) if isinstance(expected, Mapping) else dict(enumerate(expected))
     if isinstance(expected, Sequence) and len(by_rank) != trace.size:
         raise ValueError(f"{name} must have one number for each of the {trace.size} ranks, got {len(by_rank)} numbers")
-    rows = []
-    for rank, number in by_rank.items():
-        got = _got(trace, name, rank)
-        rows.append((f"{name}, rank {rank}", str(number), str(got), got == number))
-    return rows
+    gots = {rank: _got(trace, name, rank) for rank in by_rank}
+    return [(f"{name}, rank {rank}", str(number), str(gots[rank]), gots[rank] == number)
+            for rank, number in by_rank.items()]
 
 
 def _got(trace: Trace, name: str, rank: int | None) -> int:
@@ -97,10 +94,6 @@ def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
     )])
 
 
-def _communicating(trace: Trace) -> set[str]:
-    return {event.name for event in trace if _is_communication(event)}
-
-
 def _is_communication(event: Event) -> bool:
     """Whether the event is an operation of its own between devices."""
     return event.parent is None and (
@@ -110,30 +103,19 @@ def _is_communication(event: Event) -> bool:
 
 def _operations(trace: Trace) -> str:
     """One line for each operation and line of code. Ranks with equal operations share a line, in order of the first."""
-    operations: dict[tuple[str, str, int], dict[int, int]] = {}
-    for event in trace:
-        if _is_communication(event):
-            where = event.location or "?"
-            over = f" over {', '.join(event.axes)}" if event.axes else f" in {list(event.group)}" if event.group else ""
-            if event.peer is not None:
-                over = f" {'to' if event.kind == 'send' else 'from'} rank {event.peer}"
-            nbytes = event.bytes_received if event.kind != "send" else event.bytes_sent
-            counts = operations.setdefault((f"{event.name}{over}", _short(where), nbytes), {})
-            counts[event.rank] = counts.get(event.rank, 0) + 1
-    if not operations:
-        return "  nothing"
+    operations: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
+    for event in filter(_is_communication, trace):
+        over = f" over {', '.join(event.axes)}" if event.axes else f" in {list(event.group)}" if event.group else ""
+        if event.peer is not None:
+            over = f" {'to' if event.kind == 'send' else 'from'} rank {event.peer}"
+        moved = f"sent {event.bytes_sent}" if event.kind == "send" else f"received {event.bytes_received}"
+        operations[f"{event.name}{over}", f"{moved} B each", _short(event.location or "?")][event.rank] += 1
     rows = []
-    for (operation, where, nbytes), counts in operations.items():
-        ranks = ranks_in_words(sorted(counts))
-        times = sorted(set(counts.values()))
-        often = f"{times[0]} x " if len(times) == 1 else f"{times[0]} to {times[-1]} x "
-        direction = "sent" if operation.startswith("send") else "received"
-        rows.append((ranks, f"{often}{operation}", f"{direction} {nbytes} B each", where))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}"
-        for row in rows[:MOST_LINES]
-    ]
+    for (operation, moved, where), counts in operations.items():
+        least, most = min(counts.values()), max(counts.values())
+        often = f"{least}" if least == most else f"{least} to {most}"
+        rows.append(("", ranks_in_words(sorted(counts)), f"{often} x {operation}", moved, where))
+    lines = in_columns(rows, 5)[:MOST_LINES] or ["  nothing"]
     return "\n".join([*lines, *([f"  ... and {len(rows) - MOST_LINES} more"] if len(rows) > MOST_LINES else [])])
 
 
@@ -143,5 +125,5 @@ def _short(location: str) -> str:
     try:
         near = os.path.relpath(filename)
     except (ValueError, OSError):
-        near = filename
-    return f"{near if not near.startswith(os.pardir) else filename}{colon}{line}"
+        return location
+    return location if near.startswith(os.pardir) else f"{near}{colon}{line}"

@@ -7,14 +7,12 @@ explanations need; it is collected on the host.
 This uses private parts of pytest. If they have changed, the message of an assert contains a little less.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 INI_NAMES = ("truncation_limit_lines", "truncation_limit_chars", "assertion_text_diff_style")
 
@@ -27,7 +25,7 @@ class Settings:
     ini: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, config: Any) -> Settings:
+    def of(cls, config: Any) -> Self:
         """The settings of a pytest configuration."""
         verbosity = config.get_verbosity("assertions") if hasattr(config, "get_verbosity") else config.option.verbose
         ini = []
@@ -64,23 +62,18 @@ def explain_assertions(device: object, settings: Settings) -> None:
     """In a device's process: explain failing asserts from now on, and refuse ``breakpoint()``, which has no
     terminal."""
     sys.breakpointhook = _no_debugger
-    assertion = importlib.import_module("_pytest.assertion")
-    util, truncate = assertion.util, assertion.truncate
-    config: Any = _Config(settings)
+    assertion, config = importlib.import_module("_pytest.assertion"), _Config(settings)
 
     def compare(op: str, left: object, right: object) -> str | None:
-        try:
+        with suppress(Exception):  # this pytest may need more; the assert still fails, and shows both sides
             lines = assertion.pytest_assertrepr_compare(config, op, left, right)
-            if lines and not hasattr(truncate, "materialize_with_truncation"):  # this pytest truncates elsewhere
-                lines = truncate.truncate_if_required(lines, SimpleNamespace(config=config))
-        except Exception:  # this pytest needs more; the assert still fails, and shows both sides
-            return None
-        if not lines:
-            return None
-        return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+            if lines and not hasattr(assertion.truncate, "materialize_with_truncation"):  # this one truncates elsewhere
+                lines = assertion.truncate.truncate_if_required(lines, SimpleNamespace(config=config))
+            if lines:
+                return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+        return None
 
-    util._reprcompare = compare
-    util._config = config
+    assertion.util._reprcompare, assertion.util._config = compare, config
 
 
 def _no_debugger(*args: object, **kwargs: object) -> None:

@@ -1,13 +1,12 @@
 """Leftovers of a test: threads, processes, and messages that were never received."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parallelism.display.quantities import plural
 from parallelism.trace import HOST
 from vcluster.messages import ChannelStatistics
 from vcluster.processes import running_processes
@@ -24,8 +23,7 @@ class Snapshot:
     """The threads and devices that existed on the host before a test."""
 
     def __init__(self) -> None:
-        self._threads = set(threading.enumerate())
-        self._pids = set(running_processes())
+        self._threads, self._pids = set(threading.enumerate()), set(running_processes())
 
     def leftovers(self, cluster: VirtualCluster | None, warm: set[int]) -> list[str]:
         """A description of everything that exists now and did not then. ``warm`` are processes that should stay."""
@@ -37,20 +35,14 @@ class Snapshot:
         if cluster is not None and not cluster.closed:
             for rank, (on_device, theirs) in enumerate(cluster.run(device_leftovers)):
                 texts += [f"{text} on rank {rank}" for text in on_device]
-                texts += _undelivered(rank, cluster.channel(rank).statistics(), theirs)
+                ours = cluster.channel(rank).statistics()   # a run checks the channels between devices itself
+                for lost, way in (
+                    (theirs.messages_sent - ours.messages_received, f"rank {rank} to the host"),
+                    (ours.messages_sent - theirs.messages_received, f"the host to rank {rank}"),
+                ):
+                    if lost > 0:
+                        texts.append(f"{plural(lost, 'message')} from {way}, never received")
         return texts
-
-
-def _undelivered(rank: int, ours: ChannelStatistics, theirs: ChannelStatistics) -> list[str]:
-    """Messages in the channel between host and device. A run checks the channels between devices itself."""
-    return [
-        f"{sent - received} message{'s' * (sent - received > 1)} from {way}, never received"
-        for sent, received, way in (
-            (theirs.messages_sent, ours.messages_received, f"rank {rank} to the host"),
-            (ours.messages_sent, theirs.messages_received, f"the host to rank {rank}"),
-        )
-        if sent > received
-    ]
 
 
 def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
@@ -59,10 +51,9 @@ def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
     On the thread backend, the host lists the threads and processes.
     """
     traffic = device.channel(HOST).statistics()
-    main = threading.main_thread()
-    if threading.current_thread() is not main:
+    if threading.current_thread() is not threading.main_thread():
         return [], traffic
-    texts = _threads_but({main})
+    texts = _threads_but({threading.main_thread()})
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (children := _children()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -70,14 +61,11 @@ def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
 
 
 def _threads_but(before: set[threading.Thread]) -> list[str]:
-    texts = []
-    for thread in threading.enumerate():
-        if thread in before or isinstance(thread, threading._DummyThread) or _is_for_good(thread):
-            continue
+    threads = [thread for thread in threading.enumerate() if thread not in before
+               and not isinstance(thread, threading._DummyThread) and not _is_for_good(thread)]
+    for thread in threads:
         thread.join(PATIENCE_SECONDS)
-        if thread.is_alive():
-            texts.append(f"the thread {thread.name!r}")
-    return texts
+    return [f"the thread {thread.name!r}" for thread in threads if thread.is_alive()]
 
 
 def _is_for_good(thread: threading.Thread) -> bool:
@@ -91,14 +79,12 @@ def _is_for_good(thread: threading.Thread) -> bool:
 
 def _children() -> dict[int, str]:
     """The running child processes of this process: their names by process id (Linux only)."""
-    pids: list[int] = []
+    pids: list[str] = []
     for task in Path("/proc/self/task").glob("*/children"):
-        try:
-            pids += map(int, task.read_text().split())
-        except OSError:  # the thread has ended
-            continue
+        with suppress(OSError):  # the thread has ended
+            pids += task.read_text().split()
     names = {}
-    for pid in pids:
+    for pid in map(int, pids):
         with suppress(OSError):  # the process has ended
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
             if rest.split()[0] != "Z":

@@ -7,9 +7,7 @@
 A mark takes the arguments of `VirtualCluster`. The names contain only characters that ``-k`` accepts.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +29,21 @@ class Wanted:
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        axes = [f"{axis}{extent}" for axis, extent in self.mesh.shape.items()]
-        options = [value if isinstance(value, str) else f"{name}{value}" for name, value in self.options]
-        return "_".join(axes + options)
+        options = (value if isinstance(value, str) else f"{name}{value}" for name, value in self.options)
+        return "_".join([*(f"{axis}{extent}" for axis, extent in self.mesh.shape.items()), *options])
 
 
-def wanted(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Wanted:
+def wanted(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wanted:
     """The cluster for the arguments of a mark: a mesh, a number of devices, or axes by name, and options.
 
     Raises ``TypeError`` or ``ValueError`` as `Mesh` does, and for more than one mesh.
     """
     options = tuple(sorted((name, value) for name, value in kwargs.items() if name in OPTIONS))
     axes = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-    meshes = list(args)
-    if len(meshes) + bool(axes) != 1:
-        given = ", ".join([*map(repr, meshes), *(f"{axis}={extent!r}" for axis, extent in axes.items())])
+    meshes = [*args, *([axes] if axes else [])]
+    if len(meshes) != 1:
+        given = ", ".join([*map(repr, args), *(f"{axis}={extent!r}" for axis, extent in axes.items())])
         raise TypeError(f"one mesh is expected, as in (tp=4), (4) or (Mesh(tp=4)); got ({given})")
-    if axes:
-        return Wanted(Mesh(**axes), options)
     return Wanted(as_mesh(meshes[0]), options)
 
 

@@ -1,7 +1,5 @@
 """The outcomes of a test on all ranks are combined into the one outcome that pytest expects."""
 
-from __future__ import annotations
-
 import linecache
 from collections.abc import Mapping, Sequence
 from types import CodeType
@@ -20,9 +18,10 @@ class RanksDisagree(AssertionError):
 def agreed(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome that all ranks share. Raises `RanksDisagree` if they differ."""
     if len({outcome.kind for outcome in outcomes}) > 1:
-        error = RanksDisagree(f"the ranks disagree on the outcome of the test: {_listing(dict(enumerate(outcomes)))}")
         raising = next(outcome.failure for outcome in outcomes if outcome.failure is not None)
-        raise error.with_traceback(traceback_of(raising.frames))
+        raise RanksDisagree(
+            f"the ranks disagree on the outcome of the test: {_listing(dict(enumerate(outcomes)))}"
+        ).with_traceback(traceback_of(raising.frames))
     return outcomes[0]
 
 
@@ -47,9 +46,8 @@ def failure_of(
     if isinstance(error, DeviceFailedError) and error.failures:
         first, *others = sorted(error.failures)
         failure = error.failures[first]
-        raised = host.raised.get(first)
-        if raised is None:
-            raised = error.exceptions[first]
+        raised = host.raised.get(first, error.exceptions[first])
+        if first not in host.raised:
             attach_tracebacks(raised, failure)
         if all(frame.filename != test.co_filename for frame in failure.frames):  # it failed before or after the body
             raised.__traceback__ = traceback_of([frame_at(_first_line(test), test), *failure.frames])
@@ -58,7 +56,8 @@ def failure_of(
         same = {rank: other for rank in others if ((other := error.failures[rank]).type_name, other.location) == place}
         apart = {rank: error.failures[rank].format().rstrip() for rank in others if rank not in same}
         sections = [(f"failure of {ranks_in_words(ranks)}", text) for text, ranks in keys_by_value(apart).items()]
-        _note_same(raised, failure, same)
+        for text, ranks in keys_by_value({rank: other.text for rank, other in same.items()}).items():
+            raised.add_note(_note_of_same(text, ranks, failure))
     else:
         raised = error
         known = [place for place in error.locations if place != "?"]
@@ -72,25 +71,23 @@ def failure_of(
     return raised, sections
 
 
-def _note_same(raised: BaseException, failure: Failure, others: Mapping[int, Failure]) -> None:
-    """Add notes that name the ranks that failed at the same line, one note for each message."""
-    for text, ranks in keys_by_value({rank: other.text for rank, other in others.items()}).items():
-        if text == failure.text:
-            raised.add_note(f"the same on {ranks_in_words(ranks)}")
-        else:
-            lines, known = text.splitlines() or [failure.type_name], failure.text.splitlines()
-            differs = next((line for line in lines if line not in known), lines[0])  # skip an equal first part
-            raised.add_note(f"at the same line on {ranks_in_words(ranks)}: {differs}")
+def _note_of_same(text: str, ranks: Sequence[int], failure: Failure) -> str:
+    """The note that names the ranks that failed at the same line as the first one, with this message."""
+    if text == failure.text:
+        return f"the same on {ranks_in_words(ranks)}"
+    lines, known = text.splitlines() or [failure.type_name], failure.text.splitlines()
+    differs = next((line for line in lines if line not in known), lines[0])  # skip an equal first part
+    return f"at the same line on {ranks_in_words(ranks)}: {differs}"
 
 
 def _first_line(function: CodeType) -> str:
     """``file:line`` of the function's ``def``, below its decorators."""
-    lines = linecache.getlines(function.co_filename)
-    candidates = range(function.co_firstlineno, len(lines) + 1)
-    line = next((n for n in candidates if lines[n - 1].lstrip().startswith("def ")), function.co_firstlineno)
+    first = function.co_firstlineno
+    below = enumerate(linecache.getlines(function.co_filename)[first - 1:], first)
+    line = next((number for number, text in below if text.lstrip().startswith("def ")), first)
     return f"{function.co_filename}:{line}"
 
 
 def _listing(outcomes: Mapping[int, Outcome]) -> str:
-    by_text = keys_by_value({rank: str(outcome) for rank, outcome in outcomes.items()})
-    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in by_text.items())
+    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in keys_by_value(
+        {rank: str(outcome) for rank, outcome in outcomes.items()}).items())

@@ -1,7 +1,5 @@
 """Output of devices during a test, collected by rank, for one section each in the report."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -37,7 +35,5 @@ class RankOutput:
 
     def take(self) -> list[tuple[str, str]]:
         """Return the titles and texts of the sections, by rank, and start again."""
-        printed = sorted(self._lines.items())
-        sections = [(f"{stream} of rank {rank}", "".join(texts)) for (rank, stream), texts in printed]
-        self._lines.clear()
-        return sections
+        lines, self._lines = sorted(self._lines.items()), {}
+        return [(f"{stream} of rank {rank}", "".join(texts)) for (rank, stream), texts in lines]

@@ -1,7 +1,5 @@
 """A test whose body runs on each device: its arguments travel there, and its outcomes return."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -42,14 +40,13 @@ class Ending:
 
 def run_on_devices(cluster: VirtualCluster, test: Callable[..., Any], given: Mapping[str, Any]) -> Ending:
     """Run a test's body on every device of a cluster, with copies of the ``given`` arguments."""
-    host = HostSide(**{name: value for name, value in given.items() if isinstance(value, pytest.MonkeyPatch)})
+    host = HostSide(next((value for value in given.values() if isinstance(value, pytest.MonkeyPatch)), None))
     arguments = _arguments(cluster, given)
     try:
         outcome = agreed(cluster.run(run_body, test, host, **arguments).outputs)
     except ClusterError as error:
         code = inspect.unwrap(test.func if isinstance(test, functools.partial) else test).__code__
-        raised, sections = failure_of(error, cluster.mesh, code, host)
-        return Ending(raised, sections, in_process=not host.raised)
+        return Ending(*failure_of(error, cluster.mesh, code, host), in_process=not host.raised)
     except TypeError:
         if (reason := _what_cannot_be_sent(test, arguments)) is None:
             raise
@@ -82,34 +79,31 @@ def allow_fixtures(test: Any) -> None:
     from hypothesis import HealthCheck, settings
 
     chosen: settings = getattr(test, "_hypothesis_internal_use_settings", settings.default) or settings()
-    quiet = {*chosen.suppress_health_check, HealthCheck.function_scoped_fixture}
-    test._hypothesis_internal_use_settings = settings(chosen, suppress_health_check=list(quiet))
+    test._hypothesis_internal_use_settings = settings(
+        chosen, suppress_health_check=[*chosen.suppress_health_check, HealthCheck.function_scoped_fixture])
 
 
 def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fixtures and parameters in the form in which they go to the devices."""
-    arguments: dict[str, Any] = {}
     for name, value in given.items():
-        if name in ("device", "virtual_device"):
-            arguments[name] = DeviceToCome(cluster.mesh)
-        elif value is cluster:
+        if value is cluster:
             pytest.fail("virtual_cluster belongs to the host; the body of an spmd test uses device", pytrace=False)
-        elif isinstance(value, pytest.MonkeyPatch):
-            arguments[name] = OwnMonkeyPatch()
-        elif name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
+        if name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
             pytest.fail(
                 f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
                 f"other processes: {OF_THE_HOST[name]}", pytrace=False,
             )
-        else:
-            arguments[name] = value
-    return arguments
+    return {
+        name: DeviceToCome(cluster.mesh) if name in ("device", "virtual_device")
+        else OwnMonkeyPatch() if isinstance(value, pytest.MonkeyPatch) else value
+        for name, value in given.items()
+    }
 
 
 def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
     """The message for the first part of the test that cannot be pickled; None if all parts can."""
-    subjects = {f"the fixture or parameter {name!r}": value for name, value in arguments.items()}
-    for subject, value in {"the test": test, **subjects}.items():
+    parts = ((f"the fixture or parameter {name!r}", value) for name, value in arguments.items())
+    for subject, value in (("the test", test), *parts):
         try:
             dump(value, subject, lambda buffer: None)
         except TypeError as error:

@@ -4,11 +4,9 @@ Only running code creates frames. For each line, a piece of code with that funct
 frame is kept. The values of the variables stay in the device.
 """
 
-from __future__ import annotations
-
-import os
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
 from vcluster.code import Failure, Frame
@@ -16,12 +14,10 @@ from vcluster.code import Failure, Frame
 
 def attach_tracebacks(error: BaseException, failure: Failure) -> None:
     """Give an exception, and its causes, the tracebacks that they had in the device."""
-    link: BaseException | None = error
-    cause: Failure | None = failure
-    while link is not None and cause is not None:
-        link.__traceback__ = traceback_of(cause.frames)
-        link = link.__cause__ if cause.explicit else link.__context__
-        cause = cause.cause
+    error.__traceback__ = traceback_of(failure.frames)
+    link = error.__cause__ if failure.explicit else error.__context__
+    if link is not None and failure.cause is not None:
+        attach_tracebacks(link, failure.cause)
 
 
 def traceback_of(frames: Iterable[Frame]) -> TracebackType | None:
@@ -37,9 +33,9 @@ def frame_at(location: str, within: CodeType) -> Frame:
     filename, _, number = location.rpartition(":")
     line = int(number)
     lines = [at for _, _, at in within.co_lines() if at is not None]
-    if filename == within.co_filename and lines and min(lines) <= line <= max(lines):
-        return Frame(filename, line, None, None, None, within.co_name, within.co_firstlineno)
-    return Frame(filename, line, None, None, None, os.path.basename(filename), line)  # noqa: PTH119
+    inside = filename == within.co_filename and lines and min(lines) <= line <= max(lines)
+    name, first = (within.co_name, within.co_firstlineno) if inside else (Path(filename).name, line)
+    return Frame(filename, line, None, None, None, name, first)
 
 
 def _frame_of(frame: Frame) -> FrameType:
@@ -49,5 +45,5 @@ def _frame_of(frame: Frame) -> FrameType:
     try:
         exec(code, {"__name__": frame.function}, {"__tracebackhide__": frame.hidden})
     except ZeroDivisionError as error:
-        entries = list(traceback.walk_tb(error.__traceback__))
-    return entries[-1][0]
+        *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return innermost

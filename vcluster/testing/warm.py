@@ -1,7 +1,5 @@
 """Clusters that stay open between tests, so that only the first test on a mesh starts processes."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -18,8 +16,7 @@ class WarmClusters:
 
     def __init__(self, backend: str, settings: Settings) -> None:
         """``backend`` is the default for tests; ``settings`` configure assertion messages."""
-        self._backend = backend
-        self._settings = settings
+        self._backend, self._settings = backend, settings
         self._open: dict[Any, VirtualCluster] = {}
         self._spoiled: set[Any] = set()
         self._explaining: dict[Any, list[int]] = {}
@@ -31,13 +28,13 @@ class WarmClusters:
         options = {"backend": self._backend, **dict(wanted.options)}
         key = (wanted.mesh, *sorted(options.items()))
         cluster = self._open.pop(key, None)
-        if cluster is not None and (cluster.closed or key in self._spoiled):
-            cluster.close()
-            cluster = None
-        self._spoiled.discard(key)
-        if cluster is None:
-            self._make_room(wanted.mesh.size)
+        if cluster is None or cluster.closed or key in self._spoiled:
+            if cluster is not None:
+                cluster.close()
+            while self._open and sum(other.size for other in self._open.values()) + wanted.mesh.size > MOST_DEVICES:
+                self._open.pop(next(iter(self._open))).close()
             cluster = VirtualCluster(wanted.mesh, **options)
+        self._spoiled.discard(key)
         if cluster.backend == "process" and self._explaining.get(key) != cluster.pids():
             cluster.run(explain_assertions, self._settings)
             self._explaining[key] = cluster.pids()
@@ -62,7 +59,3 @@ class WarmClusters:
             for cluster in self._open.values():
                 cluster.close()
         self._open.clear()
-
-    def _make_room(self, size: int) -> None:
-        while self._open and sum(cluster.size for cluster in self._open.values()) + size > MOST_DEVICES:
-            self._open.pop(next(iter(self._open))).close()

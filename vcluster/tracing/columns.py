@@ -43,12 +43,11 @@ def pack(record: Record) -> Packed:
     descriptions, description = _numbered(entries[0::ENTRIES])
     places, place = _numbered(entries[1::ENTRIES])
     start, end = (np.array(entries[i::ENTRIES], np.int64) for i in (2, 3))
-    own = Columns(len(description), {
+    return Packed(Columns.of_rows(map(row_of, descriptions), FIELDS), description, Columns(len(description), {
         "location": Table(tuple(places), place),
         "wall_start_seconds": np.where(start == 0, 0, start - zero) / 1e9, "wall_duration_seconds": (end - start) / 1e9,
         "cpu_seconds": np.array(entries[4::ENTRIES], np.float64),
-    })
-    return Packed(Columns.of_rows(map(row_of, descriptions), FIELDS), description, own)
+    }))
 
 
 def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
@@ -56,17 +55,15 @@ def columns_of(records: Mapping[int, bytes | Packed]) -> Columns:
     from parallelism.events import Columns
     from parallelism.timeline.matching import sequences
 
-    packed = {rank: _opened(record) for rank, record in records.items()}
-    parts = list(packed.values())
+    parts = list(map(_opened, records.values()))
     lengths = [len(part.description) for part in parts]
     first = np.cumsum([0, *(len(part.descriptions) for part in parts)])
     index = np.concatenate([part.description + start for part, start in zip(parts, first[:-1], strict=True)])
     events = Columns.joined([part.descriptions for part in parts]).take(index)
     own = dict(Columns.joined([part.own for part in parts]).columns)
-    for name in ("wall_start_seconds", "wall_duration_seconds"):
-        if name in events.columns and name in own:
-            own[name] = events.numbers(name) + own[name]
-    own["rank"] = np.repeat(np.array(list(packed), np.int64), lengths)
+    for name in {"wall_start_seconds", "wall_duration_seconds"}.intersection(events.columns, own):
+        own[name] = events.numbers(name) + own[name]
+    own["rank"] = np.repeat(np.array(list(records), np.int64), lengths)
     own["serial"] = np.concatenate([np.arange(length) for length in lengths])
     events = events.with_columns(**own)
     return events.with_columns(sequence=sequences(events))
@@ -94,15 +91,12 @@ def make_trace(
 
 
 def _opened(record: bytes | Packed) -> Packed:
-    if isinstance(record, bytes):
-        unpickled = pickle.loads(record)
-        return unpickled if isinstance(unpickled, Packed) else pack(unpickled)
-    return record
+    opened = pickle.loads(record) if isinstance(record, bytes) else record
+    return opened if isinstance(opened, Packed) else pack(opened)
 
 
 def _numbered(objects: list[Any]) -> tuple[list[Any], npt.NDArray[np.int32]]:
     """The different objects, and for each element the index of its object."""
     place: dict[int, int] = {}
     index = np.array([place.setdefault(number, len(place)) for number in map(id, objects)], np.int32)
-    found = dict(zip(map(id, objects), objects, strict=True))
-    return [found[number] for number in place], index
+    return list({id(each): each for each in objects}.values()), index

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 FIELDS = tuple(field.name for field in fields(Event))[1:]
 _INDEX = {name: i for i, name in enumerate(FIELDS)}
-_AXES, _GROUP, _ALGORITHM, _WORK, _SERIAL, _PARENT, _DTYPE = map(
-    _INDEX.__getitem__, ("axes", "group", "algorithm", "work", "serial", "parent", "dtype")
-)
-_SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION = map(
-    _INDEX.__getitem__,
-    ("bytes_sent", "bytes_received", "messages", "sources", "wall_start_seconds", "wall_duration_seconds"),
-)
-_PAYLOAD, _ROOT, _PAIRS = map(_INDEX.__getitem__, ("payload_bytes", "root", "pairs"))
+(
+    _AXES, _GROUP, _ALGORITHM, _WORK, _SERIAL, _PARENT, _DTYPE,
+    _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION,
+    _PAYLOAD, _ROOT, _PAIRS,
+) = map(_INDEX.__getitem__, (
+    "axes", "group", "algorithm", "work", "serial", "parent", "dtype",
+    "bytes_sent", "bytes_received", "messages", "sources", "wall_start_seconds", "wall_duration_seconds",
+    "payload_bytes", "root", "pairs",
+))
 _DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
 
 _SHORTEST_COMPUTE_NS = 2000
@@ -71,8 +72,8 @@ def collective_template(
     dtype: str | None = None,
 ) -> Template:
     """The description that all repetitions of a collective share."""
-    fields = {"axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype}
-    return "collective", name, {**fields, **traffic.on_event()}
+    return "collective", name, {
+        "axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype, **traffic.on_event()}
 
 
 def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:
@@ -84,8 +85,7 @@ def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | N
 @lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
     """``dtype.name``, cached, because NumPy computes it at every access."""
-    name: str = np.dtype(dtype).name
-    return name
+    return str(np.dtype(dtype).name)
 
 
 class _Block:
@@ -114,7 +114,6 @@ class Recorder:
         self.stopped = True
         self.note: Callable[[str, str], object] | None = None
         """Called with each call's name and line, so that they are known if the process dies."""
-        self._noted: tuple[str, str] = "", ""
         self._wall_zero = self._wall_mark = self._cpu_mark = 0
 
     def _clear(self) -> None:
@@ -122,17 +121,15 @@ class Recorder:
         self._uncounted: list[tuple[Row, Callable[[], Traffic]]] = []
         """The events of collectives whose traffic is not counted yet."""
         self._label: tuple[Template, Template] | None = None
-        self._work = 0
-        self._depth = 0
+        self._noted: tuple[str, str] = "", ""
+        self._work = self._depth = 0
 
     def start(self) -> None:
         """Begin an empty record. Its clocks start here."""
         self._clear()
-        self._noted = "", ""
         self.stopped = False
-        self._wall_zero = time.perf_counter_ns()
+        self._wall_zero = self._wall_mark = time.perf_counter_ns()
         self._cpu_mark = time.thread_time_ns()
-        self._wall_mark = self._wall_zero
 
     def stop(self) -> Record:
         """End the record and return it."""
@@ -154,8 +151,7 @@ class Recorder:
     def add(self, kind: str, name: str, location: str | None = None, **values: Any) -> Row:
         """Append an event. `fill` may complete the returned row later."""
         row = _DEFAULTS.copy()
-        row[0] = kind
-        row[1] = name
+        row[0], row[1] = kind, name
         for key, value in values.items():
             row[_INDEX[key]] = value
         if location is not None:
@@ -219,8 +215,8 @@ class Recorder:
     def moved_since(self, count: int) -> list[tuple[Any, ...]]:
         """The fields of a `Traffic` of each collective recorded after so many events."""
         self._count_traffic()
-        rows = (row_of(what) for what in self._entries[count * ENTRIES :: ENTRIES])
-        return [(row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES]) for row in rows if row[0] == "collective"]
+        return [(row[_SENT], row[_RECEIVED], row[_MESSAGES], row[_SOURCES])
+                for row in map(row_of, self._entries[count * ENTRIES :: ENTRIES]) if row[0] == "collective"]
 
     def finish_collective(self, row: Row, count_traffic: Callable[[], Traffic], start_ns: int) -> None:
         """The collective ends now.  What it moved is counted when the record is read, not between two calls."""
@@ -250,8 +246,7 @@ class Recorder:
 
     def serial(self, row: Row) -> int:
         """The number of an event on this rank."""
-        number: int = row[_SERIAL]
-        return number
+        return int(row[_SERIAL])
 
     def fill(self, row: Row, **values: Any) -> None:
         """Set fields of an event that was added before."""

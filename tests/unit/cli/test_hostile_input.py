@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-import vcluster
 from parallelism.kernels import SGD, Adam
 from parallelism.pipelining import Pipeline, Schedule
 from parallelism.trace import Event, Trace
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
 from vcluster import __main__ as top
 from vcluster.cli import doctor
-from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp
+from vcluster.demo import __main__ as demos, collectives, data, matmul, mlp, moved
 from vcluster.demo.command_line import serve
 
 within_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -258,7 +257,7 @@ FIRST = ("mlp", "collectives", "matmul", "doctor", "demo", "report", "--version"
 def nothing_starts(monkeypatch, tmp_path):
     """Words that are right are read to their end, and nothing is run."""
     for module in (mlp, collectives, matmul):
-        monkeypatch.setattr(module, "run_demo", lambda arguments: 0)
+        monkeypatch.setattr(module, "run_demo", lambda arguments, screen: None)
     monkeypatch.setattr(doctor, "run_checks", lambda: 0)
     monkeypatch.chdir(tmp_path)
 
@@ -294,7 +293,8 @@ def test_command_lines_are_refused_before_a_device_starts(monkeypatch, tmp_path,
     def start(*_, **__):
         raise Started
 
-    monkeypatch.setattr(vcluster, "VirtualCluster", start)
+    for module in (mlp, moved):
+        monkeypatch.setattr(module, "VirtualCluster", start)
     err = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
         try:

@@ -194,7 +194,7 @@ def test_a_changed_module_and_its_importers_are_forgotten(module_directory, monk
         assert watcher.refresh() == ()
         assert not {"numpy", "vcluster.code.pickling"} - set(sys.modules)
     finally:
-        watcher.uninstall()
+        sys.meta_path.remove(watcher)
 
 
 def test_a_changed_submodule_leaves_its_package(module_directory):
@@ -210,7 +210,7 @@ def test_a_changed_submodule_leaves_its_package(module_directory):
         assert watcher.refresh() == ("watched_package.part",)
         assert importlib.import_module("watched_package.part").x == 1234
     finally:
-        watcher.uninstall()
+        sys.meta_path.remove(watcher)
 
 
 def test_a_module_that_was_there_before_is_watched_too(module_directory):
@@ -222,7 +222,7 @@ def test_a_module_that_was_there_before_is_watched_too(module_directory):
         (module_directory / "watched_before.py").write_text("x = 1234\n")
         assert watcher.refresh() == ("watched_before",)
     finally:
-        watcher.uninstall()
+        sys.meta_path.remove(watcher)
 
 
 def test_a_module_that_came_by_another_finder_is_watched_too(module_directory):
@@ -238,7 +238,7 @@ def test_a_module_that_came_by_another_finder_is_watched_too(module_directory):
         path.write_text("x = 1234\n")
         assert watcher.refresh() == ("watched_otherwise",)
     finally:
-        watcher.uninstall()
+        sys.meta_path.remove(watcher)
 
 
 def test_the_environment_is_applied_and_picklable(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from vcluster.demo import (
     reshard,
     training as pipelines,
 )
-from vcluster.demo.command_line import add_mesh, nearest, serve, writable
+from vcluster.demo.command_line import mesh_arguments, nearest, serve, writable
 from vcluster.demo.data import DataError
 from vcluster.demo.options import parser_of
 
@@ -48,8 +48,7 @@ def said(capsys: pytest.CaptureFixture[str], text: str) -> str:
 
 
 def mesh(text: str) -> Mesh:
-    parser = Parser()
-    add_mesh(parser, pp="", dp="", tp="")
+    parser = Parser(mesh_arguments(pp="", dp="", tp=""))
     return mesh_of(parser.parse(words(text)), Mesh(pp=1))
 
 
@@ -239,7 +238,7 @@ def test_a_job_is_what_the_words_say():
     job = mlp.prepare(parser_of("mlp").parse(words(text)))
     assert job.mesh == Mesh(pp=3, dp=2)
     assert job.replicas == 2
-    assert job.steps == 7
+    assert job.arguments.steps == 7
     assert job.mlp.layer_sizes == (64, 9, 8, 7, 10)
     assert (job.mlp.pipeline.schedule.name, job.mlp.pipeline.stages, job.mlp.pipeline.microbatches) == ("gpipe", 3, 5)
 
