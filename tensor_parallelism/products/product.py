@@ -7,7 +7,7 @@ the axes of each letter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -27,6 +27,8 @@ Axes = tuple[str, ...]
 Shape = tuple[int, ...]
 Split = Mapping[str, Axes]
 """The axes of each letter, outermost first; a letter that is not a key is whole."""
+Change = tuple[TensorSharding, TensorSharding, Shape]
+"""The layout of a tensor before and after it is resharded, and its shape."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,15 @@ class ProductPlan:
     def mesh(self) -> Mesh:
         return self.task.mesh
 
+    @property
+    def moves(self) -> tuple[ReshardingPlan, ReshardingPlan, ReshardingPlan]:
+        """The reshardings of both operands and of the result."""
+        return self.lhs, self.rhs, self.out
+
     @cached_property
     def bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives in the three reshardings together."""
-        moves = (self.lhs, self.rhs, self.out)
-        return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True)))
+        return bytes_by_rank((move.bytes_received for move in self.moves), self.mesh)
 
     @cached_property
     def flops(self) -> tuple[int, ...]:
@@ -103,15 +109,13 @@ class ProductPlan:
     @property
     def cost(self) -> tuple[int, int, int]:
         """Bytes and flops of all ranks together, then communications."""
-        moves = (self.lhs, self.rhs, self.out)
         flops = flops_of(self.task, dict(self.split))
-        return sum(self.bytes_received), flops, sum(move.communications for move in moves)
+        return sum(self.bytes_received), flops, sum(move.communications for move in self.moves)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The collectives that run, in order."""
-        steps = (step for move in (self.lhs, self.rhs, self.out) for step in move.steps)
-        return tuple(step.kind for step in steps if step.kind != "slice")
+        return tuple(step.kind for move in self.moves for step in move.steps if step.kind != "slice")
 
     def __str__(self) -> str:
         contraction = self.task.contraction
@@ -140,19 +144,16 @@ def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
 
 
 def product_plan(
-    task: Task, split: Split, *, lhs_partial: Axes = (), rhs_partial: Axes = (), why: str = ""
+    task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = (), why: str = ""
 ) -> ProductPlan:
     """The plan with each letter over the axes of ``split`` during the local products.
 
     ``lhs_partial``, ``rhs_partial``: sums that stay pending through the product.
     """
-    lhs, rhs, result = layouts_during(task, split, lhs_partial, rhs_partial)
+    moves = moves_around(task, split, lhs_partial, rhs_partial)
+    lhs, rhs, out = (plan_resharding(*move, task.dtype, task.mesh) for move in moves)
     return ProductPlan(
-        task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters),
-        plan_resharding(task.lhs, lhs, task.lhs_shape, task.dtype, task.mesh),
-        plan_resharding(task.rhs, rhs, task.rhs_shape, task.dtype, task.mesh),
-        plan_resharding(result, task.out, task.out_shape, task.dtype, task.mesh), why,
-    )
+        task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters), lhs, rhs, out, why)
 
 
 def flops_of(task: Task, split: Split) -> int:
@@ -161,18 +162,16 @@ def flops_of(task: Task, split: Split) -> int:
     return task.contraction.flops(task.extents) * (task.mesh.size // used)
 
 
-def layouts_during(
-    task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()
-) -> tuple[TensorSharding, TensorSharding, TensorSharding]:
-    """The layouts of both operands during the local products, and the layout of their result."""
+def moves_around(task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()) -> tuple[Change, ...]:
+    """What is resharded before and after the local products: both operands, and their result."""
     contraction = task.contraction
-    summed = tuple(axis for letter in contraction.summed for axis in split.get(letter, ()))
-    sides = ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
-             (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
+    summed = (axis for letter in contraction.summed for axis in split.get(letter, ()))
     lhs, rhs, result = (
-        TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in sides
+        TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in
+        ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
+         (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
     )
-    return lhs, rhs, result
+    return (task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (result, task.out, task.out_shape)
 
 
 def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
@@ -193,3 +192,14 @@ def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool 
     """
     x = x.astype(plan.dtype, copy=False)
     return run_plan(device, plan, x, spent=spent) if plan.steps else x
+
+
+def bytes_by_rank(received: Iterable[tuple[int, ...]], mesh: Mesh) -> tuple[int, ...]:
+    """The bytes that each rank receives in all of some communications, of which each has them by rank."""
+    return tuple(map(sum, zip(*received, strict=True))) or (0,) * mesh.size
+
+
+def all_different(axes: Iterable[str]) -> bool:
+    """Whether no axis occurs twice."""
+    used = list(axes)
+    return len(set(used)) == len(used)

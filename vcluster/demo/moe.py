@@ -64,7 +64,7 @@ def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) 
     out, saved = operation.forward(device, *shards)
     grads = operation.backward(device, saved, grad, ALPHA)
     chosen, kept = saved.choice.experts, saved.dispatch.kept
-    rows = kept_by_expert(saved.dispatch, chosen, saved.shapes[1][1])
+    rows = kept_by_expert(saved.dispatch, chosen, saved.plan.shapes[1][1])
     shape = *out.shape[:-1], operation.top_k
     return out, *grads, chosen.reshape(shape), kept.reshape(shape), rows, saved.balance_loss
 
