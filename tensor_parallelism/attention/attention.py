@@ -1,7 +1,5 @@
 """`Attention`: multi-head and grouped-query attention on sharded tensors, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -105,8 +103,7 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
             made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
             made[2] = made[2].copy()        # and what it was a part of can go
         device.hold(ACTIVATIONS, x.nbytes)
-        attend = ulysses_forward if plan.is_ulysses else ring_forward
-        kept: RingKept | UlyssesKept = attend(device, plan, made)
+        kept = ulysses_forward(device, plan, made) if plan.is_ulysses else ring_forward(device, plan, made)
         return _moved_product(device, plan.moves["out"], OUT_OF, kept.mixed, weights[3]), (x, weights, kept, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
@@ -118,8 +115,7 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
         grad = check_shard(device, grad, self.sharding.out, plan.shapes.out)
         grad = moved(device, plan.moves["grad"], grad.astype(plan.dtype, copy=False))
         wo_grad = _moved_product(device, plan.moves["wo_grad"], OUT_OF.rhs_gradient, kept.mixed, grad)
-        mixed_grad = OUT_OF.lhs_gradient.run(device, grad, weights[3])
-        made = kept.backward(device, plan, mixed_grad)
+        made = kept.backward(device, plan, OUT_OF.lhs_gradient.run(device, grad, weights[3]))
         queries = len(plan.heads[device.rank].queries)
         if self.rotary_base is not None:
             for part in _apart(made, queries, 2)[:2]:

@@ -4,8 +4,6 @@ Blocks that are masked completely are not computed.  A device records the flops 
 ``attention_backward``, and the memory of their scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

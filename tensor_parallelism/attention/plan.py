@@ -1,7 +1,5 @@
 """The plan of attention: the rows and heads of each device, and the communications of forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Named policies of sharding attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import NamedTuple, Self
@@ -159,11 +157,11 @@ class AttentionSharding(PolicyLayouts, Sharding, ndims=(3,) * 6, exactly=True):
         """The policies that have these layouts."""
         _, rows, heads, _ = self._named_axes
         policy = AttentionShardingPolicy
-        if not rows:
-            return (policy.MEGATRON,) if heads else (policy.UNSHARDED,)
-        if not heads:
-            return policy.RING, policy.ULYSSES
-        return (policy.SEQUENCE,) if rows == heads else (policy.MEGATRON_RING,)
+        return {
+            (False, False): (policy.UNSHARDED,), (False, True): (policy.MEGATRON,),
+            (True, False): (policy.RING, policy.ULYSSES),
+            (True, True): (policy.SEQUENCE if rows == heads else policy.MEGATRON_RING,),
+        }[bool(rows), bool(heads)]
 
     @property
     def policy(self) -> AttentionShardingPolicy:

@@ -10,8 +10,6 @@ backward is the device's own, and the summed gradients of the block are then in 
 with a block, the next one arrives: it never holds more than these two.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

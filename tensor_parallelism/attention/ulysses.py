@@ -9,8 +9,6 @@ If the query heads of several devices attend with one key-value head, it is sent
 sum of the gradients that they send back.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The dispatch of tokens to experts and back: how tokens are counted, where each row goes, and the two all_to_alls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,10 +1,8 @@
 """`MixtureOfExperts`: a router sends each token to some of many feed-forward blocks on the devices of a mesh."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -48,7 +46,7 @@ class MixtureOfExpertsSharding(Sharding, ndims=(2, 2, 3, 2, 3, 2, 2), waits=("ou
     out: TensorSharding
 
     @classmethod
-    def expert_parallel(cls, axes: str | Axes, batch: str | Axes = ()) -> MixtureOfExpertsSharding:
+    def expert_parallel(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
         """Experts and sequence over ``axes``, the batch over ``batch``, for x of [batch, sequence, model]."""
         x = TensorSharding(batch, axes, None)
         w, b = TensorSharding(axes, None, None), TensorSharding(axes, None)
@@ -92,6 +90,7 @@ class Saved(NamedTuple):
         """Hold the memory of these values; with ``sign`` -1, give it back."""
         arrays = (self.x, self.made, *self.arrived, *self.before)
         device.hold("activations", sign * sum(array.nbytes for array in arrays))
+
 
 class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
     """``cluster.run(MixtureOfExperts(sharding, top_k=2), x, router, w1, b1, w2, b2).result``.
@@ -160,8 +159,8 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         choice = choose_experts(device.matmul(x, router), self.top_k)
         runs = Runs(self.sharding.tokens(len(local)), tuple(lead), device.mesh)
         room = expert_capacity(tokens, count, self.top_k, self.capacity_factor)
-        experts = TensorSharding(self.sharding.experts)
-        dispatch = plan_dispatch(device, choice.experts, runs, plan["counts"], experts, room)
+        dispatch = plan_dispatch(
+            device, choice.experts, runs, plan["counts"], TensorSharding(self.sharding.experts), room)
         sums = moved(device, plan["probabilities"], choice.probabilities.sum(axis=0))
         balance, probabilities_grad = balance_loss(dispatch.first_choices, sums, tokens)
 
@@ -233,8 +232,8 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         """All but those of tokens to experts and back."""
         x, router, layouts = shapes["x"], shapes["router"], self.sharding
         experts, lead = layouts.experts, layouts.tokens(len(x))
-        tokens, over = TensorSharding(*lead, None), tuple(axis for axes in lead for axis in axes)
-        others = tuple(axis for axis in over if axis not in experts)
+        tokens = TensorSharding(*lead, None)
+        others = tuple(axis for axis in tokens.axes if axis not in experts)
         runs = Runs(lead, x[:-1], mesh)
         counts = runs.counts_shape(self.top_k, router[1])
         whole = TensorSharding.replicated
@@ -242,7 +241,7 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         forward = {
             "x": (layouts.x, tokens, x), "router": (layouts.router, whole(2), router),
             "counts": (runs.layout(), whole(len(counts)), counts, np.int64),
-            "probabilities": (TensorSharding(None, partial=over), whole(1), router[1:]),
+            "probabilities": (TensorSharding(None, partial=tokens.axes), whole(1), router[1:]),
             **{name: (getattr(layouts, name), own, shapes[name]) for name, own in weights.items()},
             "out": (tokens, layouts.out, x),
         }
@@ -250,7 +249,7 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
             "grad": (layouts.out, tokens, x),
             **{f"{name}_grad": (TensorSharding(*own.dims, partial=others), getattr(layouts, name), shapes[name])
                for name, own in weights.items()},
-            "router_grad": (TensorSharding(None, None, partial=over), layouts.router, router),
+            "router_grad": (TensorSharding(None, None, partial=tokens.axes), layouts.router, router),
             "x_grad": (tokens, layouts.x, x),
         }
         title = (f"a mixture of {shapes['w1'][0]} experts, {self.top_k} for each token, x {x}; besides tokens to "

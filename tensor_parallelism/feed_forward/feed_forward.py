@@ -1,7 +1,5 @@
 """`FeedForward`: the block y = act(x W1 + b1) W2 + b2 of a Transformer, on sharded tensors, and its plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
@@ -201,7 +199,7 @@ def _plan(
     def summed(layout: TensorSharding) -> TensorSharding:
         """The layout of a pending sum over all dims except the last."""
         *over, last = layout.dims
-        return TensorSharding(last, partial=(*(axis for dim in over for axis in dim.axes), *layout.partial))
+        return TensorSharding(last, partial=(*TensorSharding(*over).axes, *layout.partial))
 
     ways = [tuple(map(planned, tasks(hidden, given["out"]))) for hidden in hiddens]
     into, out = min(ways, key=lambda way: tuple(map(sum, zip(*(plan.cost for plan in way), strict=True))))

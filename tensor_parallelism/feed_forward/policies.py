@@ -1,9 +1,8 @@
 """Named policies of sharding a feed-forward block y = act(x W1 + b1) W2 + b2."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products import Axes, Sharding
@@ -83,33 +82,33 @@ class FeedForwardSharding(Sharding, ndims=(2, 2, 1, 2, 1, 2)):
             raise ValueError(f"out of a FeedForwardSharding may wait for a sum, got {self.out!r}")
 
     @classmethod
-    def unsharded(cls) -> FeedForwardSharding:
+    def unsharded(cls) -> Self:
         """The layouts of `FeedForwardShardingPolicy.UNSHARDED`, for [batch, sequence, model]."""
         return cls.megatron(())
 
     @classmethod
-    def megatron(cls, axes: str | Axes, batch: str | Axes = ()) -> FeedForwardSharding:
+    def megatron(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.MEGATRON`: the hidden dim over ``axes``."""
         return cls._of(TensorSharding(batch, None, None), axes)
 
     @classmethod
-    def sequence(cls, axes: str | Axes, batch: str | Axes = ()) -> FeedForwardSharding:
+    def sequence(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.SEQUENCE`: hidden dim and sequence over ``axes``."""
         return cls._of(TensorSharding(batch, axes, None), axes)
 
     @classmethod
-    def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> FeedForwardSharding:
+    def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.ROWS`: sequence over ``rows``, hidden dim over ``axes``."""
         return cls._of(TensorSharding(batch, rows, None), axes)
 
     @classmethod
-    def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> FeedForwardSharding:
+    def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> Self:
         """The layouts of `FeedForwardShardingPolicy.GSPMD_2D`: batch over ``x``, hidden dim over ``y``."""
         layout, bias = TensorSharding(x, None, y), TensorSharding(y)
         return cls(layout, TensorSharding(x, y), bias, TensorSharding(y, x), bias, layout)
 
     @classmethod
-    def _of(cls, x: TensorSharding, axes: str | Axes) -> FeedForwardSharding:
+    def _of(cls, x: TensorSharding, axes: str | Axes) -> Self:
         """With the hidden dim over ``axes``."""
         return cls(x, TensorSharding(None, axes), TensorSharding(axes), TensorSharding(axes, None),
                    TensorSharding(None), x)

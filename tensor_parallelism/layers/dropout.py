@@ -1,7 +1,5 @@
 """`Dropout`: the same elements are kept on every mesh and in every layout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,9 +1,7 @@
 """`Embedding`: y[b, s, m] = table[tokens[b, s], m], the table split by vocabulary, by model dim, or not at all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,7 +38,7 @@ class EmbeddingSharding(Sharding, ndims=(1, 2, 2), waits=("out",)):
     out: TensorSharding
 
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> EmbeddingSharding:
+    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
         """The vocabulary over ``axes``; ``sequence`` (``axes``, say) splits that dim of the output."""
         return cls(TensorSharding(batch, None), TensorSharding(axes, None), TensorSharding(batch, sequence, None))
 
@@ -110,13 +108,12 @@ class Embedding(Layer[EmbeddingSharding]):
         vocabulary, model = (dim.axes for dim in layout.dims)
         *dims, _ = out.over(len(out_shape)).dims
         lead = [tuple(axis for axis in dim.axes if axis not in layout.axes) for dim in dims]
-        over = tuple(axis for axes in lead for axis in axes)
         found, whole = (TensorSharding(*lead, model, partial=pending) for pending in (vocabulary, ()))
         forward = {
             "tokens": (self.sharding.tokens, TensorSharding(*lead), tokens, np.int64), "out": (found, out, out_shape)
         }
         backward = {
             "grad": (out, whole, out_shape),
-            "table_grad": (TensorSharding(vocabulary, model, partial=over), layout, table),
+            "table_grad": (TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes), layout, table),
         }
         return f"y[..., m] = table[tokens[...], m], tokens {tokens}, table {table}", forward, backward

@@ -3,12 +3,10 @@
 The vocabulary is split over devices, and the logits are never whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -70,7 +68,7 @@ class _Loss(Layer[Layouts]):
         return {
             "targets": (self.sharding.targets, whole, tokens, np.int64), "largest": (largest, whole, tokens),
             "sums": (terms, whole, tokens), "target_logits": (terms, whole, tokens),
-            "loss": (TensorSharding(partial=tuple(axis for axes in lead for axis in axes)), TensorSharding(), ()),
+            "loss": (TensorSharding(partial=whole.axes), TensorSharding(), ()),
         }
 
 
@@ -88,7 +86,7 @@ class CrossEntropySharding(Sharding, ndims=(2, 1), waits=()):
     targets: TensorSharding
 
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> CrossEntropySharding:
+    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
         """The vocabulary over ``axes``, the tokens over ``batch`` and ``sequence``."""
         return cls(TensorSharding(batch, sequence, axes), TensorSharding(batch, sequence))
 
@@ -165,7 +163,7 @@ class VocabularyLossSharding(Sharding, ndims=(2, 2, 1), waits=()):
     targets: TensorSharding
 
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> VocabularyLossSharding:
+    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
         """The vocabulary over ``axes``, the batch over ``batch``; ``sequence`` (``axes``, say) splits that of x."""
         return cls(TensorSharding(batch, sequence, None), TensorSharding(axes, None), TensorSharding(batch, None))
 
@@ -242,7 +240,7 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
         x, table, layouts = shapes["x"], shapes["table"], self.sharding
         lead, vocabulary, model = layouts.split(len(x))
-        over, logits = tuple(axis for axes in lead for axis in axes), (*x[:-1], table[0])
+        logits = *x[:-1], table[0]
         terms, made = (TensorSharding(*lead, vocabulary, partial=pending) for pending in (model, ()))
         forward = {
             "x": (layouts.x, TensorSharding(*lead, model), x), "logits": (terms, made, logits),
@@ -250,6 +248,6 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
         }
         backward = {
             "x_grad": (TensorSharding(*lead, model, partial=vocabulary), layouts.x, x),
-            "table_grad": (TensorSharding(vocabulary, model, partial=over), layouts.table, table),
+            "table_grad": (TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes), layouts.table, table),
         }
         return f"loss = mean(-log softmax(x table^T)[target]), x {x}, table {table}", forward, backward

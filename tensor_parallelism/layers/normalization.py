@@ -1,7 +1,5 @@
 """`LayerNorm` and `RMSNorm` over the last dim of a tensor in any layout; the last dim may be split, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -116,14 +114,14 @@ class _Normalization(Layer[NormalizationSharding]):
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
         x, model, weight = shapes["x"], shapes["weight"], self.sharding.weight.over(1)
         *lead, last = self.sharding.x.over(len(x)).dims
-        over = tuple(axis for dim in lead for axis in dim.axes)
         statistics, both = (*x[:-1], 1), (1 + self.CENTRED, *x[:-1], 1)
         sums, whole = (TensorSharding(*lead, None, partial=axes) for axes in (last.axes, ()))
         backward_sums, backward_whole = (TensorSharding(None, *lead, None, partial=axes) for axes in (last.axes, ()))
         forward = {name: (weight, TensorSharding(last), model) for name in self.NAMES[1:]}
         forward |= dict.fromkeys(("mean", "squares")[1 - self.CENTRED:], (sums, whole, statistics))
         backward = {"grad_sums": (backward_sums, backward_whole, both)}
-        backward |= {f"{name}_grad": (TensorSharding(last, partial=over), weight, model) for name in self.NAMES[1:]}
+        terms = TensorSharding(last, partial=TensorSharding(*lead).axes)
+        backward |= {f"{name}_grad": (terms, weight, model) for name in self.NAMES[1:]}
         return f"{type(self).__name__} of x {x}", forward, backward
 
 

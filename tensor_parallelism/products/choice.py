@@ -5,8 +5,6 @@ of up to three axes it tries all possibilities, on larger ones those that some l
 lower bound of the bytes to receive excludes ways that need not be planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,19 +67,18 @@ class Seconds:
 @lru_cache(1024)
 def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
     """The plan with the smallest cost; among equal ones, that with the fewest communications."""
-    ways = list(_ways(task))
-    least = [_least_received(task, way) for way in ways]
-    flops = [flops_of(task, way[0]) for way in ways]
+    ways = [(way, _least_received(task, way), flops_of(task, way[0])) for way in _ways(task)]
     best: ProductPlan | None = None
     spent: tuple[Any, int] = (None, 0)
-    for bound, number in sorted((cost(sum(least[i]), flops[i]), i) for i in range(len(ways))):
+    for bound, number in sorted((cost(sum(least), flops), i) for i, (_, least, flops) in enumerate(ways)):
+        way, least, flops = ways[number]
         if best is not None and (bound, 0) >= spent:
             break
-        if best is not None and _exceeds(spent[0], task, ways[number], least[number], flops[number], cost):
+        if best is not None and _exceeds(spent[0], task, way, least, flops, cost):
             continue
-        plan = product_plan(task, *ways[number], why=f"the cheapest of {len(ways)} ways")
+        plan = product_plan(task, *way, why=f"the cheapest of {len(ways)} ways")
         nbytes, _, communications = plan.cost
-        price = cost(nbytes, flops[number]), communications
+        price = cost(nbytes, flops), communications
         if best is None or price < spent:
             best, spent = plan, price
     assert best is not None, "to gather everything is always one of the ways"
@@ -132,7 +129,8 @@ def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
     contraction = task.contraction
     sides = (task.lhs, contraction.lhs), (task.rhs, contraction.rhs), (task.out, contraction.out)
     for letter in contraction.letters:
-        named = [task.axes_of(layout, letters, letter) for layout, letters in sides]
+        named = [layout.over(len(letters)).dims[letters.index(letter)].axes for layout, letters in sides
+                 if letter in letters]
         named += [(axis,) for axis in task.out.partial if letter in contraction.summed]
         options.append(list(dict.fromkeys(axes[:n] for axes in [(), *named] for n in range(len(axes) + 1))))
     return (axes for axes in product(*options) if all_different(chain(*axes)))

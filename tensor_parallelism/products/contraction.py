@@ -6,13 +6,11 @@ A letter in both operands and in the result is a batch dim; a letter only in bot
 a product are products, too: for ``mk,kn->mn`` the gradient of A is ``mn,kn->mk``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -46,7 +44,7 @@ class Contraction:
     out: str
 
     @classmethod
-    def matmul(cls, lhs_ndim: int, rhs_ndim: int) -> Contraction:
+    def matmul(cls, lhs_ndim: int, rhs_ndim: int) -> Self:
         """``C[..., m, n] = A[..., m, k] B[..., k, n]``; the batch dims of the operand with fewer are the last ones.
 
         >>> str(Contraction.matmul(3, 2)), str(Contraction.matmul(3, 3))
@@ -67,14 +65,14 @@ class Contraction:
         return "".join(letter for letter in self.lhs if letter not in self.out)
 
     @property
-    def lhs_gradient(self) -> Contraction:
+    def lhs_gradient(self) -> Self:
         """The product that computes the gradient of the left operand, from that of the result and the right operand."""
-        return Contraction(self.out, self.rhs, self.lhs)
+        return replace(self, lhs=self.out, out=self.lhs)
 
     @property
-    def rhs_gradient(self) -> Contraction:
+    def rhs_gradient(self) -> Self:
         """The product that computes the gradient of the right operand, from the left one and that of the result."""
-        return Contraction(self.lhs, self.out, self.rhs)
+        return replace(self, rhs=self.out, out=self.rhs)
 
     def extents(self, lhs: Sequence[int], rhs: Sequence[int]) -> dict[str, int]:
         """The extent of each letter.  ``ValueError`` if the operands differ."""

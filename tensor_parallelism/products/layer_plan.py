@@ -1,7 +1,5 @@
 """Plans of layers: the communications of their forward and of their backward, each with a name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +12,6 @@ from parallelism.display import in_columns
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
 from tensor_parallelism.products.product import Axes, Shape, bytes_by_rank
-
-Moves = tuple[tuple[str, ReshardingPlan], ...]
 
 
 class Move(NamedTuple):
@@ -97,28 +93,24 @@ class LayerPlan(Plan):
     """The shapes of the whole inputs."""
     dtype: np.dtype[Any]
     mesh: Mesh
-    forward: Moves
-    backward: Moves
+    forward: dict[str, ReshardingPlan]
+    backward: dict[str, ReshardingPlan]
 
     def __getitem__(self, name: str) -> ReshardingPlan:
-        return self._by_name[name]
-
-    @cached_property
-    def _by_name(self) -> dict[str, ReshardingPlan]:
-        return dict((*self.forward, *self.backward))
+        return self.forward[name] if name in self.forward else self.backward[name]
 
     @cached_property
     def forward_moves(self) -> tuple[Move, ...]:
-        return tuple(moves_of(self.forward))
+        return tuple(moves_of(self.forward.items()))
 
     @cached_property
     def backward_moves(self) -> tuple[Move, ...]:
-        return tuple(moves_of(self.backward))
+        return tuple(moves_of(self.backward.items()))
 
     def __str__(self) -> str:
         lines = [f"{self.title} on {self.mesh!r}"]
         for when, moves in (("forward", self.forward), ("backward", self.backward)):
-            moving = [(name, move) for name, move in moves if move.communications]
+            moving = [(name, move) for name, move in moves.items() if move.communications]
             for name, move in moving:
                 lines += [f"  {when}: {name} {move.source.short()} -> {move.target.short()}",
                           *(f"  {row}" for row in str(move).splitlines()[1:])]

@@ -1,7 +1,5 @@
 """`MatMul`: C[m, n] = A[m, k] B[k, n] of matrices in any layouts on a mesh, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 They check layouts, check arguments against layouts, shard the arguments, and compute a plan once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -176,8 +174,8 @@ class Layer(PlannedOperation[Layouts, LayerPlan]):
         self._check_shapes(self._shapes(named), mesh)
         title, *moves = self._moves(named, mesh)
         forward, backward = (
-            tuple((name, plan_resharding(source, target, shape, own[0] if own else dtype, mesh))
-                  for name, (source, target, shape, *own) in changes.items()) for changes in moves
+            {name: plan_resharding(source, target, shape, own[0] if own else dtype, mesh)
+             for name, (source, target, shape, *own) in changes.items()} for changes in moves
         )
         return LayerPlan(title, shapes, dtype, mesh, forward, backward)
 

@@ -1,7 +1,5 @@
 """Named policies of sharding C[m, n] = A[m, k] B[k, n], and the policy of a triple of layouts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

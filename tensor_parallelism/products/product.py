@@ -5,14 +5,12 @@ is a shard of the product, or a term of one if a summed letter is split.  The wa
 the axes of each letter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,20 +52,16 @@ class Task:
         return tuple(self.extents[letter] for letter in self.contraction.out)
 
     @property
-    def lhs_gradient(self) -> Task:
+    def lhs_gradient(self) -> Self:
         """The product for the gradient of the left operand, with both gradients in the layouts of their tensors."""
-        return Task(self.contraction.lhs_gradient, self.out, self.rhs, self.lhs, self.out_shape, self.rhs_shape,
-                    self.dtype, self.mesh)
+        return replace(self, contraction=self.contraction.lhs_gradient, lhs=self.out, out=self.lhs,
+                       lhs_shape=self.out_shape)
 
     @property
-    def rhs_gradient(self) -> Task:
+    def rhs_gradient(self) -> Self:
         """The product for the gradient of the right operand."""
-        return Task(self.contraction.rhs_gradient, self.lhs, self.out, self.rhs, self.lhs_shape, self.out_shape,
-                    self.dtype, self.mesh)
-
-    def axes_of(self, layout: TensorSharding, letters: str, letter: str) -> Axes:
-        """The axes of ``letter`` in a layout of ``letters``; none if it is not one of them."""
-        return layout.over(len(letters)).dims[letters.index(letter)].axes if letter in letters else ()
+        return replace(self, contraction=self.contraction.rhs_gradient, rhs=self.out, out=self.rhs,
+                       rhs_shape=self.out_shape)
 
 
 @dataclass(frozen=True)
@@ -120,22 +114,22 @@ class ProductPlan:
     def __str__(self) -> str:
         contraction = self.task.contraction
         left, right, result = (", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out))
-        lines = [f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}"]
-        lines += _move_lines("A", self.lhs) + _move_lines("B", self.rhs)
         over = [f"{letter} over {', '.join(axes)}" for letter, axes in self.split if axes]
-        pending = self.out.source.partial
+        pending, flops = self.out.source.partial, sum(self.flops)
         waiting = f"; a sum over {', '.join(pending)} is pending" if pending else ""
-        flops = sum(self.flops)
-        lines.append(f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}")
-        lines += _move_lines("C", self.out)
-        return "\n".join([*lines, f"  in all {sum(self.bytes_received)} bytes, {flops} flops"])
+        return "\n".join([
+            f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}",
+            *_move_lines("A", self.lhs), *_move_lines("B", self.rhs),
+            f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}",
+            *_move_lines("C", self.out), f"  in all {sum(self.bytes_received)} bytes, {flops} flops",
+        ])
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
 
 
 def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
-    if not any(step.kind != "slice" for step in plan.steps):
+    if not plan.communications:
         after = f" -> {plan.target.short()}, local" if plan.steps else " as it is"
         return [f"  {name} {plan.source.short()}{after}"]
     rows = str(plan).splitlines()[1:]

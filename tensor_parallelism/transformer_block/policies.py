@@ -1,7 +1,5 @@
 """Named policies of sharding a block of a Transformer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Self

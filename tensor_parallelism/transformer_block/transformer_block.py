@@ -3,8 +3,6 @@
 Its plan is the plans of its parts, with all their communications in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,9 +166,7 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         ):
             y, of_norm = norm.forward(device, x, *here[0], shapes=[shape, *whole[0]])
             y, of_inner = inner.forward(device, y, *here[1], shapes=[shape, *whole[1]])
-            mask = None
-            if dropout is not None:
-                y, mask = dropout.forward(device, y, step, shape=shape, rows=rows)
+            y, mask = (y, None) if dropout is None else dropout.forward(device, y, step, shape=shape, rows=rows)
             y += x
             x = y
             saved.append((of_norm, of_inner, mask))
