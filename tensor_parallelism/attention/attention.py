@@ -1,10 +1,8 @@
 """`Attention`: multi-head and grouped-query attention on sharded tensors, forward and backward."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +13,13 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import ReshardingPlan
 from tensor_parallelism.attention.blocks import ACTIVATIONS, GATHERED
-from tensor_parallelism.attention.plan import AttentionPlan
+from tensor_parallelism.attention.plan import NAMES, AttentionPlan, AttentionShapes
 from tensor_parallelism.attention.policies import AttentionSharding, AttentionShardingPolicy
-from tensor_parallelism.attention.ring import RingKept, ring_backward, ring_forward
-from tensor_parallelism.attention.shapes import AttentionShapes
+from tensor_parallelism.attention.ring import RingKept, ring_forward
 from tensor_parallelism.attention.shares import zigzag_order
-from tensor_parallelism.attention.ulysses import UlyssesKept, ulysses_backward, ulysses_forward
-from tensor_parallelism.products import Contraction, PlannedOperation, Shape, check_gradient
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.attention.ulysses import UlyssesKept, ulysses_forward
+from tensor_parallelism.products import Contraction, PlannedOperation, Shape, check_shard, moved
 
-NAMES = ("x", "wq", "wk", "wv", "wo")
 INTO, OUT_OF = Contraction("bsm", "mhd", "bshd"), Contraction("bshd", "hdm", "bsm")
 """The product with the joined Wq, Wk and Wv, and the product with Wo."""
 OF_WEIGHTS = Contraction("bshd", "bsm", "hdm")
@@ -33,16 +28,11 @@ JOINED = "joined weights"
 RINGS = (AttentionShardingPolicy.RING, AttentionShardingPolicy.MEGATRON_RING)
 
 
-class Saved(NamedTuple):
-    """The values of the forward that the backward needs."""
-
-    x: Array
-    weights: tuple[Array, Array, Array, Array]
-    kept: RingKept | UlyssesKept
-    plan: AttentionPlan
+Saved = tuple[Array, Sequence[Array], RingKept | UlyssesKept, AttentionPlan]
+"""What the backward needs of the forward: x, the weights, what the way to attend keeps, and the plan."""
 
 
-class Attention(PlannedOperation[AttentionPlan]):
+class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     """``cluster.run(Attention(sharding), x, wq, wk, wv, wo).result`` is softmax(q k^T / sqrt(d)) v Wo, head by head.
 
     q = x Wq, k = x Wk and v = x Wv; x is (batch, sequence, model), Wq is (model, heads, head_dim), Wk and Wv are
@@ -75,14 +65,14 @@ class Attention(PlannedOperation[AttentionPlan]):
     and for heads that cannot be split.
     """
 
+    KIND = AttentionSharding
     NAMES = NAMES
-    sharding: AttentionSharding
 
     def __init__(
         self, sharding: AttentionSharding, policy: AttentionShardingPolicy | None = None, *, causal: bool = False,
         zigzag: bool = False, rotary_base: float | None = None,
     ) -> None:
-        super().__init__(sharding, AttentionSharding)
+        super().__init__(sharding)
         self.policy = wanted = self._allowed(policy, AttentionShardingPolicy, sharding.policies)
         if zigzag and not (causal and wanted in RINGS):
             raise ValueError(f"zigzag is an order of the rows of causal ring attention, got policy={wanted.name} and "
@@ -97,72 +87,51 @@ class Attention(PlannedOperation[AttentionPlan]):
         rotary = "" if self.rotary_base is None else f", rotary_base={self.rotary_base}"
         return f"Attention({self.sharding!r}, {self.policy}, causal={self.causal}, zigzag={self.zigzag}{rotary})"
 
-    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of x, Wq, Wk, Wv and Wo of each rank."""
-        arrays = self._named(*args)
-        plan = self.plan([array.shape for array in arrays], mesh, dtype_of(arrays))
-        if self.zigzag:
-            arrays[0] = arrays[0][:, self._order(plan.shapes.x[1], mesh)]
-        return self._shards(mesh, arrays)
-
     def forward(
-        self, device: Device, *shards: Any, shapes: Sequence[Sequence[int]] | None = None
+        self, device: Device, *shards: Any, shapes: Iterable[Shape] | None = None
     ) -> tuple[Array, Saved]:
         """This device's shard of the result, from its shards of x, Wq, Wk, Wv and Wo.
 
         ``shapes`` are the shapes of the whole arrays; if they are not given, the devices exchange them.
         """
-        arrays = [np.asarray(shard) for shard in shards]
-        if shapes is None:
-            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in NAMES])
-        dtype = dtype_of(arrays)
-        plan = self.plan(shapes, device.mesh, dtype)
-        x, wq, wk, wv, wo = (array.astype(dtype, copy=False) for array in arrays)
-        rows = self._gathered(device, plan, x)
-        with _joined(device, plan, wq, wk, wv) as joined:
-            made = _apart(INTO.run(device, rows, joined), wq.shape[1], 2)
-        self._drop(device, plan, rows)
+        arrays, plan = self._arrived(device, *shards, shapes=shapes)
+        x, *weights = (array.astype(plan.dtype, copy=False) for array in arrays)
+        with _gathered(device, plan, x) as rows, _joined(device, plan, *weights[:3]) as joined:
+            made = _apart(INTO.run(device, rows, joined), weights[0].shape[1], 2)
         del rows, joined
         if self.rotary_base is not None:
             made[:2] = (rotate(one, plan.rows(device.rank), self.rotary_base) for one in made[:2])
             made[2] = made[2].copy()        # and what it was a part of can go
         device.hold(ACTIVATIONS, x.nbytes)
-        attend = ulysses_forward if plan.is_ulysses else ring_forward
-        kept: RingKept | UlyssesKept = attend(device, plan, made)
-        out = _moved_product(device, plan.out, OUT_OF, kept.mixed, wo)
-        return out, Saved(x, (wq, wk, wv, wo), kept, plan)
+        kept = ulysses_forward(device, plan, made) if plan.is_ulysses else ring_forward(device, plan, made)
+        return _moved_product(device, plan.moves["out"], OUT_OF, kept.mixed, weights[3]), (x, weights, kept, plan)
 
-    def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
+    def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
         """The gradients of x, Wq, Wk, Wv and Wo in their layouts, given that of the result in its layout.
 
         For a ring, call it only once for each forward.
         """
-        x, (wq, wk, wv, wo), kept, plan = saved
-        grad = check_gradient(device, grad, self.sharding.out, plan.shapes.out)
-        grad = moved(device, plan.grad, grad.astype(plan.dtype, copy=False))
-        wo_grad = _moved_product(device, plan.weight_grads["wo"], OUT_OF.rhs_gradient, kept.mixed, grad)
-        mixed_grad = OUT_OF.lhs_gradient.run(device, grad, wo)
-        if isinstance(kept, UlyssesKept):
-            made = ulysses_backward(device, plan, kept, mixed_grad)
-        else:
-            made = ring_backward(device, plan, kept, mixed_grad)
-        queries = plan.heads[device.rank].queries
+        x, weights, kept, plan = saved
+        grad = check_shard(device, grad, self.sharding.out, plan.shapes.out)
+        grad = moved(device, plan.moves["grad"], grad.astype(plan.dtype, copy=False))
+        wo_grad = _moved_product(device, plan.moves["wo_grad"], OUT_OF.rhs_gradient, kept.mixed, grad)
+        made = kept.backward(device, plan, OUT_OF.lhs_gradient.run(device, grad, weights[3]))
+        queries = len(plan.heads[device.rank].queries)
         if self.rotary_base is not None:
-            for part in _apart(made, len(queries), 2)[:2]:
+            for part in _apart(made, queries, 2)[:2]:
                 part[...] = rotate_backward(part, plan.rows(device.rank), self.rotary_base)
-        rows, mine = self._gathered(device, plan, x), plan.kv_slice(device.rank)
-        moves = [plan.weight_grads[name] for name in NAMES[1:4]]
-        whole = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
-        terms = [term.transpose(2, 0, 1) for term in _apart(whole, len(queries), 0)]
-        if plan.whole_keys:
-            terms[1:] = (_placed(term, moves[1].held[device.rank], mine) for term in terms[1:])
-        weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]
-        with _joined(device, plan, wq, wk, wv) as joined:
-            x_grad = INTO.lhs_gradient.run(device, made, joined, shared=bool(plan.x_grad.steps))
-        self._drop(device, plan, rows)
+        moves = [plan.moves[f"{name}_grad"] for name in NAMES[1:4]]
+        with _gathered(device, plan, x) as rows:
+            whole = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
+            terms = [term.transpose(2, 0, 1) for term in _apart(whole, queries, 0)]
+            if plan.whole_keys:
+                mine, held = plan.kv_slice(device.rank), moves[1].held[device.rank]
+                terms[1:] = (_placed(term, held, mine) for term in terms[1:])
+            weight_grads = [moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)]
+            with _joined(device, plan, *weights[:3]) as joined:
+                x_grad = INTO.lhs_gradient.run(device, made, joined, shared=bool(plan.moves["x_grad"].steps))
         device.hold(ACTIVATIONS, -x.nbytes)
-        wq_grad, wk_grad, wv_grad = weight_grads
-        return moved(device, plan.x_grad, x_grad, spent=True), wq_grad, wk_grad, wv_grad, wo_grad
+        return moved(device, plan.moves["x_grad"], x_grad, spent=True), *weight_grads, wo_grad
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The whole result, with its rows in the original order."""
@@ -176,33 +145,41 @@ class Attention(PlannedOperation[AttentionPlan]):
         if self.rotary_base is not None and of.head_dim % 2:
             raise ValueError(f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
                              f"{of.head_dim}")
+        self._check_shapes({name: getattr(of, name) for name in (*NAMES, "out")}, mesh)
         return AttentionPlan(self.sharding, self.policy, self.causal, self.zigzag, of, dtype, mesh)
+
+    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+        """The dtype of the computation: integers become float64."""
+        found = np.result_type(*arrays)
+        if found.kind not in "biuf":
+            raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
+        return found if found.kind == "f" else np.dtype(np.float64)
+
+    def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
+        x, *weights = arrays
+        return super()._shards(mesh, [self.ordered(x, mesh), *weights])
+
+    def ordered(self, x: Array, mesh: Mesh) -> Array:
+        """The whole x with its rows in the order in which they are split."""
+        return x[:, self._order(x.shape[1], mesh)] if self.zigzag else x
 
     def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
         return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.split.rows])
 
-    def _gathered(self, device: Device, plan: AttentionPlan, x: Array) -> Array:
-        """The rows of x that this device multiplies."""
-        rows = moved(device, plan.x, x)
-        if plan.x.steps:
-            device.hold(GATHERED, rows.nbytes)
-        return rows
-
-    def _drop(self, device: Device, plan: AttentionPlan, rows: Array) -> None:
-        if plan.x.steps:
-            device.hold(GATHERED, -rows.nbytes)
-
-
-def dtype_of(arrays: Sequence[Array]) -> np.dtype[Any]:
-    """The dtype of the computation: integers become float64."""
-    found = np.result_type(*arrays)
-    if found.kind not in "biuf":
-        raise TypeError(f"attention is of real numbers, got arrays whose common dtype is {found}")
-    return found if found.kind == "f" else np.dtype(np.float64)
-
 
 def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a: Array, b: Array) -> Array:
     return moved(device, plan, product.run(device, a, b, shared=bool(plan.steps)), spent=True)
+
+
+@contextmanager
+def _gathered(device: Device, plan: AttentionPlan, x: Array) -> Iterator[Array]:
+    """The rows of x that this device multiplies."""
+    rows, move = moved(device, plan.moves["x"], x), bool(plan.moves["x"].steps)
+    if move:
+        device.hold(GATHERED, rows.nbytes)
+    yield rows
+    if move:
+        device.hold(GATHERED, -rows.nbytes)
 
 
 @contextmanager

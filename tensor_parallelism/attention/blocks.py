@@ -4,10 +4,9 @@ Blocks that are masked completely are not computed.  A device records the flops 
 ``attention_backward``, and the memory of their scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,63 +32,65 @@ SCORES, GATHERED, GRADIENTS = "scores", "gathered", "gradients of keys and value
 """What memory is held for: the first three from the forward to the end of the backward."""
 
 
-class BlockwiseAttention:
+@dataclass
+class _Blockwise:
+    """The queries of one device, the positions of their rows, and the key-value head of each query head."""
+
+    device: Device
+    q: Array
+    rows: Runs
+    serves: Sequence[int]
+    causal: bool = field(kw_only=True)
+
+
+@dataclass
+class BlockwiseAttention(_Blockwise):
     """The forward for the queries of one device: `add` a block of keys and values at a time, then read `result`."""
 
-    def __init__(self, device: Device, q: Array, rows: Runs, serves: Sequence[int], *, causal: bool) -> None:
-        self._device = device
-        self._q = q
-        self._rows = rows
-        self._serves = serves
-        self._causal = causal
-        self._parts: dict[int, Attended] = {}
+    parts: dict[int, Attended] = field(default_factory=dict)
+    """By run of rows, the result of the blocks so far."""
 
     def add(self, k: Array, v: Array, columns: Runs) -> None:
         """Attend to a block.  ``columns`` are its positions in the sequence; add each block once."""
-        todo = pieces(self._rows, columns, causal=self._causal)
+        todo = pieces(self.rows, columns, causal=self.causal)
         if not todo:
             return
-        k, v = spread_heads(k, self._serves), spread_heads(v, self._serves)
+        k, v = spread_heads(k, self.serves), spread_heads(v, self.serves)
         for piece in todo:
-            q = self._q[:, piece.rows]
-            with _computing(self._device, "attention", attend_flops, q, piece, scores=1):
-                part = attend(q, k[:, piece.columns], v[:, piece.columns], _mask(piece, self._rows, columns))
-                before = self._parts.get(piece.run)
-                self._parts[piece.run] = part if before is None else merge(before, part)
+            q = self.q[:, piece.rows]
+            with _computing(self.device, "attention", attend_flops, q, piece, scores=1):
+                part = attend(q, k[:, piece.columns], v[:, piece.columns], _mask(piece, self.rows, columns))
+                before = self.parts.get(piece.run)
+                self.parts[piece.run] = part if before is None else merge(before, part)
 
     def result(self) -> Attended:
         """The result in the shape of the queries, and the log-sum-exp of all scores of each row."""
-        batch, _, heads, _ = self._q.shape
-        parts = []
-        for number, run in enumerate(self._rows):
-            shape = (batch, len(run), heads, self._q.shape[3])
-            nothing = Attended(np.zeros(shape, self._q.dtype), np.zeros((batch, heads, len(run)), self._q.dtype))
-            parts.append(self._parts.get(number, nothing))
+        batch, _, heads, head_dim = self.q.shape
+        dtype = self.q.dtype
+        parts = [
+            self.parts.get(number) or Attended(np.zeros((batch, len(run), heads, head_dim), dtype),
+                                               np.zeros((batch, heads, len(run)), dtype))
+            for number, run in enumerate(self.rows)
+        ]
         if len(parts) == 1:
             return parts[0]
         return Attended(np.concatenate([part.out for part in parts], axis=1),
                         np.concatenate([part.lse for part in parts], axis=2))
 
 
-class BlockwiseBackward:
+@dataclass
+class BlockwiseBackward(_Blockwise):
     """The backward: `add` computes the gradients of a block, and sums the gradient of the queries in ``q_grad``."""
 
-    def __init__(
-        self, device: Device, q: Array, rows: Runs, serves: Sequence[int], attended: Attended, grad: Array,
-        q_grad: Array, *, causal: bool,
-    ) -> None:
-        """``q_grad`` is overwritten."""
-        self._device = device
-        self._q = q
-        self._rows = rows
-        self._serves = serves
-        self._lse = attended.lse
-        self._delta = row_products(attended.out, grad)
-        self._grad = grad
-        self._causal = causal
-        self._q_grad = q_grad
-        self._nothing_yet = True
-        """In ``q_grad``."""
+    attended: Attended
+    grad: Array
+    q_grad: Array
+    """It is overwritten."""
+    nothing_yet: bool = field(default=True, init=False)
+    """In ``q_grad``."""
+
+    def __post_init__(self) -> None:
+        self.delta = row_products(self.attended.out, self.grad)
 
     def add(
         self, k: Array, v: Array, columns: Runs, k_grad: Array, v_grad: Array, *, first: bool, last: bool
@@ -98,31 +99,29 @@ class BlockwiseBackward:
 
         ``last`` says that no other block follows for these queries.
         """
-        todo = pieces(self._rows, columns, causal=self._causal)
-        k_all, v_all = spread_heads(k, self._serves), spread_heads(v, self._serves)
-        if first and self._nothing_yet and len(todo) == 1 and k_all is k and _is_whole(todo[0], self._q, k):
-            with _computing(self._device, "attention_backward", attend_backward_flops, self._q, todo[0], scores=2):
-                attend_backward(
-                    self._q, k, v, self._lse, self._delta, self._grad, _mask(todo[0], self._rows, columns),
-                    out=(self._q_grad, k_grad, v_grad),
-                )
-            self._nothing_yet = False
+        todo, lse = pieces(self.rows, columns, causal=self.causal), self.attended.lse
+        k_all, v_all = spread_heads(k, self.serves), spread_heads(v, self.serves)
+        if first and self.nothing_yet and len(todo) == 1 and k_all is k and _is_whole(todo[0], self.q, k):
+            with _computing(self.device, "attention_backward", attend_backward_flops, self.q, todo[0], scores=2):
+                attend_backward(self.q, k, v, lse, self.delta, self.grad, _mask(todo[0], self.rows, columns),
+                                out=(self.q_grad, k_grad, v_grad))
+            self.nothing_yet = False
             return
-        for fresh, grads in ((first, (k_grad, v_grad)), (self._nothing_yet and (last or todo), (self._q_grad,))):
+        for fresh, grads in ((first, (k_grad, v_grad)), (self.nothing_yet and (last or todo), (self.q_grad,))):
             for one in grads if fresh else ():
                 one.fill(0)
-        self._nothing_yet = self._nothing_yet and not todo
+        self.nothing_yet = self.nothing_yet and not todo
         for piece in todo:
             rows, here = piece.rows, piece.columns
-            q = self._q[:, rows]
-            with _computing(self._device, "attention_backward", attend_backward_flops, q, piece, scores=2):
+            q = self.q[:, rows]
+            with _computing(self.device, "attention_backward", attend_backward_flops, q, piece, scores=2):
                 by_q, by_k, by_v = attend_backward(
-                    q, k_all[:, here], v_all[:, here], self._lse[:, :, rows], self._delta[:, :, rows],
-                    self._grad[:, rows], _mask(piece, self._rows, columns),
+                    q, k_all[:, here], v_all[:, here], lse[:, :, rows], self.delta[:, :, rows], self.grad[:, rows],
+                    _mask(piece, self.rows, columns),
                 )
-                self._q_grad[:, rows] += by_q
-                k_grad[:, here] += gather_heads(by_k, self._serves, k.shape[2])
-                v_grad[:, here] += gather_heads(by_v, self._serves, v.shape[2])
+                self.q_grad[:, rows] += by_q
+                k_grad[:, here] += gather_heads(by_k, self.serves, k.shape[2])
+                v_grad[:, here] += gather_heads(by_v, self.serves, v.shape[2])
 
 
 @contextmanager
@@ -142,9 +141,7 @@ def _is_whole(piece: Piece, q: Array, k: Array) -> bool:
 
 
 def _mask(piece: Piece, rows: Runs, columns: Runs) -> Array | None:
-    if not piece.masked:
-        return None
-    return causal_mask(_places(rows)[piece.rows], _places(columns)[piece.columns])
+    return causal_mask(_places(rows)[piece.rows], _places(columns)[piece.columns]) if piece.masked else None
 
 
 def _places(runs: Runs) -> Array:

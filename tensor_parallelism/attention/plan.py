@@ -1,45 +1,76 @@
 """The plan of attention: the rows and heads of each device, and the communications of forward and backward."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from parallelism.display import in_columns
 from parallelism.kernels import attend_backward_flops, attend_flops
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan, plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.attention.policies import AttentionSharding, AttentionShardingPolicy
-from tensor_parallelism.attention.shapes import AttentionShapes
 from tensor_parallelism.attention.shares import Heads, Runs, heads_of, pieces, runs_of
-from tensor_parallelism.products import Axes, Shape, check_shape
-from tensor_parallelism.products.layer_plan import bytes_by_rank
+from tensor_parallelism.products import Axes, Move, Plan, Shape, moves_of
 
-
-class Move(NamedTuple):
-    """Communications of one kind that follow each other."""
-
-    what: str
-    """The name of the values that move."""
-    kind: str
-    times: int
-    """The number of these communications."""
-    axes: Axes
-    bytes_received: tuple[int, ...]
-    """The bytes that each rank receives in all of these communications."""
+NAMES = ("x", "wq", "wk", "wv", "wo")
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionShapes:
+    """The shapes of the whole x, Wq, Wk, Wv and Wo.  ``ValueError`` if they do not fit each other."""
+
+    x: Shape
+    wq: Shape
+    wk: Shape
+    wv: Shape
+    wo: Shape
+
+    def __post_init__(self) -> None:
+        dims = {"x": "(batch, sequence, model)", "wq": "(model, heads, head_dim)", "wk": "(model, kv_heads, head_dim)",
+                "wv": "(model, kv_heads, head_dim)", "wo": "(heads, head_dim, model)"}
+        for field in fields(self):
+            if len(getattr(self, field.name)) != 3:
+                raise ValueError(f"{field.name} is {dims[field.name]}, got shape {getattr(self, field.name)}")
+        for name in ("wq", "wk", "wv"):
+            if getattr(self, name)[0] != self.x[2]:
+                raise ValueError(f"the last extent of x is the first of {name}, got x of shape {self.x} and {name} of "
+                                 f"{getattr(self, name)}")
+        if self.wv != self.wk:
+            raise ValueError(f"wv is of the shape of wk, {self.wk}, got {self.wv}")
+        if self.wk[2] != self.wq[2]:
+            raise ValueError(f"wq and wk have one head_dim, got wq of shape {self.wq} and wk of {self.wk}")
+        if self.wo[:2] != self.wq[1:]:
+            raise ValueError(f"wo is (heads, head_dim, model) of the heads of wq, got wq of shape {self.wq} and wo of "
+                             f"{self.wo}")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"the query heads are a multiple of the key-value heads, got wq of shape {self.wq} with "
+                             f"{self.heads} heads and wk of {self.wk} with {self.kv_heads}")
+
+    @property
+    def heads(self) -> int:
+        return self.wq[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.wk[1]
+
+    @property
+    def head_dim(self) -> int:
+        return self.wq[2]
+
+    @property
+    def out(self) -> Shape:
+        return (*self.x[:2], self.wo[2])
+
+
+@dataclass(frozen=True)
+class AttentionPlan(Plan):
     """The plan of one attention; ``print`` it.  `bytes_received` and `backward_bytes_received` are indexed by rank.
 
-    ``ValueError`` for shapes that do not fit the layouts or the mesh, and where a device's query heads attend with a
-    key-value head of another.
+    ``ValueError`` where a device's query heads attend with a key-value head of another.
     """
 
     sharding: AttentionSharding
@@ -51,19 +82,13 @@ class AttentionPlan:
     mesh: Mesh
 
     def __post_init__(self) -> None:
-        for field in fields(self.sharding):
-            shape, layout = getattr(self.shapes, field.name), getattr(self.sharding, field.name)
-            check_shape(field.name, shape, field.name, layout, self.mesh)
         axes = self.sharding.split.kv_heads
-        if not axes:
-            return
-        for rank, mine in enumerate(self.heads):
-            held = self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1]
-            if mine.keys and not held.start <= mine.keys.start <= mine.keys.stop <= held.stop:
+        for rank, (mine, held) in enumerate(zip(self.heads, self.held, strict=True)):
+            if axes and mine.keys and not held.start <= mine.keys.start <= mine.keys.stop <= held.stop:
                 raise ValueError(
                     f"{self.shapes.heads} query heads and {self.shapes.kv_heads} key-value heads cannot be shared over "
                     f"{', '.join(axes)}: rank {rank} has {_span('query', mine.queries)}, which attend with "
-                    f"{_span('key-value', mine.keys)}, and {_span('key-value', range(held.start, held.stop))}; "
+                    f"{_span('key-value', mine.keys)}, and {_span('key-value', held)}; "
                     f"whole_keys=True lays wk and wv whole on every device"
                 )
 
@@ -73,8 +98,14 @@ class AttentionPlan:
     def heads(self) -> tuple[Heads, ...]:
         """The heads that each rank computes for its rows."""
         axes = self.sharding.split.heads
-        shares = heads_of(self.shapes.heads, self.shapes.kv_heads, self.factors(axes))
+        shares = heads_of(self.shapes.heads, self.shapes.kv_heads, self._factors(axes))
         return tuple(shares[self._position(rank, axes)] for rank in range(self.mesh.size))
+
+    @cached_property
+    def held(self) -> tuple[range, ...]:
+        """The key-value heads of each rank's shards of Wk and Wv."""
+        pieces = (self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1] for rank in range(self.mesh.size))
+        return tuple(range(piece.start, piece.stop) for piece in pieces)
 
     def kv_slice(self, rank: int) -> slice:
         """The heads of a rank's shards of Wk and Wv with which the rank computes keys and values."""
@@ -92,26 +123,19 @@ class AttentionPlan:
 
     def serves(self, rank: int) -> tuple[int, ...]:
         """The key-value head of each query head of a rank, by its number among the rank's own key-value heads."""
-        if rank not in self._serves:
-            mine, first = self.heads[rank], 0
-            if self.sharding.split.kv_heads and mine.keys:
-                first = mine.keys.start - self.sharding.wk.slices(self.shapes.wk, self.mesh, rank)[1].start
-            self._serves[rank] = tuple(first + key for key in mine.serves)
-        return self._serves[rank]
-
-    @cached_property
-    def _serves(self) -> dict[int, tuple[int, ...]]:
-        return {}
+        mine = self.heads[rank]
+        first = mine.keys.start - self.held[rank].start if self.sharding.split.kv_heads else 0
+        return tuple(first + key for key in mine.serves)
 
     @cached_property
     def runs(self) -> tuple[Runs, ...]:
         """The rows that each member of a group along the axes of the sequence has, by position."""
-        return runs_of(self.shapes.x[1], self.factors(self.sharding.split.rows), zigzag=self.zigzag)
+        return runs_of(self.shapes.x[1], self._factors(self.sharding.split.rows), zigzag=self.zigzag)
 
     @cached_property
     def exchanged(self) -> tuple[Heads, ...]:
         """For ULYSSES, the heads that each member of a group has for all rows, by position."""
-        return heads_of(self.shapes.heads, self.shapes.kv_heads, self.factors(self.sharding.split.rows))
+        return heads_of(self.shapes.heads, self.shapes.kv_heads, self._factors(self.sharding.split.rows))
 
     @property
     def is_ulysses(self) -> bool:
@@ -125,59 +149,35 @@ class AttentionPlan:
     # -- communication -------------------------------------------------------------------------------------------------
 
     @cached_property
-    def x(self) -> ReshardingPlan:
-        """The resharding of x to the layout in which it is multiplied."""
-        return self._plan(self.sharding.x, self._during(), self.shapes.x)
-
-    @cached_property
-    def out(self) -> ReshardingPlan:
-        return self._plan(self._during(self.sharding.split.heads), self.sharding.out, self.shapes.out)
-
-    @cached_property
-    def grad(self) -> ReshardingPlan:
-        """The resharding of the gradient of y to the layout in which it is multiplied."""
-        return self._plan(self.sharding.out, self._during(), self.shapes.out)
-
-    @cached_property
-    def x_grad(self) -> ReshardingPlan:
-        return self._plan(self._during(self.sharding.split.heads), self.sharding.x, self.shapes.x)
-
-    @cached_property
-    def weight_grads(self) -> dict[str, ReshardingPlan]:
-        """The resharding of the gradients of Wq, Wk, Wv and Wo, by name."""
-        split = self.sharding.split
-        over = (*split.batch, *split.rows)
-        pending = {"wq": over, "wk": (*over, *self.whole_keys), "wv": (*over, *self.whole_keys), "wo": over}
-        return {
-            name: self._plan(TensorSharding(*getattr(self.sharding, name).dims, partial=axes),
-                             getattr(self.sharding, name), getattr(self.shapes, name))
-            for name, axes in pending.items()
+    def moves(self) -> dict[str, ReshardingPlan]:
+        """The reshardings of x and the gradient of y to the layout in which they are multiplied, and of the results."""
+        sharding, shapes, split = self.sharding, self.shapes, self.sharding.split
+        during, term = (TensorSharding(split.batch, split.rows, None, partial=axes) for axes in ((), split.heads))
+        changes = {
+            "x": (sharding.x, during, shapes.x), "out": (term, sharding.out, shapes.out),
+            "grad": (sharding.out, during, shapes.out), "x_grad": (term, sharding.x, shapes.x),
         }
+        for name in NAMES[1:]:
+            layout, shared = getattr(sharding, name), self.whole_keys if name in ("wk", "wv") else ()
+            pending = TensorSharding(*layout.dims, partial=(*split.batch, *split.rows, *shared))
+            changes[f"{name}_grad"] = pending, layout, getattr(shapes, name)
+        return {name: plan_resharding(*change, self.dtype, self.mesh) for name, change in changes.items()}
 
     @cached_property
     def forward_moves(self) -> tuple[Move, ...]:
-        """The communications of the forward, in order."""
-        return (*moves_of("x", self.x), *self._inside(), *moves_of("y", self.out))
+        return *self._named("x"), *self._inside(), *self._named("y", "out")
 
     @cached_property
     def backward_moves(self) -> tuple[Move, ...]:
-        """The communications of the backward, in order."""
-        weights = {name: tuple(moves_of(f"gradient of {name}", plan)) for name, plan in self.weight_grads.items()}
+        of = "gradient of {}".format
         return (
-            *moves_of("gradient of y", self.grad), *weights["wo"], *self._inside(backward=True),
-            *moves_of("x, once more", self.x), *weights["wq"], *weights["wk"], *weights["wv"],
-            *moves_of("gradient of x", self.x_grad),
+            *self._named(of("y"), "grad"), *self._named(of("wo"), "wo_grad"), *self._inside(backward=True),
+            *self._named("x, once more", "x"), *self._named(of("wq"), "wq_grad"), *self._named(of("wk"), "wk_grad"),
+            *self._named(of("wv"), "wv_grad"), *self._named(of("x"), "x_grad"),
         )
 
-    @property
-    def bytes_received(self) -> tuple[int, ...]:
-        """The bytes that each rank receives in the forward."""
-        return bytes_by_rank(self.forward_moves, self.mesh)
-
-    @property
-    def backward_bytes_received(self) -> tuple[int, ...]:
-        """The bytes that each rank receives in the backward."""
-        return bytes_by_rank(self.backward_moves, self.mesh)
+    def _named(self, what: str, name: str = "x") -> Iterable[Move]:
+        return moves_of([(what, self.moves[name])])
 
     # -- computation ---------------------------------------------------------------------------------------------------
 
@@ -194,15 +194,13 @@ class AttentionPlan:
         by_rank = []
         for rank in range(self.mesh.size):
             position = self._position(rank, self.sharding.split.rows)
-            batch = self.sharding.x.local_shape(self.shapes.x, self.mesh, rank)[0]
-            whole = (range(self.shapes.x[1]),)
-            rows, blocks = (whole, [whole]) if self.is_ulysses else (self.runs[position], self.runs)
-            heads = self.exchanged[position].queries if self.is_ulysses else self.heads[rank].queries
-            sizes = [
-                (piece.rows.stop - piece.rows.start, piece.columns.stop - piece.columns.start)
-                for block in blocks for piece in pieces(rows, block, causal=self.causal)
-            ]
-            by_rank.append(sum(flops(batch, len(heads), m, n, self.shapes.head_dim) for m, n in sizes))
+            rows, blocks, heads = self.runs[position], self.runs, self.heads[rank].queries
+            if self.is_ulysses:
+                rows, heads = (range(self.shapes.x[1]),), self.exchanged[position].queries
+                blocks = (rows,)
+            sizes = ((piece.rows.stop - piece.rows.start, piece.columns.stop - piece.columns.start)
+                     for block in blocks for piece in pieces(rows, block, causal=self.causal))
+            by_rank.append(sum(flops(self._batch(rank), len(heads), m, n, self.shapes.head_dim) for m, n in sizes))
         return tuple(by_rank)
 
     # -- text ----------------------------------------------------------------------------------------------------------
@@ -211,39 +209,31 @@ class AttentionPlan:
         shapes = self.shapes
         shared = f" by {shapes.kv_heads} key-value heads" if shapes.kv_heads != shapes.heads else ""
         order = (", causal" if self.causal else "") + (" in zigzag order" if self.zigzag else "")
-        lines = [
-            f"attention of x{list(shapes.x)}, {shapes.heads} heads of {shapes.head_dim}{shared}{order}, on "
-            f"{self.mesh!r}: {self.policy.value}", *table_of(self.forward_moves, self.backward_moves)
-        ]
-        forward, backward = sum(self.bytes_received), sum(self.backward_bytes_received)
         flops = f"{sum(self.flops)} and {sum(self.backward_flops)} flops while they attend"
-        return "\n".join([*lines, f"  in all {forward} bytes forward, {backward} backward; {flops}"])
+        return "\n".join([
+            f"attention of x{list(shapes.x)}, {shapes.heads} heads of {shapes.head_dim}{shared}{order}, on "
+            f"{self.mesh!r}: {self.policy.value}", *self.table(), f"  in all {self.totals()}; {flops}",
+        ])
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _inside(self, *, backward: bool = False) -> list[Move]:
         """The communications while the rows attend."""
-        axes = self.sharding.split.rows
-        size = int(np.prod(self.factors(axes), dtype=np.int64))
+        axes, size, ranks = self.sharding.split.rows, len(self.runs), range(self.mesh.size)
         if size == 1:
             return []
         if not self.is_ulysses:
-            received = [self._ring_bytes(rank, backward=backward) for rank in range(self.mesh.size)]
-            moves = [Move("keys and values", "permute", size - 1, axes, tuple(received))]
-            return [*moves, moves[0]._replace(what="their gradients")] if backward else moves
-        queries, keys = "queries", ("keys", "values")
-        to_heads, to_rows = (
-            tuple(self._ulysses_bytes(rank, to_rows=back) for rank in range(self.mesh.size)) for back in (False, True)
-        )
-
-        def move(what: str, received: tuple[tuple[int, int], ...], index: int) -> Move:
-            return Move(what, "all_to_all", 1, axes, tuple(pair[index] for pair in received))
-
+            received = tuple(self._ring_bytes(rank, backward=backward) for rank in ranks)
+            names = ("keys and values", "their gradients")[: 1 + backward]
+            return [Move(name, "permute", size - 1, axes, received) for name in names]
+        exchanges = (("queries", 0, False), ("keys", 1, False), ("values", 1, False), ("the result", 0, True))
         if backward:
-            return [move("gradient of the result", to_heads, 0), move(f"gradient of {queries}", to_rows, 0),
-                    *(move(f"gradient of {name}", to_rows, 1) for name in keys)]
-        return [move(queries, to_heads, 0), *(move(name, to_heads, 1) for name in keys),
-                move("the result", to_rows, 0)]
+            exchanges = (("gradient of the result", 0, False), ("gradient of queries", 0, True),
+                         ("gradient of keys", 1, True), ("gradient of values", 1, True))
+        return [
+            Move(name, "all_to_all", 1, axes, tuple(self._ulysses_bytes(rank, kind, to_rows=back) for rank in ranks))
+            for name, kind, back in exchanges
+        ]
 
     def _ring_bytes(self, rank: int, *, backward: bool) -> int:
         """The bytes of the blocks that a rank receives.
@@ -252,56 +242,30 @@ class AttentionPlan:
         forward, that of the right neighbour.
         """
         sizes = [sum(map(len, runs)) for runs in self.runs]
-        position = self._position(rank, self.sharding.split.rows)
-        kept = sizes[(position + 1) % len(sizes)] if backward else sizes[position]
-        held = self.sharding.wk.local_shape(self.shapes.wk, self.mesh, rank)[1]
-        kv_heads = held if self.sharding.split.kv_heads else len(self.heads[rank].keys)
+        kept = sizes[(self._position(rank, self.sharding.split.rows) + backward) % len(sizes)]
+        kv_heads = len(self.held[rank] if self.sharding.split.kv_heads else self.heads[rank].keys)
         return 2 * (sum(sizes) - kept) * self._row_bytes(rank) * kv_heads
 
-    def _ulysses_bytes(self, rank: int, *, to_rows: bool) -> tuple[int, int]:
-        """The bytes of one exchange: of queries or the result, and of keys or values."""
+    def _ulysses_bytes(self, rank: int, kind: int, *, to_rows: bool) -> int:
+        """The bytes of one exchange: of queries or the result (``kind`` 0), or of keys or values (1)."""
         position = self._position(rank, self.sharding.split.rows)
-        mine, row = sum(map(len, self.runs[position])), self._row_bytes(rank)
-        queries, keys = ([len(heads[i]) for heads in self.exchanged] for i in (0, 1))
-        if to_rows:
-            return mine * (sum(queries) - queries[position]) * row, mine * (sum(keys) - keys[position]) * row
-        others = self.shapes.x[1] - mine
-        return others * queries[position] * row, others * keys[position] * row
+        rows, heads = sum(map(len, self.runs[position])), [len(share[kind]) for share in self.exchanged]
+        others = rows * (sum(heads) - heads[position]) if to_rows else (self.shapes.x[1] - rows) * heads[position]
+        return others * self._row_bytes(rank)
 
     def _row_bytes(self, rank: int) -> int:
         """The bytes of one head of a row, for the part of the batch that a rank has."""
-        batch = self.sharding.x.local_shape(self.shapes.x, self.mesh, rank)[0]
-        return batch * self.shapes.head_dim * self.dtype.itemsize
+        return self._batch(rank) * self.shapes.head_dim * self.dtype.itemsize
 
-    def _during(self, partial: Axes = ()) -> TensorSharding:
-        """The layout of x, or of a term of y, during the products with the weights."""
-        split = self.sharding.split
-        return TensorSharding(split.batch, split.rows, None, partial=partial)
+    def _batch(self, rank: int) -> int:
+        return self.sharding.x.local_shape(self.shapes.x, self.mesh, rank)[0]
 
-    def _plan(self, source: TensorSharding, target: TensorSharding, shape: Shape) -> ReshardingPlan:
-        return plan_resharding(source, target, shape, self.dtype, self.mesh)
-
-    def factors(self, axes: Axes) -> tuple[int, ...]:
+    def _factors(self, axes: Axes) -> tuple[int, ...]:
         """The number of devices along each axis."""
         return tuple(self.mesh.shape[axis] for axis in axes)
 
     def _position(self, rank: int, axes: Axes) -> int:
         return self.mesh.group(rank, axes).index(rank)
-
-
-def moves_of(what: str, plan: ReshardingPlan) -> Iterable[Move]:
-    """The communications of a plan, under one name."""
-    return (Move(what, step.kind, 1, step.axes, step.bytes_received) for step in plan.steps if step.kind != "slice")
-
-
-def table_of(forward: Sequence[Move], backward: Sequence[Move]) -> list[str]:
-    """One line for each communication, in columns."""
-    lines = []
-    for name, moves in (("forward", forward), ("backward", backward)):
-        rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",
-                 f"{sum(move.bytes_received)} bytes") for move in moves] or [("nothing moves", "", "", "")]
-        lines += [f"  {name}", *(f"    {line}" for line in in_columns(rows, len(rows[0])))]
-    return lines
 
 
 def _span(kind: str, heads: range) -> str:

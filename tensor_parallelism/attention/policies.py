@@ -1,13 +1,11 @@
 """Named policies of sharding attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Axes, check_layouts
+from tensor_parallelism.products import Axes, Sharding
 
 
 class AttentionShardingPolicy(Enum):
@@ -78,8 +76,47 @@ class AttentionSplit(NamedTuple):
     kv_heads: Axes
 
 
+class PolicyLayouts:
+    """The layouts of the policies: of attention (`AttentionSharding`) and of a whole block, whose hidden dim lies as
+    the heads do."""
+
+    @classmethod
+    def split_over(cls, batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes) -> Self:
+        """The layouts with the batch, the sequence, the query heads and the key-value heads over these axes."""
+        raise NotImplementedError
+
+    @classmethod
+    def unsharded(cls, batch: str | Axes = ()) -> Self:
+        """The layouts of the policy ``UNSHARDED``."""
+        return cls.megatron((), batch)
+
+    @classmethod
+    def megatron(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> Self:
+        """The layouts of the policy ``MEGATRON``: heads over ``axes``; with ``whole_keys`` not wk and wv."""
+        return cls.split_over(batch, (), axes, () if whole_keys else axes)
+
+    @classmethod
+    def sequence(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> Self:
+        """The layouts of the policy ``SEQUENCE``: heads and sequence over ``axes``; with ``whole_keys`` not wk and wv.
+        """
+        return cls.split_over(batch, axes, axes, () if whole_keys else axes)
+
+    @classmethod
+    def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+        """The layouts of the policies ``RING`` and ``ULYSSES``: the sequence over ``axes``."""
+        return cls.split_over(batch, axes, (), ())
+
+    @classmethod
+    def megatron_ring(
+        cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
+    ) -> Self:
+        """The layouts of the policy ``MEGATRON_RING``: heads over ``heads``, sequence over ``rows``; with
+        ``whole_keys``, wk and wv are whole."""
+        return cls.split_over(batch, rows, heads, () if whole_keys else heads)
+
+
 @dataclass(frozen=True)
-class AttentionSharding:
+class AttentionSharding(PolicyLayouts, Sharding, ndims=(3,) * 6, exactly=True):
     """The layouts of attention: of ``x``, ``wq``, ``wk``, ``wv``, ``wo`` and ``out`` (y).
 
     x and y are [batch, sequence, model], wq is [model, heads, head_dim], wk and wv are [model, kv_heads, head_dim], wo
@@ -98,10 +135,10 @@ class AttentionSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        check_layouts(self, {field.name: 3 for field in fields(self)}, exactly=True)
-        batch, rows, heads, kv_heads = self._named_axes
+        super().__post_init__()
+        batch, rows, heads, kv_heads = axes = self._named_axes
         if (
-            tuple(getattr(self, field.name) for field in fields(self)) != _layouts(batch, rows, heads, kv_heads)
+            tuple(getattr(self, field.name) for field in fields(self)) != _layouts(*axes)
             or kv_heads not in (heads, ())
             or {*batch} & {*heads} or ({*rows} & {*heads} and rows != heads)
         ):
@@ -112,42 +149,19 @@ class AttentionSharding:
             )
 
     @classmethod
-    def unsharded(cls, batch: str | Axes = ()) -> AttentionSharding:
-        """The layouts of `AttentionShardingPolicy.UNSHARDED`."""
-        return cls.megatron((), batch)
-
-    @classmethod
-    def megatron(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> AttentionSharding:
-        """The layouts of `AttentionShardingPolicy.MEGATRON`: heads over ``axes``; with ``whole_keys`` not wk and wv."""
-        return cls(*_layouts(batch, (), axes, () if whole_keys else axes))
-
-    @classmethod
-    def sequence(cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False) -> AttentionSharding:
-        """The layouts of `AttentionShardingPolicy.SEQUENCE`: heads and sequence over ``axes``."""
-        return cls(*_layouts(batch, axes, axes, () if whole_keys else axes))
-
-    @classmethod
-    def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> AttentionSharding:
-        """The layouts of `AttentionShardingPolicy.RING` and ``ULYSSES``: the sequence over ``axes``."""
-        return cls(*_layouts(batch, axes, (), ()))
-
-    @classmethod
-    def megatron_ring(
-        cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
-    ) -> AttentionSharding:
-        """The layouts of `AttentionShardingPolicy.MEGATRON_RING`: heads over ``heads``, sequence over ``rows``."""
-        return cls(*_layouts(batch, rows, heads, () if whole_keys else heads))
+    def split_over(cls, batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes) -> Self:
+        return cls(*_layouts(batch, rows, heads, kv_heads))
 
     @property
     def policies(self) -> tuple[AttentionShardingPolicy, ...]:
         """The policies that have these layouts."""
         _, rows, heads, _ = self._named_axes
         policy = AttentionShardingPolicy
-        if not rows:
-            return (policy.MEGATRON,) if heads else (policy.UNSHARDED,)
-        if not heads:
-            return policy.RING, policy.ULYSSES
-        return (policy.SEQUENCE,) if rows == heads else (policy.MEGATRON_RING,)
+        return {
+            (False, False): (policy.UNSHARDED,), (False, True): (policy.MEGATRON,),
+            (True, False): (policy.RING, policy.ULYSSES),
+            (True, True): (policy.SEQUENCE if rows == heads else policy.MEGATRON_RING,),
+        }[bool(rows), bool(heads)]
 
     @property
     def policy(self) -> AttentionShardingPolicy:

@@ -10,8 +10,6 @@ backward is the device's own, and the summed gradients of the block are then in 
 with a block, the next one arrives: it never holds more than these two.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +40,47 @@ class RingKept(NamedTuple):
     def mixed(self) -> Array:
         """The attention output of the rows of this device."""
         return self.attended.out
+
+    def backward(self, device: Device, plan: AttentionPlan, grad: Array) -> Array:
+        """The gradients of a device's queries, keys and values in one array, from the gradient of its rows' output.
+
+        **Communication**: on g devices g-1 shifts of a block, each while the block before is computed with, and g-1
+        shifts of the gradients of a block.  ``ValueError`` in a second run, because the block is no longer there.
+        """
+        place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+        if not self.block:
+            raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
+                             "saved have been passed on")
+        block: Any = self.block[0]
+        if size > 1:
+            self.block.clear()
+        heads, keys = self.q.shape[2], block[0].shape[2]
+        grads_of_all = np.empty((*self.q.shape[:2], heads + 2 * keys, self.q.shape[3]), self.q.dtype)
+        q_grad, *own = np.split(grads_of_all, [heads, heads + keys], axis=2)
+        rows = BlockwiseBackward(
+            device, self.q, plan.runs[place], plan.serves(device.rank), self.attended, grad, q_grad, causal=plan.causal
+        )
+        grads: Any = own if size == 1 else device.empty(block.shape, block.dtype)
+        device.hold(GRADIENTS, sum(one.nbytes for one in grads))
+        for step in range(size):
+            at = (place + 1 + step) % size
+            coming = _passed_on(device, plan, block, at, by=-1) if step < size - 1 else None
+            rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1], first=step == 0, last=step == size - 1)
+            if coming is not None:
+                device.hold(KEYS, -block.nbytes)
+                block = coming.wait()
+                del coming
+                device.hold(GRADIENTS, block.nbytes)
+                sent = grads.nbytes
+                grads = device.shift(grads, plan.sharding.split.rows, by=-1)
+                device.hold(GRADIENTS, -sent)
+        device.hold(KEYS, -sum(one.nbytes for one in block))
+        device.hold(GRADIENTS, -sum(one.nbytes for one in grads))
+        device.hold(STATISTICS, -self.attended.lse.nbytes)
+        device.hold(ACTIVATIONS, -self.q.nbytes - self.mixed.nbytes)
+        if size > 1:
+            own[0][...], own[1][...] = grads
+        return grads_of_all
 
 
 def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) -> RingKept:
@@ -74,53 +113,6 @@ def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) ->
     device.hold(ACTIVATIONS, attended.out.nbytes)
     device.hold(STATISTICS, attended.lse.nbytes)
     return RingKept(q, [block], attended)
-
-
-def ring_backward(device: Device, plan: AttentionPlan, kept: RingKept, grad: Array) -> Array:
-    """The gradients of a device's queries, keys and values in one array, from the gradient of its rows' output.
-
-    **Communication**: on g devices g-1 shifts of a block, each while the block before is computed with, and g-1 shifts
-    of the gradients of a block.  ``ValueError`` in a second run, because the block is no longer there.
-    """
-    place, size = device.position(plan.sharding.split.rows), len(plan.runs)
-    if not kept.block:
-        raise ValueError("the backward of ring attention runs once for each forward: the keys and values that were "
-                         "saved have been passed on")
-    block: Any = kept.block[0]
-    if size > 1:
-        kept.block.clear()
-    heads, keys = kept.q.shape[2], block[0].shape[2]
-    grads_of_all = np.empty((*kept.q.shape[:2], heads + 2 * keys, kept.q.shape[3]), kept.q.dtype)
-    q_grad, *own = np.split(grads_of_all, [heads, heads + keys], axis=2)
-    rows = BlockwiseBackward(
-        device, kept.q, plan.runs[place], plan.serves(device.rank), kept.attended, grad, q_grad, causal=plan.causal
-    )
-    grads: Any = own if size == 1 else device.empty(block.shape, block.dtype)
-    device.hold(GRADIENTS, _nbytes(grads))
-    for step in range(size):
-        at = (place + 1 + step) % size
-        coming = _passed_on(device, plan, block, at, by=-1) if step < size - 1 else None
-        rows.add(block[0], block[1], plan.runs[at], grads[0], grads[1], first=step == 0, last=step == size - 1)
-        if coming is not None:
-            device.hold(KEYS, -block.nbytes)
-            block = coming.wait()
-            del coming
-            device.hold(GRADIENTS, block.nbytes)
-            gathered = device.shift(grads, plan.sharding.split.rows, by=-1)
-            device.hold(GRADIENTS, -grads.nbytes)
-            grads = gathered
-            del gathered
-    device.hold(KEYS, -_nbytes(block))
-    device.hold(GRADIENTS, -_nbytes(grads))
-    device.hold(STATISTICS, -kept.attended.lse.nbytes)
-    device.hold(ACTIVATIONS, -kept.q.nbytes - kept.mixed.nbytes)
-    if size > 1:
-        own[0][...], own[1][...] = grads
-    return grads_of_all
-
-
-def _nbytes(pair: Any) -> int:
-    return int(pair[0].nbytes + pair[1].nbytes)
 
 
 def _passed_on(device: Device, plan: AttentionPlan, block: Array, at: int, *, by: int) -> Work:

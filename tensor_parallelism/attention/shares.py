@@ -14,8 +14,6 @@ splits its context as a zigzag (Grattafiori et al., *The Llama 3 Herd of Models*
 3.3.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple

@@ -9,9 +9,6 @@ If the query heads of several devices attend with one key-value head, it is sent
 sum of the gradients that they send back.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +38,24 @@ class UlyssesKept(NamedTuple):
     mixed: Array
     """The attention output of the rows of this device, with all heads."""
 
+    def backward(self, device: Device, plan: AttentionPlan, grad: Array) -> Array:
+        """The gradients of a device's queries, keys and values in one array, from the gradient of its rows' output.
+
+        **Communication**: four all_to_alls, of the gradients of the output, of queries, keys and values.
+        """
+        q, k, v, attended, mixed = self
+        mine, whole = plan.exchanged[device.position(plan.sharding.split.rows)], (range(plan.shapes.x[1]),)
+        grad = _to_heads(device, plan, grad, 0)
+        q_grad, k_grad, v_grad = (device.empty(x.shape, x.dtype) for x in (q, k, v))
+        rows = BlockwiseBackward(device, q, whole, mine.serves, attended, grad, q_grad, causal=plan.causal)
+        device.hold(GRADIENTS, k_grad.nbytes + v_grad.nbytes)
+        rows.add(k, v, whole, k_grad, v_grad, first=True, last=True)
+        q_rows, *of_keys = (_to_rows(device, plan, x) for x in (q_grad, k_grad, v_grad))
+        device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
+        device.hold(KEYS, -k.nbytes - v.nbytes)
+        device.hold(STATISTICS, -attended.lse.nbytes)
+        device.hold(ACTIVATIONS, -q.nbytes - attended.out.nbytes - mixed.nbytes)
+        return np.concatenate((q_rows, *(gather_heads(x, _keys(plan), plan.shapes.kv_heads) for x in of_keys)), axis=2)
 
 def ulysses_forward(device: Device, plan: AttentionPlan, projected: list[Array]) -> UlyssesKept:
     """The attention output of a device's rows.
@@ -49,13 +64,11 @@ def ulysses_forward(device: Device, plan: AttentionPlan, projected: list[Array])
 
     **Communication**: four all_to_alls, of queries, keys, values and of the output.
     """
-    mine = plan.exchanged[device.position(plan.sharding.split.rows)]
-    queries, keys = ([len(heads[i]) for heads in plan.exchanged] for i in (0, 1))
-    q = _to_heads(device, plan, projected.pop(0), queries)
-    k, v = (_to_heads(device, plan, spread_heads(projected.pop(0), _keys(plan)), keys) for _ in range(2))
+    mine, whole = plan.exchanged[device.position(plan.sharding.split.rows)], (range(plan.shapes.x[1]),)
+    q = _to_heads(device, plan, projected.pop(0), 0)
+    k, v = (_to_heads(device, plan, spread_heads(projected.pop(0), _keys(plan)), 1) for _ in range(2))
     device.hold(ACTIVATIONS, q.nbytes)
     device.hold(KEYS, k.nbytes + v.nbytes)
-    whole = (range(plan.shapes.x[1]),)
     rows = BlockwiseAttention(device, q, whole, mine.serves, causal=plan.causal)
     rows.add(k, v, whole)
     attended = rows.result()
@@ -65,50 +78,23 @@ def ulysses_forward(device: Device, plan: AttentionPlan, projected: list[Array])
     return UlyssesKept(q, k, v, attended, mixed)
 
 
-def ulysses_backward(
-    device: Device, plan: AttentionPlan, kept: UlyssesKept, grad: Array
-) -> Array:
-    """The gradients of a device's queries, keys and values in one array, from the gradient of its rows' output.
-
-    **Communication**: four all_to_alls, of the gradients of the output, of queries, keys and values.
-    """
-    q, k, v, attended, mixed = kept
-    mine = plan.exchanged[device.position(plan.sharding.split.rows)]
-    grad = _to_heads(device, plan, grad, [len(heads.queries) for heads in plan.exchanged])
-    whole = (range(plan.shapes.x[1]),)
-    q_grad, k_grad, v_grad = (device.empty(x.shape, x.dtype) for x in (q, k, v))
-    rows = BlockwiseBackward(device, q, whole, mine.serves, attended, grad, q_grad, causal=plan.causal)
-    device.hold(GRADIENTS, k_grad.nbytes + v_grad.nbytes)
-    rows.add(k, v, whole, k_grad, v_grad, first=True, last=True)
-    q_rows, k_rows, v_rows = (_to_rows(device, plan, x) for x in (q_grad, k_grad, v_grad))
-    device.hold(GRADIENTS, -k_grad.nbytes - v_grad.nbytes)
-    device.hold(KEYS, -k.nbytes - v.nbytes)
-    device.hold(STATISTICS, -attended.lse.nbytes)
-    device.hold(ACTIVATIONS, -q.nbytes - attended.out.nbytes - mixed.nbytes)
-    k_rows, v_rows = (gather_heads(x, _keys(plan), plan.shapes.kv_heads) for x in (k_rows, v_rows))
-    return np.concatenate((q_rows, k_rows, v_rows), axis=2)
-
-
 def _keys(plan: AttentionPlan) -> list[int]:
     """The key-value heads that are sent to each device, one device after the other."""
     return [head for heads in plan.exchanged for head in heads.keys]
 
 
-def _to_heads(device: Device, plan: AttentionPlan, x: Array, heads: Sequence[int]) -> Array:
-    """All rows of some heads, from some rows of all heads."""
-    rows: Array = device.all_to_all(
-        x, plan.sharding.split.rows, split_dim=2, concat_dim=1, split_sizes=_unless_even(heads))
-    return rows
+def _to_heads(device: Device, plan: AttentionPlan, x: Array, kind: int) -> Array:
+    """All rows of some heads, from some rows of all heads: query heads (``kind`` 0) or key-value heads (1)."""
+    return _exchanged(device, plan, x, 2, [len(heads[kind]) for heads in plan.exchanged])
 
 
 def _to_rows(device: Device, plan: AttentionPlan, x: Array) -> Array:
     """Some rows of all heads, from all rows of some heads."""
-    rows = [sum(map(len, runs)) for runs in plan.runs]
-    heads: Array = device.all_to_all(
-        x, plan.sharding.split.rows, split_dim=1, concat_dim=2, split_sizes=_unless_even(rows))
-    return heads
+    return _exchanged(device, plan, x, 1, [sum(map(len, runs)) for runs in plan.runs])
 
 
-def _unless_even(sizes: Sequence[int]) -> Sequence[int] | None:
-    """The sizes, or None if they are those of an even split: a call without sizes is checked only once."""
-    return None if tuple(sizes) == split_sizes(sum(sizes), (len(sizes),)) else sizes
+def _exchanged(device: Device, plan: AttentionPlan, x: Array, split_dim: int, sizes: list[int]) -> Array:
+    even = tuple(sizes) == split_sizes(sum(sizes), (len(sizes),))       # a call without sizes is checked only once
+    found: Array = device.all_to_all(x, plan.sharding.split.rows, split_dim=split_dim, concat_dim=3 - split_dim,
+                                     split_sizes=None if even else sizes)
+    return found

@@ -1,9 +1,8 @@
-"""The dispatch of tokens to experts and back: the destination of each row, and the two all_to_alls."""
-
-from __future__ import annotations
+"""The dispatch of tokens to experts and back: how tokens are counted, where each row goes, and the two all_to_alls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,39 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.resharding import ReshardingPlan
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.experts.layouts import Runs
-from tensor_parallelism.products import Axes
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.products import Axes, Shape, moved
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs by which tokens are counted: a *run* is a sequence of consecutive tokens of the whole on one device.
+
+    Each index of the dims before the last split dim has its own runs, one for each part of that dim.  The dims after it
+    lie inside a run.
+    """
+
+    tokens: tuple[Axes, ...]
+    shape: Shape
+    """The shape of the tokens: that of x without the model dim."""
+    mesh: Mesh
+
+    @property
+    def _last(self) -> int:
+        return max((dim for dim, axes in enumerate(self.tokens) if axes), default=0)
+
+    def layout(self) -> TensorSharding:
+        """The layout of the counts, [one or more dims of runs, choices, experts]."""
+        return TensorSharding(*self.tokens[: self._last + 1], None, None)
+
+    def counts_shape(self, k: int, experts: int) -> Shape:
+        """The shape of the counts of all runs."""
+        parts = prod(self.mesh.shape[axis] for axis in self.tokens[self._last])
+        return *self.shape[: self._last], parts, k, experts
+
+    def here(self, rank: int) -> int:
+        """The number of runs on a device."""
+        local = TensorSharding(*self.tokens).local_shape(self.shape, self.mesh, rank)
+        return prod(local[: self._last])
 
 
 @dataclass(frozen=True)
@@ -82,10 +111,9 @@ class Dispatch:
         rows = np.empty((int(self.arrived.sum()), *like.shape[1:]), like.dtype)
         if results:
             rows[self.by_expert] = np.concatenate(results)
-        if not self.axes:
-            return rows
-        returned: Array = device.all_to_all(rows, self.axes, split_sizes=self.arrived.sum(axis=1).tolist())
-        return returned
+        if self.axes:
+            rows = device.all_to_all(rows, self.axes, split_sizes=self.arrived.sum(axis=1).tolist())
+        return rows
 
 
 def plan_dispatch(
@@ -131,15 +159,11 @@ def rows_received(kept: npt.ArrayLike, experts: TensorSharding, mesh: Mesh) -> t
     ``kept`` (devices, experts) has the number of choices of each device that each expert accepts.  These numbers times
     the bytes of a row (of model) are the bytes received in the all_to_alls of the forward, and again of the backward.
     """
-    table = np.asarray(kept)
-    axes = experts.dims[0].axes
+    table, axes = np.asarray(kept), experts.dims[0].axes
     blocks = [experts.slices(table.shape[1:], mesh, rank)[0] for rank in range(mesh.size)]
-    to_experts, back = [], []
-    for rank in range(mesh.size):
-        others = [other for other in mesh.group(rank, axes) if other != rank]
-        to_experts.append(int(table[others][:, blocks[rank]].sum()))
-        back.append(sum(int(table[rank, blocks[other]].sum()) for other in others))
-    return tuple(to_experts), tuple(back)
+    others = [[other for other in mesh.group(rank, axes) if other != rank] for rank in range(mesh.size)]
+    return (tuple(int(table[others[rank]][:, blocks[rank]].sum()) for rank in range(mesh.size)),
+            tuple(sum(int(table[rank, blocks[other]].sum()) for other in others[rank]) for rank in range(mesh.size)))
 
 
 def kept_by_expert(dispatch: Dispatch, chosen: Array, experts: int) -> Array:

@@ -1,9 +1,8 @@
 """`MixtureOfExperts`: a router sends each token to some of many feed-forward blocks on the devices of a mesh."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -19,10 +18,50 @@ from parallelism.kernels import (
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.experts.dispatch import Dispatch, plan_dispatch
-from tensor_parallelism.experts.layouts import MixtureOfExpertsSharding, Runs, expert_plan
-from tensor_parallelism.products import Layer, LayerPlan, Shape, check_gradient
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.experts.dispatch import Dispatch, Runs, plan_dispatch
+from tensor_parallelism.products import Axes, Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
+
+
+@dataclass(frozen=True)
+class MixtureOfExpertsSharding(Sharding, ndims=(2, 2, 3, 2, 3, 2, 2), waits=("out",)):
+    """The layouts of x [..., model], router [model, experts], W1 [experts, model, hidden], b1 [experts, hidden],
+    W2 [experts, hidden, model], b2 [experts, model] and ``out`` [..., model].
+
+    The experts lie over the axes of the first dim of W1.  While the experts compute, the tokens lie over these axes and
+    over those that split x, and everything else is whole.  The layouts of `expert_parallel` are already so.
+
+    >>> MixtureOfExpertsSharding.expert_parallel("ep", batch="dp").w1
+    TensorSharding('ep', None, None)
+
+    ``TypeError`` if one is not a layout.  ``ValueError`` for a layout with too few dims, and for a partial one, except
+    that of ``out``.
+    """
+
+    x: TensorSharding
+    router: TensorSharding
+    w1: TensorSharding
+    b1: TensorSharding
+    w2: TensorSharding
+    b2: TensorSharding
+    out: TensorSharding
+
+    @classmethod
+    def expert_parallel(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+        """Experts and sequence over ``axes``, the batch over ``batch``, for x of [batch, sequence, model]."""
+        x = TensorSharding(batch, axes, None)
+        w, b = TensorSharding(axes, None, None), TensorSharding(axes, None)
+        return cls(x, TensorSharding(None, None), w, b, w, b, x)
+
+    @property
+    def experts(self) -> Axes:
+        """The axes over which the experts lie."""
+        return self.w1.over(3).dims[0].axes
+
+    def tokens(self, ndim: int) -> tuple[Axes, ...]:
+        """The axes of each dim of x except the last while the experts compute; ``ndim`` is the number of dims of x."""
+        *lead, _ = (dim.axes for dim in self.x.over(ndim).dims)
+        missing = tuple(axis for axis in self.experts if not any(axis in axes for axes in lead))
+        return *lead[:-1], (*lead[-1], *missing)
 
 
 class Saved(NamedTuple):
@@ -31,7 +70,7 @@ class Saved(NamedTuple):
     x: Array
     """(tokens, model): the tokens of this device."""
     router: Array
-    weights: tuple[Array, Array, Array, Array]
+    weights: list[Array]
     choice: Choice
     """The probabilities, the experts and the gates of the tokens of this device."""
     dispatch: Dispatch
@@ -45,11 +84,15 @@ class Saved(NamedTuple):
     """Of all tokens of all devices; not multiplied by anything."""
     probabilities_grad: Array
     """Its gradient with respect to the probabilities of a token."""
-    shapes: list[Shape]
-    dtype: np.dtype[Any]
+    plan: LayerPlan
+
+    def hold(self, device: Device, sign: int) -> None:
+        """Hold the memory of these values; with ``sign`` -1, give it back."""
+        arrays = (self.x, self.made, *self.arrived, *self.before)
+        device.hold("activations", sign * sum(array.nbytes for array in arrays))
 
 
-class MixtureOfExperts(Layer):
+class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
     """``cluster.run(MixtureOfExperts(sharding, top_k=2), x, router, w1, b1, w2, b2).result``.
 
     Of token t with experts e and gates g: ``sum(g * (act(x[t] W1[e] + b1[e]) W2[e] + b2[e]))`` over its ``top_k``
@@ -84,14 +127,14 @@ class MixtureOfExperts(Layer):
     not above 0, for no experts, and for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
+    KIND = MixtureOfExpertsSharding
     NAMES = ("x", "router", "w1", "b1", "w2", "b2")
-    sharding: MixtureOfExpertsSharding
 
     def __init__(
         self, sharding: MixtureOfExpertsSharding, *, top_k: int = 2, capacity_factor: float | None = 1.25,
         activation: str = "gelu",
     ) -> None:
-        super().__init__(sharding, MixtureOfExpertsSharding)
+        super().__init__(sharding)
         if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
             raise ValueError(f"top_k is a whole number of at least 1, got {top_k!r}")
         if capacity_factor is not None and not 0 < capacity_factor < float("inf"):
@@ -108,17 +151,16 @@ class MixtureOfExperts(Layer):
 
     def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
         """This device's shard of the output, from those of x, router, W1, b1, W2 and b2."""
-        arrays, shapes, plan = self._arrived(device, *shards)
-        named = dict(zip(self.NAMES, arrays, strict=True))
-        x, router, *weights = (moved(device, plan[name], named[name]) for name in self.NAMES)
-        local, count, model = x.shape, shapes[1][1], shapes[0][-1]
+        arrays, plan = self._arrived(device, *shards)
+        x, router, *weights = (moved(device, plan[name], array) for name, array in zip(self.NAMES, arrays, strict=True))
+        (*lead, model), (_, count), *_ = plan.shapes
+        local, tokens = x.shape, prod(lead)
         x = x.reshape(-1, model)
         choice = choose_experts(device.matmul(x, router), self.top_k)
-        runs = Runs(self.sharding.tokens(len(local)), shapes[0][:-1], device.mesh)
-        tokens = prod(shapes[0][:-1])
+        runs = Runs(self.sharding.tokens(len(local)), tuple(lead), device.mesh)
         room = expert_capacity(tokens, count, self.top_k, self.capacity_factor)
-        experts = TensorSharding(self.sharding.experts)
-        dispatch = plan_dispatch(device, choice.experts, runs, plan["counts"], experts, room)
+        dispatch = plan_dispatch(
+            device, choice.experts, runs, plan["counts"], TensorSharding(self.sharding.experts), room)
         sums = moved(device, plan["probabilities"], choice.probabilities.sum(axis=0))
         balance, probabilities_grad = balance_loss(dispatch.first_choices, sums, tokens)
 
@@ -127,10 +169,10 @@ class MixtureOfExperts(Layer):
         before = [device.matmul(rows, w1[e]) + b1[e] for e, rows in enumerate(arrived)]
         results = [device.matmul(act.forward(z), w2[e]) + b2[e] for e, z in enumerate(before)]
         made = dispatch.from_experts(device, results, x)
-        out = dispatch.summed(made * self._gates(choice, dispatch))
-        saved = Saved(x, router, (w1, b1, w2, b2), choice, dispatch, arrived, before, made, balance,
-                      probabilities_grad.astype(x.dtype), shapes, plan["x"].dtype)
-        device.hold("activations", _held(saved))
+        out = dispatch.summed(made * choice.gates[dispatch.tokens, dispatch.ranks, None])
+        saved = Saved(x, router, weights, choice, dispatch, arrived, before, made, balance,
+                      probabilities_grad.astype(x.dtype), plan)
+        saved.hold(device, 1)
         return moved(device, plan["out"], out.reshape(local)), saved
 
     def backward(self, device: Device, saved: Saved, grad: Any, balance_grad: float = 0.0) -> tuple[Array, ...]:
@@ -138,20 +180,18 @@ class MixtureOfExperts(Layer):
 
         ``balance_grad`` is the gradient of `Saved.balance_loss`: what it is multiplied by in the loss.
         """
-        x, router, (w1, b1, w2, b2), choice, dispatch, *_ = saved
-        plan = self.plan(saved.shapes, device.mesh, saved.dtype)
-        grad = check_gradient(device, grad, self.sharding.out, saved.shapes[0])
+        x, router, (w1, b1, w2, b2), choice, dispatch, *_, plan = saved
+        grad = check_shard(device, grad, self.sharding.out, plan.shapes[0])
         grad = moved(device, plan["grad"], grad)
         local = grad.shape
-        grad = grad.reshape(x.shape)
-        rows = grad[dispatch.tokens]
+        rows = grad.reshape(x.shape)[dispatch.tokens]
         gates_grad = np.zeros_like(choice.gates)
         gates_grad[dispatch.tokens, dispatch.ranks] = (rows * saved.made).sum(axis=-1)
+        sent = dispatch.to_experts(device, rows * choice.gates[dispatch.tokens, dispatch.ranks, None])
         act = ACTIVATIONS[self.activation]
-        w1_grad, b1_grad, w2_grad, b2_grad = (np.zeros_like(w) for w in (w1, b1, w2, b2))
+        w1_grad, b1_grad, w2_grad, b2_grad = map(np.zeros_like, (w1, b1, w2, b2))
         back = []
-        for e, made_grad in enumerate(dispatch.to_experts(device, rows * self._gates(choice, dispatch))):
-            z = saved.before[e]
+        for e, (z, made_grad) in enumerate(zip(saved.before, sent, strict=True)):
             w2_grad[e] = device.matmul(act.forward(z).T, made_grad)
             b2_grad[e] = made_grad.sum(axis=0)
             z_grad = act.backward(z, device.matmul(made_grad, w2[e].T))
@@ -161,15 +201,11 @@ class MixtureOfExperts(Layer):
         logits_grad = choose_experts_backward(choice, gates_grad, balance_grad * saved.probabilities_grad)
         x_grad = device.matmul(logits_grad, router.T) + dispatch.summed(dispatch.from_experts(device, back, x))
         router_grad = device.matmul(x.T, logits_grad)
-        device.hold("activations", -_held(saved))
+        saved.hold(device, -1)
         found = {"w1": w1_grad, "b1": b1_grad, "w2": w2_grad, "b2": b2_grad, "router": router_grad,
                  "x": x_grad.reshape(local)}
         grads = {name: moved(device, plan[f"{name}_grad"], made) for name, made in found.items()}
         return tuple(grads[name] for name in self.NAMES)
-
-    def _gates(self, choice: Choice, dispatch: Dispatch) -> Array:
-        gates: Array = choice.gates[dispatch.tokens, dispatch.ranks, None]
-        return gates
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, router, w1 = shapes["x"], shapes["router"], shapes["w1"]
@@ -192,10 +228,30 @@ class MixtureOfExperts(Layer):
             raise ValueError(f"a token goes to top_k={self.top_k} experts, the router of shape {router} has {experts}")
         return {**shapes, "out": x}
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
-        return expert_plan(self.sharding, shapes, mesh, dtype, self.top_k)
-
-
-def _held(saved: Saved) -> int:
-    arrays = (saved.x, saved.made, *saved.arrived, *saved.before)
-    return sum(array.nbytes for array in arrays)
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+        """All but those of tokens to experts and back."""
+        x, router, layouts = shapes["x"], shapes["router"], self.sharding
+        experts, lead = layouts.experts, layouts.tokens(len(x))
+        tokens = TensorSharding(*lead, None)
+        others = tuple(axis for axis in tokens.axes if axis not in experts)
+        runs = Runs(lead, x[:-1], mesh)
+        counts = runs.counts_shape(self.top_k, router[1])
+        whole = TensorSharding.replicated
+        weights = {name: TensorSharding(experts, *[None] * (len(shapes[name]) - 1)) for name in self.NAMES[2:]}
+        forward = {
+            "x": (layouts.x, tokens, x), "router": (layouts.router, whole(2), router),
+            "counts": (runs.layout(), whole(len(counts)), counts, np.int64),
+            "probabilities": (TensorSharding(None, partial=tokens.axes), whole(1), router[1:]),
+            **{name: (getattr(layouts, name), own, shapes[name]) for name, own in weights.items()},
+            "out": (tokens, layouts.out, x),
+        }
+        backward = {
+            "grad": (layouts.out, tokens, x),
+            **{f"{name}_grad": (TensorSharding(*own.dims, partial=others), getattr(layouts, name), shapes[name])
+               for name, own in weights.items()},
+            "router_grad": (TensorSharding(None, None, partial=tokens.axes), layouts.router, router),
+            "x_grad": (tokens, layouts.x, x),
+        }
+        title = (f"a mixture of {shapes['w1'][0]} experts, {self.top_k} for each token, x {x}; besides tokens to "
+                 f"experts and back")
+        return title, forward, backward

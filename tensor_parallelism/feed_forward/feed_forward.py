@@ -1,8 +1,9 @@
-"""`FeedForward`: the block y = act(x W1 + b1) W2 + b2 of a Transformer, on sharded tensors."""
+"""`FeedForward`: the block y = act(x W1 + b1) W2 + b2 of a Transformer, on sharded tensors, and its plan."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, product
+from typing import Any
 
 import numpy as np
 
@@ -10,29 +11,86 @@ from parallelism.arrays import Array
 from parallelism.kernels import ACTIVATIONS, sum_of_rows
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from tensor_parallelism.feed_forward.plan import FeedForwardPlan, feed_forward_plan
+from parallelism.resharding import ReshardingPlan, plan_resharding
+from parallelism.sharding import TensorSharding
 from tensor_parallelism.feed_forward.policies import FeedForwardSharding, FeedForwardShardingPolicy
-from tensor_parallelism.products import PlannedOperation, Shape, check_gradient, check_shape, run_product
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.products import (
+    Axes,
+    Contraction,
+    Move,
+    Plan,
+    PlannedOperation,
+    ProductPlan,
+    Shape,
+    Task,
+    all_different,
+    cheapest_product,
+    check_shard,
+    moved,
+    moves_of,
+    product_plan,
+    run_product,
+)
 
 NAMES = ("x", "w1", "b1", "w2", "b2")
+OF_X, OF_H, OF_Y = "gradient of x", "gradient of h", "gradient of y"
+FORWARD = {"hidden": ("x", "w1", "h"), "b1": ("b1",), "out": ("h", "w2", "y"), "b2": ("b2",)}
+"""The parts of the forward in order; for each, the names of the values that move."""
+BACKWARD = {
+    "grad": (OF_Y,), "w2_grad": ("h", OF_Y, "gradient of w2"), "b2_grad": ("gradient of b2",),
+    "hidden_grad": (OF_Y, "w2", OF_H), "x_grad": (OF_H, "w1", OF_X), "w1_grad": ("x", OF_H, "gradient of w1"),
+    "b1_grad": ("gradient of b1",),
+}
+TITLES = {
+    "hidden": "forward: x W1", "out": "forward: h W2", "hidden_grad": f"backward: {OF_H}",
+    "w2_grad": "backward: gradient of W2", "x_grad": f"backward: {OF_X}", "w1_grad": "backward: gradient of W1",
+}
 
 
-class Saved(NamedTuple):
-    """The values of the forward that the backward needs: shards, and the whole shapes of x, W1 and W2."""
+@dataclass(frozen=True)
+class FeedForwardPlan(Plan):
+    """The products and moves of a feed-forward block; ``print`` it.
 
-    x: Array
-    w1: Array
-    w2: Array
-    before: Array
-    """The hidden activations before the activation function."""
-    hidden: Array
-    """The hidden activations after the activation function."""
-    shapes: tuple[Shape, Shape, Shape]
-    dtype: np.dtype[Any]
+    `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
+    backward.
+    """
+
+    why: str
+    """The policy, or why these ways were chosen."""
+    mesh: Mesh
+    products: dict[str, ProductPlan]
+    """``hidden``: x W1, in the layout of the hidden activations; ``out``: their product with W2; four for gradients."""
+    resharded: dict[str, ReshardingPlan]
+    """The reshardings of biases and gradients.  ``grad``: the gradient of y, to its layout in the backward's products.
+    """
+
+    @cached_property
+    def forward_moves(self) -> tuple[Move, ...]:
+        return self._moves(FORWARD)
+
+    @cached_property
+    def backward_moves(self) -> tuple[Move, ...]:
+        return self._moves(BACKWARD)
+
+    def _moves(self, parts: dict[str, tuple[str, ...]]) -> tuple[Move, ...]:
+        return tuple(
+            move for part, names in parts.items()
+            for move in moves_of(zip(names, self.products[part].moves if part in self.products else
+                                     [self.resharded[part]], strict=True))
+        )
+
+    def __str__(self) -> str:
+        products = (f"{title}\n{self.products[name]}" for name, title in TITLES.items())
+        return "\n".join([f"y = act(x W1 + b1) W2 + b2 on {self.mesh!r}: {self.why}", *products,
+                          f"{self.totals()}, biases included"])
 
 
-class FeedForward(PlannedOperation[FeedForwardPlan]):
+Saved = tuple[Array, Array, Array, Array, Array, FeedForwardPlan]
+"""What the backward needs: the shards of x, W1 and W2, the hidden activations before and after the activation
+function, and the plan."""
+
+
+class FeedForward(PlannedOperation[FeedForwardSharding, FeedForwardPlan]):
     """``cluster.run(FeedForward(sharding), x, w1, b1, w2, b2).result`` is ``act(x @ w1 + b1) @ w2 + b2``.
 
     x is (batch, sequence, model), or has fewer or more leading dims; W1 is (model, hidden), W2 (hidden, model).
@@ -52,14 +110,14 @@ class FeedForward(PlannedOperation[FeedForwardPlan]):
     is sent for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
+    KIND = FeedForwardSharding
     NAMES = NAMES
-    sharding: FeedForwardSharding
 
     def __init__(
         self, sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy | None = None, *,
         activation: str = "gelu",
     ) -> None:
-        super().__init__(sharding, FeedForwardSharding)
+        super().__init__(sharding)
         allowed = sharding.policy, FeedForwardShardingPolicy.GENERAL
         self.policy = self._allowed(policy, FeedForwardShardingPolicy, allowed)
         if activation not in ACTIVATIONS:
@@ -69,69 +127,108 @@ class FeedForward(PlannedOperation[FeedForwardPlan]):
     def __repr__(self) -> str:
         return f"FeedForward({self.sharding!r}, {self.policy}, activation={self.activation!r})"
 
-    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of x, W1, b1, W2 and b2, by rank."""
-        arrays = self._named(*args)
-        x, w1, b1, w2, b2 = (array.shape for array in arrays)
-        self.plan((x, w1, w2), mesh, np.result_type(*arrays))
-        check_biases(w1, b1, w2, b2)
-        return self._shards(mesh, arrays)
-
-    def forward(
-        self, device: Device, *shards: Any, shapes: tuple[Shape, Shape, Shape] | None = None
-    ) -> tuple[Array, Saved]:
+    def forward(self, device: Device, *shards: Any, shapes: list[Shape] | None = None) -> tuple[Array, Saved]:
         """This device's shard of y, from those of x, W1, b1, W2 and b2.
 
-        ``shapes`` are those of the whole x, W1 and W2, agreed on if not given.
+        ``shapes`` are those of the whole inputs, agreed on if not given.
         """
-        x, w1, b1, w2, b2 = map(np.asarray, shards)
-        sharding = self.sharding
-        if shapes is None:
-            whole = device.global_shapes([x, w1, w2], [sharding.x, sharding.w1, sharding.w2])
-            shapes = whole[0], whole[1], whole[2]
-        dtype = np.result_type(x, w1, b1, w2, b2)
-        plan = self.plan(shapes, device.mesh, dtype)
-        before = run_product(device, plan.hidden, x, w1)
-        before += moved(device, plan.b1, b1)
+        (x, w1, b1, w2, b2), plan = self._arrived(device, *shards, shapes=shapes)
+        before = run_product(device, plan.products["hidden"], x, w1)
+        before += moved(device, plan.resharded["b1"], b1)
         hidden = ACTIVATIONS[self.activation].forward(before)
         device.hold("activations", x.nbytes + before.nbytes + hidden.nbytes)
-        out = run_product(device, plan.out, hidden, w2)
-        out += moved(device, plan.b2, b2)
-        return out, Saved(x, w1, w2, before, hidden, shapes, dtype)
+        out = run_product(device, plan.products["out"], hidden, w2)
+        out += moved(device, plan.resharded["b2"], b2)
+        return out, (x, w1, w2, before, hidden, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array, Array, Array, Array]:
         """The gradients of x, W1, b1, W2 and b2 in their layouts, from that of y in its layout."""
-        x, w1, w2, before, hidden, shapes, dtype = saved
-        plan = self.plan(shapes, device.mesh, dtype)
-        activation = ACTIVATIONS[self.activation]
-        grad = check_gradient(device, grad, self.sharding.out, (*shapes[0][:-1], shapes[2][1]))
-        grad = moved(device, plan.grad, grad)
-        w2_grad = run_product(device, plan.w2_grad, hidden, grad)
-        b2_grad = moved(device, plan.b2_grad, sum_of_rows(grad))
-        before_grad = activation.backward(before, run_product(device, plan.hidden_grad, grad, w2))
-        x_grad = run_product(device, plan.x_grad, before_grad, w1)
-        w1_grad = run_product(device, plan.w1_grad, x, before_grad)
-        b1_grad = moved(device, plan.b1_grad, sum_of_rows(before_grad))
+        x, w1, w2, before, hidden, plan = saved
+        products, resharded = plan.products, plan.resharded
+        grad = check_shard(device, grad, self.sharding.out, products["out"].task.out_shape)
+        grad = moved(device, resharded["grad"], grad)
+        w2_grad = run_product(device, products["w2_grad"], hidden, grad)
+        b2_grad = moved(device, resharded["b2_grad"], sum_of_rows(grad))
+        hidden_grad = run_product(device, products["hidden_grad"], grad, w2)
+        before_grad = ACTIVATIONS[self.activation].backward(before, hidden_grad)
+        x_grad = run_product(device, products["x_grad"], before_grad, w1)
+        w1_grad = run_product(device, products["w1_grad"], x, before_grad)
+        b1_grad = moved(device, resharded["b1_grad"], sum_of_rows(before_grad))
         device.hold("activations", -x.nbytes - before.nbytes - hidden.nbytes)
         return x_grad, w1_grad, b1_grad, w2_grad, b2_grad
 
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> FeedForwardPlan:
-        """For the shapes of x, W1 and W2."""
-        x, w1, w2 = shapes
+        """For the shapes of x, W1 and W2, or of all inputs."""
+        x, w1, *b1, w2 = shapes if len(shapes) == 3 else shapes[:4]
         if len(x) < 2 or len(w1) != 2 or len(w2) != 2:
             raise ValueError(f"x is of at least 2 dims and weights of 2, got shapes x {x}, w1 {w1} and w2 {w2}")
         if x[-1] != w1[0]:
             raise ValueError(f"the last extent of x is the first of w1, got x of shape {x} and w1 of {w1}")
         if w1[1] != w2[0]:
             raise ValueError(f"the last extent of w1 is the first of w2, got w1 of shape {w1} and w2 of {w2}")
-        named = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
-        for name, shape in named.items():
-            check_shape(name, shape, name, getattr(self.sharding, name), mesh)
-        return feed_forward_plan(self.sharding, self.policy, x, w1, w2, dtype, mesh)
+        for name, bias, weights in zip(("b1", "b2"), (*b1, *shapes[4:]), (w1, w2), strict=False):
+            if bias != weights[1:]:
+                raise ValueError(f"{name} is of shape {weights[1:]} beside weights of shape {weights}, got {bias}")
+        whole = {"x": x, "w1": w1, "b1": w1[1:], "w2": w2, "b2": w2[1:], "out": (*x[:-1], w2[1])}
+        self._check_shapes(whole, mesh)
+        return _plan(self.sharding, self.policy, whole, dtype, mesh)
 
 
-def check_biases(w1: Shape, b1: Shape, w2: Shape, b2: Shape) -> None:
-    """``ValueError`` for the shape of a bias that does not go with its weights'."""
-    for name, bias, weights in (("b1", b1, w1), ("b2", b2, w2)):
-        if bias != weights[1:]:
-            raise ValueError(f"{name} is of shape {weights[1:]} beside weights of shape {weights}, got {bias}")
+def _plan(
+    sharding: FeedForwardSharding, policy: FeedForwardShardingPolicy, shapes: dict[str, Shape],
+    dtype: np.dtype[Any], mesh: Mesh,
+) -> FeedForwardPlan:
+    """The plan of ``policy`` for tensors of these shapes, which fit each other."""
+    lead = "abcdeghijkl"[: len(shapes["x"]) - 1]
+    first, second = Contraction(f"{lead}m", "mf", f"{lead}f"), Contraction(f"{lead}f", "fn", f"{lead}n")
+    given = {name: getattr(sharding, name).over(len(shape)) for name, shape in shapes.items()}
+    chosen, why, grad, hiddens = None, "the cheapest ways", given["out"], _hidden_layouts(given)
+    if policy is not FeedForwardShardingPolicy.GENERAL:
+        split = sharding.split()
+        chosen, why = {lead[1:][-1:]: split["sequence"], lead[:1]: split["batch"], "f": split["hidden"]}, policy.value
+        rows = [chosen.get(letter) for letter in lead]
+        grad, hiddens = TensorSharding(*rows, None), [TensorSharding(*rows, chosen["f"])]
+
+    def tasks(hidden: TensorSharding, out: TensorSharding) -> tuple[Task, Task]:
+        into = Task(first, given["x"], given["w1"], hidden, shapes["x"], shapes["w1"], dtype, mesh)
+        return into, Task(second, hidden, given["w2"], out, into.out_shape, shapes["w2"], dtype, mesh)
+
+    def planned(task: Task) -> ProductPlan:
+        return cheapest_product(task) if chosen is None else product_plan(task, chosen)
+
+    def summed(layout: TensorSharding) -> TensorSharding:
+        """The layout of a pending sum over all dims except the last."""
+        *over, last = layout.dims
+        return TensorSharding(last, partial=(*TensorSharding(*over).axes, *layout.partial))
+
+    ways = [tuple(map(planned, tasks(hidden, given["out"]))) for hidden in hiddens]
+    into, out = min(ways, key=lambda way: tuple(map(sum, zip(*(plan.cost for plan in way), strict=True))))
+    hidden = into.task.out
+    of_first, of_second = tasks(hidden, grad)
+    changes = {
+        "b1": (given["b1"], TensorSharding(hidden.dims[-1]), "b1"),
+        "b2": (given["b2"], TensorSharding(given["out"].dims[-1], partial=given["out"].partial), "b2"),
+        "grad": (given["out"], grad, "out"), "b2_grad": (summed(grad), given["b2"], "b2"),
+        "b1_grad": (summed(hidden), given["b1"], "b1"),
+    }
+    return FeedForwardPlan(
+        why, mesh,
+        {"hidden": into, "out": out, "hidden_grad": planned(of_second.lhs_gradient),
+         "w2_grad": planned(of_second.rhs_gradient), "x_grad": planned(of_first.lhs_gradient),
+         "w1_grad": planned(of_first.rhs_gradient)},
+        {name: plan_resharding(source, target, shapes[tensor], dtype, mesh)
+         for name, (source, target, tensor) in changes.items()},
+    )
+
+
+def _hidden_layouts(given: dict[str, TensorSharding]) -> list[TensorSharding]:
+    """The layouts to try for the hidden activations.
+
+    Each leading dim lies as in x, as in y, or is whole; the hidden dim lies as in a weight or is whole.
+    """
+    options: list[list[Axes]] = [
+        [a.axes, b.axes, ()] for a, b in zip(given["x"].dims[:-1], given["out"].dims[:-1], strict=True)
+    ]
+    hidden = [given["w1"].dims[1].axes, given["w2"].dims[0].axes, given["b1"].dims[0].axes, ()]
+    ways = product(*map(dict.fromkeys, [*options, hidden]))
+    return [TensorSharding(*dims) for dims in ways if all_different(chain(*dims))]

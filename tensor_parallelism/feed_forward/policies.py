@@ -1,12 +1,11 @@
 """Named policies of sharding a feed-forward block y = act(x W1 + b1) W2 + b2."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Axes, check_layouts
+from tensor_parallelism.products import Axes, Sharding
 
 
 class FeedForwardShardingPolicy(Enum):
@@ -60,7 +59,7 @@ class FeedForwardShardingPolicy(Enum):
 
 
 @dataclass(frozen=True)
-class FeedForwardSharding:
+class FeedForwardSharding(Sharding, ndims=(2, 2, 1, 2, 1, 2)):
     """The layouts of y = act(x W1 + b1) W2 + b2: of ``x``, ``w1``, ``b1``, ``w2``, ``b2`` and ``out`` (y).
 
     x and y are [batch, sequence, model], or have fewer or more leading dims; the weights are [model, hidden] and
@@ -78,69 +77,67 @@ class FeedForwardSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        dims = {field.name: n for field, n in zip(fields(self), (2, 2, 1, 2, 1, 2), strict=True)}
-        check_layouts(self, dims)
+        super().__post_init__()
         if self.out.op != "sum":
             raise ValueError(f"out of a FeedForwardSharding may wait for a sum, got {self.out!r}")
 
     @classmethod
-    def unsharded(cls) -> FeedForwardSharding:
+    def unsharded(cls) -> Self:
         """The layouts of `FeedForwardShardingPolicy.UNSHARDED`, for [batch, sequence, model]."""
         return cls.megatron(())
 
     @classmethod
-    def megatron(cls, axes: str | Axes, batch: str | Axes = ()) -> FeedForwardSharding:
+    def megatron(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
         """The layouts of `FeedForwardShardingPolicy.MEGATRON`: the hidden dim over ``axes``."""
-        x = TensorSharding(batch, None, None)
+        return cls._of(TensorSharding(batch, None, None), axes)
+
+    @classmethod
+    def sequence(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
+        """The layouts of `FeedForwardShardingPolicy.SEQUENCE`: hidden dim and sequence over ``axes``."""
+        return cls._of(TensorSharding(batch, axes, None), axes)
+
+    @classmethod
+    def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> Self:
+        """The layouts of `FeedForwardShardingPolicy.ROWS`: sequence over ``rows``, hidden dim over ``axes``."""
+        return cls._of(TensorSharding(batch, rows, None), axes)
+
+    @classmethod
+    def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> Self:
+        """The layouts of `FeedForwardShardingPolicy.GSPMD_2D`: batch over ``x``, hidden dim over ``y``."""
+        layout, bias = TensorSharding(x, None, y), TensorSharding(y)
+        return cls(layout, TensorSharding(x, y), bias, TensorSharding(y, x), bias, layout)
+
+    @classmethod
+    def _of(cls, x: TensorSharding, axes: str | Axes) -> Self:
+        """With the hidden dim over ``axes``."""
         return cls(x, TensorSharding(None, axes), TensorSharding(axes), TensorSharding(axes, None),
                    TensorSharding(None), x)
-
-    @classmethod
-    def sequence(cls, axes: str | Axes, batch: str | Axes = ()) -> FeedForwardSharding:
-        """The layouts of `FeedForwardShardingPolicy.SEQUENCE`: hidden dim and sequence over ``axes``."""
-        x, like = TensorSharding(batch, axes, None), cls.megatron(axes)
-        return cls(x, like.w1, like.b1, like.w2, like.b2, x)
-
-    @classmethod
-    def rows(cls, rows: str | Axes, axes: str | Axes = (), batch: str | Axes = ()) -> FeedForwardSharding:
-        """The layouts of `FeedForwardShardingPolicy.ROWS`: sequence over ``rows``, hidden dim over ``axes``."""
-        x, like = TensorSharding(batch, rows, None), cls.megatron(axes)
-        return cls(x, like.w1, like.b1, like.w2, like.b2, x)
-
-    @classmethod
-    def gspmd_2d(cls, x: str | Axes, y: str | Axes) -> FeedForwardSharding:
-        """The layouts of `FeedForwardShardingPolicy.GSPMD_2D`: batch over ``x``, hidden dim over ``y``."""
-        layout = TensorSharding(x, None, y)
-        bias = TensorSharding(y)
-        return cls(layout, TensorSharding(x, y), bias, TensorSharding(y, x), bias, layout)
 
     @property
     def policy(self) -> FeedForwardShardingPolicy:
         """The named policy of these layouts; GENERAL if they have none."""
-        ndim = max(3, len(self.x.dims))
+        policies, ndim = FeedForwardShardingPolicy, max(3, len(self.x.dims))
         batch, *between, sequence, model = (dim.axes for dim in _wide(self.x, ndim).dims)
         hidden = self.b1.over(1).dims[0].axes
-        shared = {*batch} & {*hidden} or ({*sequence} & {*hidden} and sequence != hidden)
-        if any(between) or shared or not (hidden or batch or sequence):
-            policy, made = FeedForwardShardingPolicy.UNSHARDED, FeedForwardSharding.unsharded()
-        elif model:
-            policy, made = FeedForwardShardingPolicy.GSPMD_2D, FeedForwardSharding.gspmd_2d(batch, hidden)
-        elif sequence and sequence == hidden:
-            policy, made = FeedForwardShardingPolicy.SEQUENCE, FeedForwardSharding.sequence(hidden, batch)
-        elif sequence or not hidden:
-            policy, made = FeedForwardShardingPolicy.ROWS, FeedForwardSharding.rows(sequence, hidden, batch)
-        else:
-            policy, made = FeedForwardShardingPolicy.MEGATRON, FeedForwardSharding.megatron(hidden, batch)
-        own = self._as_of(ndim)
-        return policy if own is not None and own == made._as_of(ndim) else FeedForwardShardingPolicy.GENERAL
-
-    def _as_of(self, ndim: int) -> tuple[TensorSharding, ...] | None:
-        """All layouts written out, x and y with so many dims."""
+        if any(between) or {*batch} & {*hidden} or ({*sequence} & {*hidden} and sequence != hidden):
+            return policies.GENERAL
+        candidates = (
+            (policies.UNSHARDED, not (hidden or batch or sequence), self.unsharded()),
+            (policies.GSPMD_2D, model, self.gspmd_2d(batch, hidden)),
+            (policies.SEQUENCE, sequence and sequence == hidden, self.sequence(hidden, batch)),
+            (policies.ROWS, sequence or not hidden, self.rows(sequence, hidden, batch)),
+            (policies.MEGATRON, True, self.megatron(hidden, batch)),
+        )
+        policy, made = next((policy, made) for policy, possible, made in candidates if possible)
         try:
-            wide = [_wide(layout, ndim) for layout in (self.x, self.out)]
-            return *wide, self.w1.over(2), self.b1.over(1), self.w2.over(2), self.b2.over(1)
+            return policy if self._written_out(ndim) == made._written_out(ndim) else policies.GENERAL
         except ValueError:
-            return None
+            return policies.GENERAL
+
+    def _written_out(self, ndim: int) -> tuple[TensorSharding, ...]:
+        """All layouts, x and y with so many dims.  ``ValueError`` if a weight or a bias has other dims."""
+        return (_wide(self.x, ndim), _wide(self.out, ndim), self.w1.over(2), self.b1.over(1), self.w2.over(2),
+                self.b2.over(1))
 
     def split(self) -> dict[str, Axes]:
         """Over what ``batch``, ``sequence`` and ``hidden`` dim lie during the local products, of a named policy."""

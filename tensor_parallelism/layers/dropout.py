@@ -1,9 +1,7 @@
 """`Dropout`: the same elements are kept on every mesh and in every layout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +15,8 @@ from parallelism.sharding import TensorSharding
 LARGEST = 2**64
 
 
-class Saved(NamedTuple):
-    """A mask of the elements of this device's shard that are kept; None if all are."""
-
-    mask: npt.NDArray[np.bool_] | None
+Saved = npt.NDArray[np.bool_] | None
+"""A mask of the elements of this device's shard that are kept; None if all are."""
 
 
 class Dropout(ShardedOperation):
@@ -58,7 +54,6 @@ class Dropout(ShardedOperation):
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shard of x and the step, by rank."""
         x, step = _arguments(*args)
-        _check_dtype(x)
         try:
             return [(shard, step) for shard in self.sharding.shard(x, mesh)]
         except ValueError as error:
@@ -74,9 +69,8 @@ class Dropout(ShardedOperation):
         where the rows are in another order than the layout's.
         """
         x, step = _arguments(*shards)
-        _check_dtype(x)
         if not self.rate:
-            return x.copy(), Saved(None)
+            return x.copy(), None
         if shape is None:
             shape = device.global_shape(x, self.sharding)
         with device.compute("dropout", flops=x.size, nbytes=2 * x.nbytes, dtype=x.dtype):
@@ -86,19 +80,19 @@ class Dropout(ShardedOperation):
             mask = dropout_mask(self.rate, self.seed, step, shape, block)
             y = dropout(x, mask, self.rate)
         device.hold("activations", mask.nbytes)
-        return y, Saved(mask)
+        return y, mask
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array]:
         """The gradient of x, from that of the output, both in the layout."""
         grad = np.asarray(grad)
-        if saved.mask is None:
+        if saved is None:
             return (grad.copy(),)
-        if grad.shape != saved.mask.shape:
-            raise ValueError(f"the gradient of y is of the shape of its shard, {saved.mask.shape} on rank "
+        if grad.shape != saved.shape:
+            raise ValueError(f"the gradient of y is of the shape of its shard, {saved.shape} on rank "
                              f"{device.rank}, got {grad.shape}")
         with device.compute("dropout backward", flops=grad.size, nbytes=2 * grad.nbytes, dtype=grad.dtype):
-            found = dropout(grad, saved.mask, self.rate)
-        device.hold("activations", -saved.mask.nbytes)
+            found = dropout(grad, saved, self.rate)
+        device.hold("activations", -saved.nbytes)
         return (found,)
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
@@ -109,12 +103,10 @@ class Dropout(ShardedOperation):
 def _arguments(x: Any = None, step: Any = 0, *more: Any) -> tuple[Array, int]:
     if x is None or more:
         raise TypeError(f"Dropout takes x and, if it likes, a step, got {2 + len(more) if more else 'nothing'}")
-    return np.asarray(x), counted("step", step)
-
-
-def _check_dtype(x: Array) -> None:
-    if x.dtype.kind != "f":
-        raise TypeError(f"Dropout takes floating point numbers, got {x.dtype}")
+    array = np.asarray(x)
+    if array.dtype.kind != "f":
+        raise TypeError(f"Dropout takes floating point numbers, got {array.dtype}")
+    return array, counted("step", step)
 
 
 def counted(name: str, number: Any) -> int:

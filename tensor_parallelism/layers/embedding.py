@@ -1,9 +1,7 @@
 """`Embedding`: y[b, s, m] = table[tokens[b, s], m], the table split by vocabulary, by model dim, or not at all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import numpy as np
 
@@ -11,14 +9,22 @@ from parallelism.arrays import Array
 from parallelism.kernels import lookup, lookup_backward
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Axes, Layer, LayerPlan, Shape, check_gradient, check_layouts, check_tokens
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.products import (
+    Axes,
+    Changes,
+    Layer,
+    LayerPlan,
+    Shape,
+    Sharding,
+    check_shard,
+    check_tokens,
+    moved,
+)
 
 
 @dataclass(frozen=True)
-class EmbeddingSharding:
+class EmbeddingSharding(Sharding, ndims=(1, 2, 2), waits=("out",)):
     """The layouts of ``tokens`` [batch, sequence] (any number of dims), ``table`` [vocabulary, model] and ``out``.
 
     >>> EmbeddingSharding.vocabulary("tp", batch="dp").table
@@ -31,24 +37,17 @@ class EmbeddingSharding:
     table: TensorSharding
     out: TensorSharding
 
-    def __post_init__(self) -> None:
-        check_layouts(self, {"tokens": 1, "table": 2, "out": 2}, waits=("out",))
-
     @classmethod
-    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> EmbeddingSharding:
+    def vocabulary(cls, axes: str | Axes, batch: str | Axes = (), sequence: str | Axes = ()) -> Self:
         """The vocabulary over ``axes``; ``sequence`` (``axes``, say) splits that dim of the output."""
         return cls(TensorSharding(batch, None), TensorSharding(axes, None), TensorSharding(batch, sequence, None))
 
 
-class Saved(NamedTuple):
-    """What the backward needs: the tokens that this device looked up, and the shapes of tokens and table."""
-
-    tokens: Array
-    shapes: list[Shape]
-    dtype: np.dtype[Any]
+Saved = tuple[Array, LayerPlan]
+"""What the backward needs: the tokens that this device looked up, and the plan."""
 
 
-class Embedding(Layer):
+class Embedding(Layer[EmbeddingSharding]):
     """``cluster.run(Embedding(sharding), tokens, table).result`` is ``table[tokens]``.
 
     The table stays in place.  Every device looks up the tokens whose rows it has, and uses zeros for the others.  The
@@ -66,37 +65,31 @@ class Embedding(Layer):
     token outside the vocabulary, and for arrays whose shapes do not fit each other, their layouts or the mesh.
     """
 
+    KIND = EmbeddingSharding
     NAMES = ("tokens", "table")
-    sharding: EmbeddingSharding
-
-    def __init__(self, sharding: EmbeddingSharding) -> None:
-        super().__init__(sharding, EmbeddingSharding)
 
     def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
         """This device's shard of y, from those of tokens and table."""
-        (tokens, table), shapes, plan = self._arrived(device, *shards)
-        check_tokens("tokens", tokens, shapes[1][0])
+        (tokens, table), plan = self._arrived(device, *shards)
+        check_tokens("tokens", tokens, plan.shapes[1][0])
         tokens = moved(device, plan["tokens"], tokens.astype(np.int64, copy=False))
-        dtype = plan["out"].dtype
-        with device.compute("embedding", nbytes=2 * tokens.size * table.shape[1] * dtype.itemsize, dtype=dtype):
-            found = lookup(table.astype(dtype, copy=False), tokens, self._first(device, shapes))
-        return moved(device, plan["out"], found), Saved(tokens, shapes, dtype)
+        nbytes = 2 * tokens.size * table.shape[1] * plan.dtype.itemsize
+        with device.compute("embedding", nbytes=nbytes, dtype=plan.dtype):
+            found = lookup(table.astype(plan.dtype, copy=False), tokens, self._rows(device, plan).start)
+        return moved(device, plan["out"], found), (tokens, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[None, Array]:
         """The gradient of the table in its layout, from that of y in its layout; that of the tokens is None."""
-        tokens, shapes, dtype = saved
-        plan = self.plan(shapes, device.mesh, dtype)
-        grad = check_gradient(device, grad, self.sharding.out, plan["out"].shape)
-        grad = moved(device, plan["grad"], grad)
-        rows, _ = self.sharding.table.local_shape(shapes[1], device.mesh, device.rank)
+        tokens, plan = saved
+        grad = moved(device, plan["grad"], check_shard(device, grad, self.sharding.out, plan["out"].shape))
+        rows = self._rows(device, plan)
         with device.compute("embedding backward", flops=grad.size, nbytes=2 * grad.nbytes, dtype=grad.dtype):
-            found = lookup_backward(grad, tokens, rows, self._first(device, shapes))
+            found = lookup_backward(grad, tokens, rows.stop - rows.start, rows.start)
         return None, moved(device, plan["table_grad"], found)
 
-    def _first(self, device: Device, shapes: list[Shape]) -> int:
-        """The first row of the table that this device holds."""
-        found: int = self.sharding.table.slices(shapes[1], device.mesh, device.rank)[0].start
-        return found
+    def _rows(self, device: Device, plan: LayerPlan) -> slice:
+        """The rows of the table that this device holds."""
+        return self.sharding.table.slices(plan.shapes[1], device.mesh, device.rank)[0]
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         tokens, table = shapes["tokens"], shapes["table"]
@@ -109,19 +102,18 @@ class Embedding(Layer):
         tokens, table = arrays
         check_tokens("tokens", tokens, table.shape[0])
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
         tokens, table = shapes["tokens"], shapes["table"]
-        ndim, out_shape = len(tokens), (*tokens, table[1])
-        layout, out = self.sharding.table.over(2), self.sharding.out.over(ndim + 1)
+        layout, out, out_shape = self.sharding.table.over(2), self.sharding.out, (*tokens, table[1])
         vocabulary, model = (dim.axes for dim in layout.dims)
-        lead = [tuple(axis for axis in dim.axes if axis not in layout.axes) for dim in out.dims[:-1]]
-        over = tuple(axis for axes in lead for axis in axes)
+        *dims, _ = out.over(len(out_shape)).dims
+        lead = [tuple(axis for axis in dim.axes if axis not in layout.axes) for dim in dims]
         found, whole = (TensorSharding(*lead, model, partial=pending) for pending in (vocabulary, ()))
-        return LayerPlan(
-            f"y[..., m] = table[tokens[...], m], tokens {tokens}, table {table}", mesh,
-            (("tokens", plan_resharding(self.sharding.tokens, TensorSharding(*lead), tokens, np.int64, mesh)),
-             ("out", plan_resharding(found, out, out_shape, dtype, mesh))),
-            (("grad", plan_resharding(out, whole, out_shape, dtype, mesh)),
-             ("table_grad", plan_resharding(TensorSharding(vocabulary, model, partial=over), layout, table, dtype,
-                                            mesh))),
-        )
+        forward = {
+            "tokens": (self.sharding.tokens, TensorSharding(*lead), tokens, np.int64), "out": (found, out, out_shape)
+        }
+        backward = {
+            "grad": (out, whole, out_shape),
+            "table_grad": (TensorSharding(vocabulary, model, partial=TensorSharding(*lead).axes), layout, table),
+        }
+        return f"y[..., m] = table[tokens[...], m], tokens {tokens}, table {table}", forward, backward

@@ -1,9 +1,8 @@
 """`LayerNorm` and `RMSNorm` over the last dim of a tensor in any layout; the last dim may be split, too."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,16 +17,14 @@ from parallelism.kernels import (
 )
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products import Layer, LayerPlan, Shape, check_gradient, check_layouts
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.products import Changes, Layer, LayerPlan, Shape, Sharding, check_shard, moved
 
 WHOLE = TensorSharding(None)
 
 
 @dataclass(frozen=True)
-class NormalizationSharding:
+class NormalizationSharding(Sharding, ndims=(1, 1), waits=()):
     """The layouts of ``x`` [..., model] and of ``weight`` and bias [model].  The output has the layout of x.
 
     ``TypeError`` if one is not a layout; ``ValueError`` for a layout with too few dims or a partial one.
@@ -35,9 +32,6 @@ class NormalizationSharding:
 
     x: TensorSharding
     weight: TensorSharding = WHOLE
-
-    def __post_init__(self) -> None:
-        check_layouts(self, {"x": 1, "weight": 1}, waits=())
 
     @property
     def bias(self) -> TensorSharding:
@@ -48,77 +42,65 @@ class NormalizationSharding:
         return self.x
 
 
-class Saved(NamedTuple):
-    """The values that the backward needs."""
-
-    hat: Array
-    """This device's x, centred and scaled."""
-    weight: Array
-    """The weight in the layout of the last dim of x."""
-    scale: Array
-    shapes: list[Shape]
-    dtype: np.dtype[Any]
+Saved = tuple[Array, Array, Array, LayerPlan]
+"""What the backward needs: this device's x, centred and scaled, the weight in the layout of the last dim of x, the
+scale, and the plan."""
 
 
-class _Normalization(Layer):
+class _Normalization(Layer[NormalizationSharding]):
+    KIND = NormalizationSharding
     CENTRED: ClassVar[bool]
-    sharding: NormalizationSharding
 
     def __init__(self, sharding: NormalizationSharding | TensorSharding, *, epsilon: float = 1e-5) -> None:
         if isinstance(sharding, TensorSharding):
             sharding = NormalizationSharding(sharding)
         if not epsilon > 0:
             raise ValueError(f"epsilon must be above 0, got {epsilon!r}")
-        super().__init__(sharding, NormalizationSharding)
+        super().__init__(sharding)
         self.epsilon = epsilon
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sharding!r}, epsilon={self.epsilon})"
 
     def forward(
-        self, device: Device, *shards: Any, shapes: list[Shape] | None = None
+        self, device: Device, *shards: Any, shapes: Iterable[Shape] | None = None
     ) -> tuple[Array, Saved]:
         """This device's shard of y, from its shards of the inputs.
 
         ``shapes`` are the shapes of the whole inputs; if they are not given, the devices exchange them.
         """
-        arrays, shapes, plan = self._arrived(device, *shards, shapes=shapes)
-        dtype, features = plan["squares"].dtype, shapes[0][-1]
-        x = arrays[0].astype(dtype, copy=False)
-        weight = moved(device, plan["weight"], arrays[1])
-        bias = moved(device, plan["bias"], arrays[2]) if self.CENTRED else None
-        mean = moved(device, plan["mean"], feature_sums(x)) / dtype.type(features) if self.CENTRED else None
+        (x, *arrays), plan = self._arrived(device, *shards, shapes=shapes)
+        x, features = x.astype(plan.dtype, copy=False), plan.shapes[0][-1]
+        weight, *bias = (moved(device, plan[name], one) for name, one in zip(self.NAMES[1:], arrays, strict=True))
+        mean = moved(device, plan["mean"], feature_sums(x)) / plan.dtype.type(features) if self.CENTRED else None
         with device.compute("normalization", flops=7 * x.size, nbytes=2 * x.nbytes, dtype=x.dtype):
             centred = x if mean is None else x - mean
             squares = feature_products(centred, centred)
         scale = normalization_scale(moved(device, plan["squares"], squares), features, self.epsilon)
         hat = np.multiply(centred, scale, out=None if mean is None else centred)
         y: Array = hat * weight
-        if bias is not None:
-            y += bias
-        saved = Saved(hat, weight, scale, shapes, dtype)
-        self._hold(device, saved, 1)
-        return y, saved
+        for one in bias:
+            y += one
+        device.hold("activations", hat.nbytes)
+        device.hold("statistics", scale.nbytes)
+        return y, (hat, weight, scale, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
         """The gradients of the inputs in their layouts, from the gradient of y in its layout."""
-        hat, weight, scale, shapes, dtype = saved
-        plan = self.plan(shapes, device.mesh, dtype)
-        grad = check_gradient(device, grad, self.sharding.out, shapes[0]).astype(dtype, copy=False)
+        hat, weight, scale, plan = saved
+        dtype, x_shape = plan.dtype, plan.shapes[0]
+        grad = check_shard(device, grad, self.sharding.out, x_shape).astype(dtype, copy=False)
         with device.compute("normalization backward", flops=12 * hat.size, nbytes=3 * hat.nbytes, dtype=dtype):
             products = grad * hat
             sums = normalization_backward_sums(grad, products, weight)
         sums = moved(device, plan["grad_sums"], sums if self.CENTRED else sums[1:])
         terms = [sum_of_rows(term) for term in (products, grad)[: 1 + self.CENTRED]]
         x_grad = normalization_backward(
-            grad, hat, weight, scale, sums, shapes[0][-1], centred=self.CENTRED, scratch=products)
+            grad, hat, weight, scale, sums, x_shape[-1], centred=self.CENTRED, scratch=products)
         grads = [moved(device, plan[f"{name}_grad"], term) for name, term in zip(self.NAMES[1:], terms, strict=True)]
-        self._hold(device, saved, -1)
+        device.hold("activations", -hat.nbytes)
+        device.hold("statistics", -scale.nbytes)
         return x_grad, *grads
-
-    def _hold(self, device: Device, saved: Saved, sign: int) -> None:
-        device.hold("activations", sign * saved.hat.nbytes)
-        device.hold("statistics", sign * saved.scale.nbytes)
 
     def _shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
         x, *parameters = shapes.values()
@@ -129,24 +111,18 @@ class _Normalization(Layer):
                 raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
         return {**shapes, "out": x}
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
-        x, model = shapes["x"], shapes["weight"]
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
+        x, model, weight = shapes["x"], shapes["weight"], self.sharding.weight.over(1)
         *lead, last = self.sharding.x.over(len(x)).dims
-        over = tuple(axis for dim in lead for axis in dim.axes)
-        weight, here = self.sharding.weight.over(1), TensorSharding(last)
-        statistics = *x[:-1], 1
+        statistics, both = (*x[:-1], 1), (1 + self.CENTRED, *x[:-1], 1)
         sums, whole = (TensorSharding(*lead, None, partial=axes) for axes in (last.axes, ()))
-        backward_sums = TensorSharding(None, *lead, None, partial=last.axes)
-        forward = [(name, plan_resharding(weight, here, model, dtype, mesh)) for name in self.NAMES[1:]]
-        forward += [(name, plan_resharding(sums, whole, statistics, dtype, mesh))
-                    for name in ("mean", "squares")[1 - self.CENTRED :]]
-        terms = TensorSharding(last, partial=over)
-        return LayerPlan(
-            f"{type(self).__name__} of x {x}", mesh, tuple(forward),
-            (("grad_sums", plan_resharding(backward_sums, TensorSharding(None, *lead, None),
-                                           (1 + self.CENTRED, *statistics), dtype, mesh)),
-             *((f"{name}_grad", plan_resharding(terms, weight, model, dtype, mesh)) for name in self.NAMES[1:])),
-        )
+        backward_sums, backward_whole = (TensorSharding(None, *lead, None, partial=axes) for axes in (last.axes, ()))
+        forward = {name: (weight, TensorSharding(last), model) for name in self.NAMES[1:]}
+        forward |= dict.fromkeys(("mean", "squares")[1 - self.CENTRED:], (sums, whole, statistics))
+        backward = {"grad_sums": (backward_sums, backward_whole, both)}
+        terms = TensorSharding(last, partial=TensorSharding(*lead).axes)
+        backward |= {f"{name}_grad": (terms, weight, model) for name in self.NAMES[1:]}
+        return f"{type(self).__name__} of x {x}", forward, backward
 
 
 class LayerNorm(_Normalization):

@@ -5,24 +5,31 @@ of up to three axes it tries all possibilities, on larger ones those that some l
 lower bound of the bytes to receive excludes ways that need not be planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations, product
-from math import prod
+from itertools import chain, permutations, product
+from math import comb, perm
 from typing import Any
 
 from parallelism.resharding import blocks_of, plan_resharding, state_of
 from parallelism.resharding.axis_numbers import singles
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products.product import Axes, ProductPlan, Split, Task, flops_of, layouts_during, product_plan
+from tensor_parallelism.products.product import (
+    Axes,
+    ProductPlan,
+    Split,
+    Task,
+    all_different,
+    flops_of,
+    moves_around,
+    product_plan,
+)
 
 MOST_TRIED = 300
 """Up to this number all ways are tried; beyond it only those that the layouts name."""
 
-Way = tuple[tuple[Axes, ...], Axes, Axes]
+Way = tuple[Split, Axes, Axes]
 """The axes of each letter, and of the sums that stay pending in either operand."""
 
 Cost = Callable[[int, int], Any]
@@ -60,55 +67,43 @@ class Seconds:
 @lru_cache(1024)
 def cheapest_product(task: Task, cost: Cost = bytes_then_flops) -> ProductPlan:
     """The plan with the smallest cost; among equal ones, that with the fewest communications."""
-    ways = list(_ways(task))
-    least = [_least_received(task, way) for way in ways]
-    flops = [flops_of(task, _split(task, way)) for way in ways]
+    ways = [(way, _least_received(task, way), flops_of(task, way[0])) for way in _ways(task)]
     best: ProductPlan | None = None
     spent: tuple[Any, int] = (None, 0)
-    for bound, number in sorted((cost(sum(least[i]), flops[i]), i) for i in range(len(ways))):
+    for bound, number in sorted((cost(sum(least), flops), i) for i, (_, least, flops) in enumerate(ways)):
+        way, least, flops = ways[number]
         if best is not None and (bound, 0) >= spent:
             break
-        way = ways[number]
-        if best is not None and _exceeds(spent[0], task, way, least[number], flops[number], cost):
+        if best is not None and _exceeds(spent[0], task, way, least, flops, cost):
             continue
-        _, lhs_partial, rhs_partial = way
-        plan = product_plan(task, _split(task, way), lhs_partial=lhs_partial, rhs_partial=rhs_partial,
-                            why=f"the cheapest of {len(ways)} ways")
+        plan = product_plan(task, *way, why=f"the cheapest of {len(ways)} ways")
         nbytes, _, communications = plan.cost
-        price = cost(nbytes, flops[number]), communications
+        price = cost(nbytes, flops), communications
         if best is None or price < spent:
             best, spent = plan, price
     assert best is not None, "to gather everything is always one of the ways"
     return best
 
 
-def _exceeds(limit: Any, task: Task, way: Way, least: tuple[int, int, int], flops: int, cost: Cost) -> bool:
+def _exceeds(limit: Any, task: Task, way: Way, least: list[int], flops: int, cost: Cost) -> bool:
     """Whether a way costs more than ``limit``.  The moves of its operands are planned to find out."""
-    _, lhs_partial, rhs_partial = way
-    lhs, rhs, _ = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
     total = sum(least)
-    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape))
-    for bound, (source, target, shape) in zip(least, moves, strict=False):
-        total += sum(plan_resharding(source, target, shape, task.dtype, task.mesh).bytes_received) - bound
+    for bound, move in zip(least[:2], moves_around(task, *way), strict=False):
+        total += sum(plan_resharding(*move, task.dtype, task.mesh).bytes_received) - bound
         if cost(total, flops) > limit:
             return True
     return False
 
 
-def _split(task: Task, way: Way) -> Split:
-    return dict(zip(task.contraction.letters, way[0], strict=True))
-
-
 def _ways(task: Task) -> Iterator[Way]:
     free = [axis for axis, extent in task.mesh.shape.items() if extent > 1]
     letters = task.contraction.letters
-    splits = list(_all_splits(free, len(letters))) if _count(len(free), len(letters)) <= MOST_TRIED else _named(task)
+    splits = _all_splits(free, len(letters)) if _count(len(free), len(letters)) <= MOST_TRIED else _named(task)
     for axes in splits:
         used = {axis for dim in axes for axis in dim}
-        lhs = _staying(task.lhs, used)
-        for kept in lhs:
+        for kept in _staying(task.lhs, used):
             for other in _staying(task.rhs, used.union(kept)):
-                yield axes, kept, other
+                yield dict(zip(letters, axes, strict=True)), kept, other
 
 
 def _staying(layout: TensorSharding, used: set[str]) -> list[Axes]:
@@ -119,11 +114,7 @@ def _staying(layout: TensorSharding, used: set[str]) -> list[Axes]:
 
 def _count(axes: int, letters: int) -> int:
     """How many splits there are: k of the axes in some order, cut into as many parts as there are letters."""
-    count = 0
-    for k in range(axes + 1):
-        orders = prod(range(axes - k + 1, axes + 1))
-        count += orders * prod(range(k + 1, k + letters)) // prod(range(1, letters))
-    return count
+    return sum(perm(axes, k) * comb(k + letters - 1, k) for k in range(axes + 1))
 
 
 def _all_splits(free: list[str], letters: int) -> Iterator[tuple[Axes, ...]]:
@@ -136,26 +127,18 @@ def _all_splits(free: list[str], letters: int) -> Iterator[tuple[Axes, ...]]:
 def _named(task: Task) -> Iterator[tuple[Axes, ...]]:
     options: list[list[Axes]] = []
     contraction = task.contraction
+    sides = (task.lhs, contraction.lhs), (task.rhs, contraction.rhs), (task.out, contraction.out)
     for letter in contraction.letters:
-        named = [
-            task.axes_of(layout, letters, letter) for layout, letters in
-            ((task.lhs, contraction.lhs), (task.rhs, contraction.rhs), (task.out, contraction.out))
-        ]
+        named = [layout.over(len(letters)).dims[letters.index(letter)].axes for layout, letters in sides
+                 if letter in letters]
         named += [(axis,) for axis in task.out.partial if letter in contraction.summed]
         options.append(list(dict.fromkeys(axes[:n] for axes in [(), *named] for n in range(len(axes) + 1))))
-    for axes in product(*options):
-        used = [axis for dim in axes for axis in dim]
-        if len(set(used)) == len(used):
-            yield axes
+    return (axes for axes in product(*options) if all_different(chain(*axes)))
 
 
-def _least_received(task: Task, way: Way) -> tuple[int, int, int]:
+def _least_received(task: Task, way: Way) -> list[int]:
     """The bytes that all ranks together receive at least: to move the operands, and to move the product."""
-    _, lhs_partial, rhs_partial = way
-    lhs, rhs, result = layouts_during(task, _split(task, way), lhs_partial, rhs_partial)
-    moves = ((task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (result, task.out, task.out_shape))
-    first, second, third = (_least_elements(task, *move) * task.dtype.itemsize for move in moves)
-    return first, second, third
+    return [_least_elements(task, *move) * task.dtype.itemsize for move in moves_around(task, *way)]
 
 
 def _least_elements(task: Task, source: TensorSharding, target: TensorSharding, shape: tuple[int, ...]) -> int:

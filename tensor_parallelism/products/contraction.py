@@ -6,30 +6,16 @@ A letter in both operands and in the result is a batch dim; a letter only in bot
 a product are products, too: for ``mk,kn->mn`` the gradient of A is ``mn,kn->mk``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.operation import Device
-
-
-class _Orders(NamedTuple):
-    """A product as a product of matrices: the letters of its dims, and the orders of the dims of each array."""
-
-    batch: str
-    rows: str
-    columns: str
-    lhs: list[int]
-    rhs: list[int]
-    out: list[int]
-
 
 Order = tuple[int, ...]
 Arrangement = tuple[Order | None, tuple[int, ...]]
@@ -43,7 +29,8 @@ class _Arrangements(NamedTuple):
     rhs: Arrangement
     out: tuple[int, ...]
     """The shape of the product of matrices."""
-    result: Arrangement
+    result: tuple[int, ...]
+    """The shape of the result before its dims are reordered."""
     order: Order | None
     """The final order of the dims of the result."""
 
@@ -57,7 +44,7 @@ class Contraction:
     out: str
 
     @classmethod
-    def matmul(cls, lhs_ndim: int, rhs_ndim: int) -> Contraction:
+    def matmul(cls, lhs_ndim: int, rhs_ndim: int) -> Self:
         """``C[..., m, n] = A[..., m, k] B[..., k, n]``; the batch dims of the operand with fewer are the last ones.
 
         >>> str(Contraction.matmul(3, 2)), str(Contraction.matmul(3, 3))
@@ -78,14 +65,14 @@ class Contraction:
         return "".join(letter for letter in self.lhs if letter not in self.out)
 
     @property
-    def lhs_gradient(self) -> Contraction:
+    def lhs_gradient(self) -> Self:
         """The product that computes the gradient of the left operand, from that of the result and the right operand."""
-        return Contraction(self.out, self.rhs, self.lhs)
+        return replace(self, lhs=self.out, out=self.lhs)
 
     @property
-    def rhs_gradient(self) -> Contraction:
+    def rhs_gradient(self) -> Self:
         """The product that computes the gradient of the right operand, from the left one and that of the result."""
-        return Contraction(self.lhs, self.out, self.rhs)
+        return replace(self, rhs=self.out, out=self.rhs)
 
     def extents(self, lhs: Sequence[int], rhs: Sequence[int]) -> dict[str, int]:
         """The extent of each letter.  ``ValueError`` if the operands differ."""
@@ -110,19 +97,8 @@ class Contraction:
         arranged = _arrangements(self, a.shape, b.shape)
         left, right = _matrices(a, arranged.lhs), _matrices(b, arranged.rhs)
         out = device.empty(arranged.out, np.result_type(left, right)) if shared else None
-        product = _matrices(device.matmul(left, right, out=out), arranged.result)
+        product: Array = device.matmul(left, right, out=out).reshape(arranged.result)
         return product if arranged.order is None else np.ascontiguousarray(product.transpose(arranged.order))
-
-    @cached_property
-    def _orders(self) -> _Orders:
-        batch = "".join(letter for letter in self.out if letter in self.lhs and letter in self.rhs)
-        rows = "".join(letter for letter in self.out if letter not in self.rhs)
-        columns = "".join(letter for letter in self.out if letter not in self.lhs)
-        return _Orders(
-            batch, rows, columns, [self.lhs.index(letter) for letter in batch + rows + self.summed],
-            [self.rhs.index(letter) for letter in batch + self.summed + columns],
-            [(batch + rows + columns).index(letter) for letter in self.out],
-        )
 
     def __str__(self) -> str:
         return f"{self.lhs},{self.rhs}->{self.out}"
@@ -130,18 +106,23 @@ class Contraction:
 
 @lru_cache(maxsize=1024)
 def _arrangements(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _Arrangements:
-    extents, orders = of.extents(a, b), of._orders
-    batch = [extents[letter] for letter in orders.batch]
-    m, k, n = (prod(extents[letter] for letter in letters) for letters in (orders.rows, of.summed, orders.columns))
-    shape = tuple(extents[letter] for letter in orders.batch + orders.rows + orders.columns)
+    batch = "".join(letter for letter in of.out if letter in of.lhs and letter in of.rhs)
+    rows = "".join(letter for letter in of.out if letter not in of.rhs)
+    columns = "".join(letter for letter in of.out if letter not in of.lhs)
+    extents = of.extents(a, b)
+    shape = tuple(extents[letter] for letter in batch)
+    m, k, n = (prod(extents[letter] for letter in letters) for letters in (rows, of.summed, columns))
+    made = batch + rows + columns
     return _Arrangements(
-        (_moving(orders.lhs), (*batch, m, k)), (_moving(orders.rhs), (*batch, k, n)), (*batch, m, n), (None, shape),
-        _moving(orders.out),
+        (_order(of.lhs, batch + rows + of.summed), (*shape, m, k)),
+        (_order(of.rhs, batch + of.summed + columns), (*shape, k, n)),
+        (*shape, m, n), tuple(extents[letter] for letter in made), _order(made, of.out),
     )
 
 
-def _moving(order: list[int]) -> Order | None:
-    return None if order == sorted(order) else tuple(order)
+def _order(given: str, wanted: str) -> Order | None:
+    """The order in which the dims of an array are those wanted; None if it is the given one."""
+    return None if given == wanted else tuple(map(given.index, wanted))
 
 
 def _matrices(x: Array, arrangement: Arrangement) -> Array:

@@ -1,20 +1,86 @@
-"""The plan of a layer: the reshardings of its forward and of its backward, each with a name."""
+"""Plans of layers: the communications of their forward and of their backward, each with a name."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from html import escape
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from parallelism.display import in_columns
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingPlan
+from tensor_parallelism.products.product import Axes, Shape, bytes_by_rank
 
-Moves = tuple[tuple[str, ReshardingPlan], ...]
+
+class Move(NamedTuple):
+    """Communications of one kind that follow each other."""
+
+    what: str
+    """The name of the values that move."""
+    kind: str
+    times: int
+    """The number of these communications."""
+    axes: Axes
+    bytes_received: tuple[int, ...]
+    """The bytes that each rank receives in all of these communications."""
+
+
+class Plan:
+    """What the plans of all layers have.  Subclasses have the communications, in order."""
+
+    mesh: Mesh
+
+    @property
+    def forward_moves(self) -> tuple[Move, ...]:
+        """The communications of the forward, in order."""
+        raise NotImplementedError
+
+    @property
+    def backward_moves(self) -> tuple[Move, ...]:
+        """The communications of the backward, in order."""
+        raise NotImplementedError
+
+    @property
+    def bytes_received(self) -> tuple[int, ...]:
+        """The bytes that each rank receives in the forward."""
+        return bytes_by_rank((move.bytes_received for move in self.forward_moves), self.mesh)
+
+    @property
+    def backward_bytes_received(self) -> tuple[int, ...]:
+        """The bytes that each rank receives in the backward."""
+        return bytes_by_rank((move.bytes_received for move in self.backward_moves), self.mesh)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The collectives of the forward, in order."""
+        return tuple(kind for _, kind, times, *_ in self.forward_moves for _ in range(times))
+
+    @property
+    def backward_kinds(self) -> tuple[str, ...]:
+        """The collectives of the backward, in order."""
+        return tuple(kind for _, kind, times, *_ in self.backward_moves for _ in range(times))
+
+    def table(self) -> list[str]:
+        """One line for each communication, in columns."""
+        lines = []
+        for name, moves in (("forward", self.forward_moves), ("backward", self.backward_moves)):
+            rows = [(move.what, f"{move.times} {move.kind}{'s' * (move.times != 1)}", f"over {', '.join(move.axes)}",
+                     f"{sum(move.bytes_received)} bytes") for move in moves] or [("nothing moves", "", "", "")]
+            lines += [f"  {name}", *(f"    {line}" for line in in_columns(rows, len(rows[0])))]
+        return lines
+
+    def totals(self) -> str:
+        """The bytes of all ranks together."""
+        return f"{sum(self.bytes_received)} bytes forward, {sum(self.backward_bytes_received)} backward"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True)
-class LayerPlan:
+class LayerPlan(Plan):
     """The moves of a layer; ``print`` it.
 
     `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
@@ -23,58 +89,36 @@ class LayerPlan:
     """
 
     title: str
+    shapes: tuple[Shape, ...]
+    """The shapes of the whole inputs."""
+    dtype: np.dtype[Any]
     mesh: Mesh
-    forward: Moves
-    backward: Moves
+    forward: dict[str, ReshardingPlan]
+    backward: dict[str, ReshardingPlan]
 
     def __getitem__(self, name: str) -> ReshardingPlan:
-        return self._by_name[name]
+        return self.forward[name] if name in self.forward else self.backward[name]
 
     @cached_property
-    def _by_name(self) -> dict[str, ReshardingPlan]:
-        return dict((*self.forward, *self.backward))
+    def forward_moves(self) -> tuple[Move, ...]:
+        return tuple(moves_of(self.forward.items()))
 
-    @property
-    def bytes_received(self) -> tuple[int, ...]:
-        return bytes_by_rank((move for _, move in self.forward), self.mesh)
-
-    @property
-    def backward_bytes_received(self) -> tuple[int, ...]:
-        return bytes_by_rank((move for _, move in self.backward), self.mesh)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The collectives of the forward, in order."""
-        return tuple(step.kind for _, move in self.forward for step in move.steps if step.kind != "slice")
-
-    @property
-    def backward_kinds(self) -> tuple[str, ...]:
-        """The collectives of the backward, in order."""
-        return tuple(step.kind for _, move in self.backward for step in move.steps if step.kind != "slice")
+    @cached_property
+    def backward_moves(self) -> tuple[Move, ...]:
+        return tuple(moves_of(self.backward.items()))
 
     def __str__(self) -> str:
-        lines = [f"{self.title} on {self.mesh!r}", *_lines("forward", self.forward), *_lines("backward", self.backward)]
-        return "\n".join([*lines, f"{sum(self.bytes_received)} bytes forward, {sum(self.backward_bytes_received)} "
-                                  f"backward"])
+        lines = [f"{self.title} on {self.mesh!r}"]
+        for when, moves in (("forward", self.forward), ("backward", self.backward)):
+            moving = [(name, move) for name, move in moves.items() if move.communications]
+            for name, move in moving:
+                lines += [f"  {when}: {name} {move.source.short()} -> {move.target.short()}",
+                          *(f"  {row}" for row in str(move).splitlines()[1:])]
+            lines += [] if moving else [f"  {when}: nothing moves"]
+        return "\n".join([*lines, self.totals()])
 
 
-class Receiving(Protocol):
-    """A communication, or several of them."""
-
-    @property
-    def bytes_received(self) -> tuple[int, ...]:
-        """The bytes that each rank receives."""
-
-
-def bytes_by_rank(moves: Iterable[Receiving], mesh: Mesh) -> tuple[int, ...]:
-    """The bytes that each rank receives in all of these communications."""
-    return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True))) or (0,) * mesh.size
-
-
-def _lines(when: str, moves: Sequence[tuple[str, ReshardingPlan]]) -> list[str]:
-    lines = []
-    for name, move in moves:
-        if move.communications:
-            _, *rows = str(move).splitlines()
-            lines += [f"  {when}: {name} {move.source.short()} -> {move.target.short()}", *(f"  {row}" for row in rows)]
-    return lines or [f"  {when}: nothing moves"]
+def moves_of(named: Iterable[tuple[str, ReshardingPlan]]) -> Iterable[Move]:
+    """The communications of some plans, each with a name."""
+    return (Move(name.replace("_grad", "'s gradient"), step.kind, 1, step.axes, step.bytes_received)
+            for name, plan in named for step in plan.steps if step.kind != "slice")

@@ -1,9 +1,7 @@
 """`MatMul`: C[m, n] = A[m, k] B[k, n] of matrices in any layouts on a mesh, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,24 +9,17 @@ import numpy.typing as npt
 from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.choice import Cost, bytes_then_flops, cheapest_product
 from tensor_parallelism.products.contraction import Contraction
-from tensor_parallelism.products.layouts import check_shape
-from tensor_parallelism.products.planned_operation import PlannedOperation, check_gradient
+from tensor_parallelism.products.planned_operation import PlannedOperation, check_shard
 from tensor_parallelism.products.policies import MatMulSharding, MatMulShardingPolicy
 from tensor_parallelism.products.product import ProductPlan, Shape, Task, product_plan, run_product
 
-
-class Saved(NamedTuple):
-    """What the backward needs of the forward: the shards of the operands, and the whole shapes."""
-
-    a: Array
-    b: Array
-    shapes: tuple[Shape, Shape]
+Saved = tuple[Array, Array, ProductPlan]
+"""What the backward needs of the forward: the shards of the operands, and the plan."""
 
 
-class MatMul(PlannedOperation[ProductPlan]):
+class MatMul(PlannedOperation[MatMulSharding, ProductPlan]):
     """``cluster.run(MatMul(sharding), a, b).result`` is ``a @ b``.  Leading batch dims are as in `numpy.matmul`,
     except that an extent of 1 is not broadcast.
 
@@ -44,13 +35,13 @@ class MatMul(PlannedOperation[ProductPlan]):
     sent for operands whose shapes do not fit each other, their layouts or the mesh.
     """
 
+    KIND = MatMulSharding
     NAMES = ("lhs", "rhs")
-    sharding: MatMulSharding
 
     def __init__(
         self, sharding: MatMulSharding, policy: MatMulShardingPolicy | None = None, *, cost: Cost = bytes_then_flops
     ) -> None:
-        super().__init__(sharding, MatMulSharding)
+        super().__init__(sharding)
         policy = None if policy is None else MatMulShardingPolicy(policy)
         if policy is not None and policy is not sharding.policy:
             raise ValueError(
@@ -65,20 +56,10 @@ class MatMul(PlannedOperation[ProductPlan]):
         cost = "" if self.cost is bytes_then_flops else f", cost={self.cost!r}"
         return f"MatMul({self.sharding!r}{policy}{cost})"
 
-    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of A and B of each rank."""
-        arrays = self._named(*args)
-        self.plan([array.shape for array in arrays], mesh, np.result_type(*arrays))
-        return self._shards(mesh, arrays)
-
-    def forward(self, device: Device, *shards: Any) -> tuple[Any, Saved]:
+    def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
         """This device's shard of C, from its shards of A and B."""
-        a, b = map(np.asarray, shards)
-        sharding = self.sharding
-        of_a, of_b = device.global_shapes([a, b], [sharding.lhs, sharding.rhs])
-        shapes = of_a, of_b
-        plan = self.plan(shapes, device.mesh, np.result_type(a, b))
-        return run_product(device, plan, a, b), Saved(a, b, shapes)
+        (a, b), plan = self._arrived(device, *shards)
+        return run_product(device, plan, a, b), (a, b, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, Array]:
         """The gradients of A and B in their layouts, given that of C in its layout: A' = C' B^T, B' = A^T C'.
@@ -86,9 +67,9 @@ class MatMul(PlannedOperation[ProductPlan]):
         Each is a separate product, computed in the cheapest way.  A gradient in a partial layout is, like any tensor,
         the sum of its terms.
         """
-        a, b, shapes = saved
-        of_a, of_b = self.gradient_plans(shapes, device.mesh, np.result_type(a, b))
-        grad = check_gradient(device, grad, of_a.task.lhs, of_a.task.lhs_shape, "C")
+        a, b, plan = saved
+        grad = check_shard(device, grad, plan.task.out, plan.task.out_shape, "the gradient of C")
+        of_a, of_b = self._gradient_plans(plan.task)
         return run_product(device, of_a, grad, b), run_product(device, of_b, a, grad)
 
     # -- what will run -------------------------------------------------------------------------------------------------
@@ -97,19 +78,13 @@ class MatMul(PlannedOperation[ProductPlan]):
         self, shapes: tuple[Sequence[int], Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64
     ) -> tuple[ProductPlan, ProductPlan]:
         """The plans of the backward: for the gradient of A, and for that of B."""
-        a, b = (tuple(int(n) for n in shape) for shape in shapes)
-        task = self._task(a, b, mesh, np.dtype(dtype))
+        return self._gradient_plans(self.plan(shapes, mesh, dtype).task)
+
+    def _gradient_plans(self, task: Task) -> tuple[ProductPlan, ProductPlan]:
         return cheapest_product(task.lhs_gradient, self.cost), cheapest_product(task.rhs_gradient, self.cost)
 
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> ProductPlan:
         a, b = shapes
-        task = self._task(a, b, mesh, dtype)
-        if self.policy is None or self.policy is MatMulShardingPolicy.GENERAL:
-            return cheapest_product(task, self.cost)
-        return product_plan(task, self.sharding.split(), why=f"{self.policy.value}, as asked for")
-
-    def _task(self, a: Shape, b: Shape, mesh: Mesh, dtype: np.dtype[Any]) -> Task:
-        """The product, once its operands fit."""
         for name, shape in (("A", a), ("B", b)):
             if len(shape) < 2:
                 raise ValueError(f"{name} of a MatMul is of at least 2 dims, got shape {shape}")
@@ -118,11 +93,10 @@ class MatMul(PlannedOperation[ProductPlan]):
             extents = contraction.extents(a, b)
         except ValueError as error:
             raise ValueError(f"A of shape {a} and B of shape {b} cannot be multiplied: {error}") from None
-        c = tuple(extents[letter] for letter in contraction.out)
-        layouts: list[TensorSharding] = []
-        for name, field, shape in (("A", "lhs", a), ("B", "rhs", b), ("C", "out", c)):
-            layout: TensorSharding = getattr(self.sharding, field)
-            check_shape(name, shape, field, layout, mesh)
-            layouts.append(layout.over(len(shape)))
-        lhs, rhs, out = layouts
-        return Task(contraction, lhs, rhs, out, a, b, dtype, mesh)
+        whole = {"lhs": a, "rhs": b, "out": tuple(extents[letter] for letter in contraction.out)}
+        self._check_shapes(whole, mesh, lhs="A", rhs="B", out="C")
+        lhs, rhs, out = (getattr(self.sharding, name).over(len(shape)) for name, shape in whole.items())
+        task = Task(contraction, lhs, rhs, out, a, b, dtype, mesh)
+        if self.policy is None or self.policy is MatMulShardingPolicy.GENERAL:
+            return cheapest_product(task, self.cost)
+        return product_plan(task, self.sharding.split(), why=f"{self.policy.value}, as asked for")

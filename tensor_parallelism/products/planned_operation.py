@@ -1,11 +1,13 @@
-"""The base classes of the layers: they check arguments against layouts, shard them, and compute a plan once."""
+"""The base classes of the layers and of their layouts.
 
-from __future__ import annotations
+They check layouts, check arguments against layouts, shard the arguments, and compute a plan once.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,46 +15,108 @@ import numpy.typing as npt
 from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
+from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from tensor_parallelism.products.layer_plan import LayerPlan
-from tensor_parallelism.products.layouts import check_shape
+from tensor_parallelism.products.product import Shape
 
-Shape = tuple[int, ...]
-Plan = TypeVar("Plan")
+Layouts = TypeVar("Layouts", bound=Any)
+Planned = TypeVar("Planned")
 Policy = TypeVar("Policy", bound=Enum)
+Changes = Mapping[str, tuple[Any, ...]]
+"""By name the layout before and after, and the shape, of a tensor that is resharded.
+
+If its dtype is not that of the layer, it follows.
+"""
 
 
-class PlannedOperation(ShardedOperation, Generic[Plan]):
-    """An operation with a plan, whose sharding has a layout for each input, by name, and for ``out``.
+def with_article(kind: type) -> str:
+    """``an Embedding``, ``a MatMul``."""
+    return f"a{'n' * (kind.__name__[0] in 'AEIOU')} {kind.__name__}"
 
-    Subclasses compute the plan in `_planned`.  Inputs of the same shapes have one plan.
+
+@dataclass(frozen=True)
+class Sharding:
+    """The layouts of an operation: its fields are the layouts of the inputs, and of ``out``.
+
+    ``ndims``: for each field, the number of dims that a layout has at least.  With ``exactly`` a layout must have
+    exactly this number; then each field is replaced by the layout without ``...``.  ``waits`` names the fields that may
+    have a pending reduction, which must be a sum; None: every field may have any.
     """
 
+    _wanted: ClassVar[tuple[Sequence[int], bool, Sequence[str] | None]]
+
+    def __init_subclass__(
+        cls, *, ndims: Sequence[int], exactly: bool = False, waits: Sequence[str] | None = None
+    ) -> None:
+        cls._wanted = ndims, exactly, waits
+
+    def __post_init__(self) -> None:
+        """``TypeError`` or ``ValueError`` unless the fields are as wanted."""
+        of, (ndims, exactly, waits) = f"of {with_article(type(self))}", self._wanted
+        for name, ndim in zip((field.name for field in fields(self)), ndims, strict=True):
+            layout = getattr(self, name)
+            if not isinstance(layout, TensorSharding):
+                raise TypeError(f"{name} {of} is a TensorSharding, got {layout!r}")
+            given, open_ended = len(layout.dims), layout.ellipsis is not None
+            if (given > ndim if open_ended else given != ndim) if exactly else (given < ndim and not open_ended):
+                least = "" if exactly else "at least "
+                raise ValueError(f"{name} {of} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}")
+            if exactly:
+                object.__setattr__(self, name, layout.over(ndim))
+            if waits is not None and layout.partial and name not in waits:
+                raise ValueError(f"{name} {of} cannot be partial, got {layout!r}")
+            if waits is not None and layout.op != "sum":
+                raise ValueError(f"{name} {of} may wait for a sum, got {layout!r}")
+
+
+class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
+    """An operation with a plan, whose sharding has a layout for each input, by name, and for ``out``.
+
+    Subclasses compute the plan in `_planned`.  Inputs of the same shapes have one plan.  Those whose inputs can have
+    wrong values check them in `_check_values`.
+    """
+
+    KIND: ClassVar[type]
+    """The class of the sharding."""
     NAMES: tuple[str, ...]
     """The names of the inputs, in order."""
+    sharding: Layouts
 
-    def __init__(self, sharding: Any, kind: type) -> None:
-        if not isinstance(sharding, kind):
-            article = "an" if kind.__name__[0] in "AEIOU" else "a"
-            raise TypeError(f"{type(self).__name__} takes {article} {kind.__name__}, got {sharding!r}")
+    def __init__(self, sharding: Layouts) -> None:
+        if not isinstance(sharding, self.KIND):
+            raise TypeError(f"{type(self).__name__} takes {with_article(self.KIND)}, got {sharding!r}")
         super().__init__(sharding)
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Planned] = {}
         """The plans that the host has made.  They are sent to the devices with the operation."""
+
+    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
+        """The shards of the inputs, by rank.  All errors of the inputs are raised here, before anything is sent."""
+        arrays = self._named(*args)
+        self.plan([array.shape for array in arrays], mesh, self._dtype(arrays))
+        self._check_values(*arrays)
+        return self._shards(mesh, arrays)
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
         """The whole output."""
         return self.sharding.out.unshard(outputs, mesh)
 
-    def plan(self, shapes: Sequence[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> Plan:
+    def plan(self, shapes: Iterable[Sequence[int]], mesh: Mesh, dtype: npt.DTypeLike = np.float64) -> Planned:
         """The plan for inputs of these shapes, in order; ``print`` it.  ``ValueError`` if they do not fit."""
-        given = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        key = given, mesh, np.dtype(dtype)
+        key = tuple(tuple(int(n) for n in shape) for shape in shapes), mesh, np.dtype(dtype)
         if key not in self._plans:
-            self._plans[key] = self._planned(given, mesh, np.dtype(dtype))
+            self._plans[key] = self._planned(*key)
         return self._plans[key]
 
-    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> Plan:
+    def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> Planned:
         raise NotImplementedError
+
+    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+        """The dtype of the computation."""
+        return np.result_type(*arrays)
+
+    def _check_values(self, *arrays: Array) -> None:
+        """``ValueError`` or ``TypeError`` for wrong values."""
 
     def _named(self, *args: Any) -> list[Array]:
         """The inputs as arrays; ``TypeError`` unless there is one for each name."""
@@ -60,10 +124,34 @@ class PlannedOperation(ShardedOperation, Generic[Plan]):
             raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
         return list(map(np.asarray, args))
 
+    def _arrived(
+        self, device: Device, *shards: Any, shapes: Iterable[Shape] | None = None
+    ) -> tuple[list[Array], Planned]:
+        """The shards on a device as arrays, and the plan.
+
+        ``shapes`` are the shapes of the whole inputs; if they are not given, the devices exchange them.
+        """
+        arrays = self._named(*shards)
+        if shapes is None:
+            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in self.NAMES])
+        return arrays, self.plan(shapes, device.mesh, self._dtype(arrays))
+
     def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
         """The shards of the whole inputs, by rank."""
         shards = [getattr(self.sharding, name).shard(x, mesh) for name, x in zip(self.NAMES, arrays, strict=True)]
         return list(zip(*shards, strict=True))
+
+    def _check_shapes(self, shapes: Mapping[str, Shape], mesh: Mesh, **called: str) -> None:
+        """``ValueError`` if the shape of a tensor does not fit its layout, or the layout does not fit the mesh.
+
+        ``called`` has the names of the tensors that are not called as their layouts.
+        """
+        for name, shape in shapes.items():
+            layout = getattr(self.sharding, name)
+            try:
+                layout.slices(shape, mesh, 0)
+            except ValueError as error:
+                raise ValueError(f"{called.get(name, name)} of shape {shape} and {name}={layout!r}: {error}") from None
 
     def _allowed(self, policy: Policy | None, kind: type[Policy], allowed: Sequence[Policy]) -> Policy:
         """The given policy, or the first allowed one for None; ``ValueError`` if the layouts do not allow it."""
@@ -74,53 +162,41 @@ class PlannedOperation(ShardedOperation, Generic[Plan]):
         return wanted
 
 
-class Layer(PlannedOperation[LayerPlan]):
+class Layer(PlannedOperation[Layouts, LayerPlan]):
     """A planned operation that moves only its inputs, its output and their gradients.
 
-    Subclasses check the shapes of their inputs in `_shapes` and return the moves in `_moves`.  Those whose inputs can
-    have wrong values check them in `_check_values`.
+    Subclasses check the shapes of their inputs in `_shapes` and return the title of the plan and the moves of forward
+    and backward in `_moves`.
     """
-
-    def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
-        """The shards of the inputs, by rank.  All errors of the inputs are raised here, before anything is sent."""
-        arrays = self._named(*args)
-        self.plan([array.shape for array in arrays], mesh, _dtype(arrays))
-        self._check_values(*arrays)
-        return self._shards(mesh, arrays)
 
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
         named = dict(zip(self.NAMES, shapes, strict=True))
-        for name, shape in self._shapes(named).items():
-            check_shape(name, shape, name, getattr(self.sharding, name), mesh)
-        return self._moves(named, mesh, dtype)
+        self._check_shapes(self._shapes(named), mesh)
+        title, *moves = self._moves(named, mesh)
+        forward, backward = (
+            {name: plan_resharding(source, target, shape, own[0] if own else dtype, mesh)
+             for name, (source, target, shape, *own) in changes.items()} for changes in moves
+        )
+        return LayerPlan(title, shapes, dtype, mesh, forward, backward)
+
+    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+        return np.result_type(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))
 
     def _shapes(self, shapes: dict[str, Shape]) -> Mapping[str, Shape]:
         """The shapes of the inputs and of ``out``; ``ValueError`` if the inputs do not fit each other."""
         raise NotImplementedError
 
-    def _moves(self, shapes: dict[str, Shape], mesh: Mesh, dtype: np.dtype[Any]) -> LayerPlan:
+    def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> tuple[str, Changes, Changes]:
         raise NotImplementedError
 
-    def _check_values(self, *arrays: Array) -> None:
-        """``ValueError`` or ``TypeError`` for wrong values."""
 
-    def _arrived(
-        self, device: Device, *shards: Any, shapes: list[Shape] | None = None
-    ) -> tuple[list[Array], list[Shape], LayerPlan]:
-        """The shards on a device as arrays, the shapes of the whole inputs, and the plan for these shapes."""
-        arrays = self._named(*shards)
-        if shapes is None:
-            shapes = device.global_shapes(arrays, [getattr(self.sharding, name) for name in self.NAMES])
-        return arrays, shapes, self.plan(shapes, device.mesh, _dtype(arrays))
-
-
-def check_gradient(device: Device, grad: Any, layout: TensorSharding, shape: Shape, name: str = "y") -> Array:
-    """The gradient of an output as an array; ``ValueError`` if it is not of the shape of the output's shard."""
-    array = np.asarray(grad)
-    expected = _local_shape(layout, shape, device.mesh, device.rank)
+def check_shard(
+    device: Device, shard: Any, layout: TensorSharding, shape: Shape, what: str = "the gradient of y"
+) -> Array:
+    """A shard as an array; ``ValueError`` if it is not that of a tensor of this shape on this device."""
+    array, expected = np.asarray(shard), _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
-        raise ValueError(f"the gradient of {name} is of the shape of its shard, {expected} on rank {device.rank}, "
-                         f"got {array.shape}")
+        raise ValueError(f"{what} is of the shape of its shard, {expected} on rank {device.rank}, got {array.shape}")
     return array
 
 
@@ -137,7 +213,3 @@ def check_tokens(name: str, tokens: Array, vocabulary: int) -> None:
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise ValueError(f"{name} are from 0 to {vocabulary - 1}, the vocabulary; got {tokens[place]} at {place}")
-
-
-def _dtype(arrays: Sequence[Array]) -> np.dtype[Any]:
-    return np.result_type(*([x.dtype for x in arrays if x.dtype.kind not in "iub"] or [np.dtype(np.float64)]))

@@ -1,12 +1,10 @@
 """Named policies of sharding C[m, n] = A[m, k] B[k, n], and the policy of a triple of layouts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.products.layouts import check_layouts
+from tensor_parallelism.products.planned_operation import Sharding
 from tensor_parallelism.products.product import Axes
 
 
@@ -50,7 +48,7 @@ class MatMulShardingPolicy(Enum):
 
 
 @dataclass(frozen=True)
-class MatMulSharding:
+class MatMulSharding(Sharding, ndims=(2, 2, 2)):
     """The layouts of C[m, n] = A[m, k] B[k, n]: ``lhs`` of A, ``rhs`` of B, ``out`` of C; batch dims may lead.
 
     >>> sharding = MatMulSharding(TensorSharding(None, "x"), TensorSharding("x", None), TensorSharding(None, None))
@@ -64,9 +62,6 @@ class MatMulSharding:
     rhs: TensorSharding
     out: TensorSharding
 
-    def __post_init__(self) -> None:
-        check_layouts(self, {"lhs": 2, "rhs": 2, "out": 2})
-
     @property
     def policy(self) -> MatMulShardingPolicy:
         """The named policy of the operands' layouts; GENERAL if they have none."""
@@ -74,18 +69,16 @@ class MatMulSharding:
         if lhs is None or rhs is None:
             return MatMulShardingPolicy.GENERAL
         (m, k), (k_of_b, n) = lhs, rhs
-        match bool(m), bool(k), bool(k_of_b), bool(n):
-            case False, False, False, False:
-                return MatMulShardingPolicy.UNSHARDED
-            case False, True, True, False if k == k_of_b:
-                return MatMulShardingPolicy.MATCHED_INNER
-            case False, True, True, False if not set(k) & set(k_of_b):
-                return MatMulShardingPolicy.UNMATCHED_INNER
-            case True, True, True, False if m == k_of_b:
-                return MatMulShardingPolicy.OUTER
-            case True, True, True, True if m == k_of_b and n == k:
-                return MatMulShardingPolicy.FULL
-        return MatMulShardingPolicy.GENERAL
+        split = bool(m), bool(k), bool(k_of_b), bool(n)
+        fits = {
+            MatMulShardingPolicy.UNSHARDED: not any(split),
+            MatMulShardingPolicy.MATCHED_INNER: split == (False, True, True, False) and k == k_of_b,
+            MatMulShardingPolicy.UNMATCHED_INNER: split == (False, True, True, False) and not {*k} & {*k_of_b},
+            MatMulShardingPolicy.OUTER: split == (True, True, True, False) and m == k_of_b,
+            MatMulShardingPolicy.FULL: all(split) and m == k_of_b and n == k,
+            MatMulShardingPolicy.GENERAL: True,
+        }
+        return next(policy for policy, fit in fits.items() if fit)
 
     def split(self) -> dict[str, Axes]:
         """Over what m, k and n lie during the local products, as the policy names it."""

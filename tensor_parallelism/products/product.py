@@ -5,14 +5,12 @@ is a shard of the product, or a term of one if a summed letter is split.  The wa
 the axes of each letter.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +25,8 @@ Axes = tuple[str, ...]
 Shape = tuple[int, ...]
 Split = Mapping[str, Axes]
 """The axes of each letter, outermost first; a letter that is not a key is whole."""
+Change = tuple[TensorSharding, TensorSharding, Shape]
+"""The layout of a tensor before and after it is resharded, and its shape."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,16 @@ class Task:
         return tuple(self.extents[letter] for letter in self.contraction.out)
 
     @property
-    def lhs_gradient(self) -> Task:
+    def lhs_gradient(self) -> Self:
         """The product for the gradient of the left operand, with both gradients in the layouts of their tensors."""
-        return Task(self.contraction.lhs_gradient, self.out, self.rhs, self.lhs, self.out_shape, self.rhs_shape,
-                    self.dtype, self.mesh)
+        return replace(self, contraction=self.contraction.lhs_gradient, lhs=self.out, out=self.lhs,
+                       lhs_shape=self.out_shape)
 
     @property
-    def rhs_gradient(self) -> Task:
+    def rhs_gradient(self) -> Self:
         """The product for the gradient of the right operand."""
-        return Task(self.contraction.rhs_gradient, self.lhs, self.out, self.rhs, self.lhs_shape, self.out_shape,
-                    self.dtype, self.mesh)
-
-    def axes_of(self, layout: TensorSharding, letters: str, letter: str) -> Axes:
-        """The axes of ``letter`` in a layout of ``letters``; none if it is not one of them."""
-        return layout.over(len(letters)).dims[letters.index(letter)].axes if letter in letters else ()
+        return replace(self, contraction=self.contraction.rhs_gradient, rhs=self.out, out=self.rhs,
+                       rhs_shape=self.out_shape)
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,15 @@ class ProductPlan:
     def mesh(self) -> Mesh:
         return self.task.mesh
 
+    @property
+    def moves(self) -> tuple[ReshardingPlan, ReshardingPlan, ReshardingPlan]:
+        """The reshardings of both operands and of the result."""
+        return self.lhs, self.rhs, self.out
+
     @cached_property
     def bytes_received(self) -> tuple[int, ...]:
         """The bytes that each rank receives in the three reshardings together."""
-        moves = (self.lhs, self.rhs, self.out)
-        return tuple(map(sum, zip(*(move.bytes_received for move in moves), strict=True)))
+        return bytes_by_rank((move.bytes_received for move in self.moves), self.mesh)
 
     @cached_property
     def flops(self) -> tuple[int, ...]:
@@ -103,35 +103,33 @@ class ProductPlan:
     @property
     def cost(self) -> tuple[int, int, int]:
         """Bytes and flops of all ranks together, then communications."""
-        moves = (self.lhs, self.rhs, self.out)
         flops = flops_of(self.task, dict(self.split))
-        return sum(self.bytes_received), flops, sum(move.communications for move in moves)
+        return sum(self.bytes_received), flops, sum(move.communications for move in self.moves)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The collectives that run, in order."""
-        steps = (step for move in (self.lhs, self.rhs, self.out) for step in move.steps)
-        return tuple(step.kind for step in steps if step.kind != "slice")
+        return tuple(step.kind for move in self.moves for step in move.steps if step.kind != "slice")
 
     def __str__(self) -> str:
         contraction = self.task.contraction
         left, right, result = (", ".join(letters) for letters in (contraction.lhs, contraction.rhs, contraction.out))
-        lines = [f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}"]
-        lines += _move_lines("A", self.lhs) + _move_lines("B", self.rhs)
         over = [f"{letter} over {', '.join(axes)}" for letter, axes in self.split if axes]
-        pending = self.out.source.partial
+        pending, flops = self.out.source.partial, sum(self.flops)
         waiting = f"; a sum over {', '.join(pending)} is pending" if pending else ""
-        flops = sum(self.flops)
-        lines.append(f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}")
-        lines += _move_lines("C", self.out)
-        return "\n".join([*lines, f"  in all {sum(self.bytes_received)} bytes, {flops} flops"])
+        return "\n".join([
+            f"C[{result}] = A[{left}] B[{right}] on {self.mesh!r}{': ' if self.why else ''}{self.why}",
+            *_move_lines("A", self.lhs), *_move_lines("B", self.rhs),
+            f"  multiply with {' and '.join(over) or 'nothing split'}: {flops} flops{waiting}",
+            *_move_lines("C", self.out), f"  in all {sum(self.bytes_received)} bytes, {flops} flops",
+        ])
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
 
 
 def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
-    if not any(step.kind != "slice" for step in plan.steps):
+    if not plan.communications:
         after = f" -> {plan.target.short()}, local" if plan.steps else " as it is"
         return [f"  {name} {plan.source.short()}{after}"]
     rows = str(plan).splitlines()[1:]
@@ -140,19 +138,16 @@ def _move_lines(name: str, plan: ReshardingPlan) -> list[str]:
 
 
 def product_plan(
-    task: Task, split: Split, *, lhs_partial: Axes = (), rhs_partial: Axes = (), why: str = ""
+    task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = (), why: str = ""
 ) -> ProductPlan:
     """The plan with each letter over the axes of ``split`` during the local products.
 
     ``lhs_partial``, ``rhs_partial``: sums that stay pending through the product.
     """
-    lhs, rhs, result = layouts_during(task, split, lhs_partial, rhs_partial)
+    moves = moves_around(task, split, lhs_partial, rhs_partial)
+    lhs, rhs, out = (plan_resharding(*move, task.dtype, task.mesh) for move in moves)
     return ProductPlan(
-        task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters),
-        plan_resharding(task.lhs, lhs, task.lhs_shape, task.dtype, task.mesh),
-        plan_resharding(task.rhs, rhs, task.rhs_shape, task.dtype, task.mesh),
-        plan_resharding(result, task.out, task.out_shape, task.dtype, task.mesh), why,
-    )
+        task, tuple((letter, tuple(split.get(letter, ()))) for letter in task.contraction.letters), lhs, rhs, out, why)
 
 
 def flops_of(task: Task, split: Split) -> int:
@@ -161,18 +156,16 @@ def flops_of(task: Task, split: Split) -> int:
     return task.contraction.flops(task.extents) * (task.mesh.size // used)
 
 
-def layouts_during(
-    task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()
-) -> tuple[TensorSharding, TensorSharding, TensorSharding]:
-    """The layouts of both operands during the local products, and the layout of their result."""
+def moves_around(task: Task, split: Split, lhs_partial: Axes = (), rhs_partial: Axes = ()) -> tuple[Change, ...]:
+    """What is resharded before and after the local products: both operands, and their result."""
     contraction = task.contraction
-    summed = tuple(axis for letter in contraction.summed for axis in split.get(letter, ()))
-    sides = ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
-             (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
+    summed = (axis for letter in contraction.summed for axis in split.get(letter, ()))
     lhs, rhs, result = (
-        TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in sides
+        TensorSharding(*(split.get(letter, ()) for letter in letters), partial=pending) for letters, pending in
+        ((contraction.lhs, lhs_partial), (contraction.rhs, rhs_partial),
+         (contraction.out, (*summed, *lhs_partial, *rhs_partial)))
     )
-    return lhs, rhs, result
+    return (task.lhs, lhs, task.lhs_shape), (task.rhs, rhs, task.rhs_shape), (result, task.out, task.out_shape)
 
 
 def run_product(device: Device, plan: ProductPlan, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
@@ -193,3 +186,14 @@ def moved(device: Device, plan: ReshardingPlan, x: NDArray[Any], *, spent: bool 
     """
     x = x.astype(plan.dtype, copy=False)
     return run_plan(device, plan, x, spent=spent) if plan.steps else x
+
+
+def bytes_by_rank(received: Iterable[tuple[int, ...]], mesh: Mesh) -> tuple[int, ...]:
+    """The bytes that each rank receives in all of some communications, of which each has them by rank."""
+    return tuple(map(sum, zip(*received, strict=True))) or (0,) * mesh.size
+
+
+def all_different(axes: Iterable[str]) -> bool:
+    """Whether no axis occurs twice."""
+    used = list(axes)
+    return len(set(used)) == len(used)

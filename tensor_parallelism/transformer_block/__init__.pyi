@@ -1,6 +1,5 @@
-from .plan import TransformerBlockPlan as TransformerBlockPlan
 from .policies import (
     TransformerBlockPolicy as TransformerBlockPolicy,
     TransformerBlockSharding as TransformerBlockSharding,
 )
-from .transformer_block import TransformerBlock as TransformerBlock
+from .transformer_block import TransformerBlock as TransformerBlock, TransformerBlockPlan as TransformerBlockPlan

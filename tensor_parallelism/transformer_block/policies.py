@@ -1,14 +1,13 @@
 """Named policies of sharding a block of a Transformer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Self
 
 from parallelism.sharding import TensorSharding
-from tensor_parallelism.attention import AttentionSharding, AttentionShardingPolicy
+from tensor_parallelism.attention import AttentionSharding, AttentionShardingPolicy, PolicyLayouts
 from tensor_parallelism.feed_forward import FeedForwardSharding
-from tensor_parallelism.products import Axes, check_layouts
+from tensor_parallelism.products import Axes, Sharding
 
 WHOLE = TensorSharding(None)
 NORMS = ("norm1", "norm1_bias", "norm2", "norm2_bias")
@@ -62,7 +61,9 @@ class TransformerBlockPolicy(Enum):
 
 
 @dataclass(frozen=True)
-class TransformerBlockSharding:
+class TransformerBlockSharding(
+    PolicyLayouts, Sharding, ndims=(3, 1, 1, 3, 3, 3, 3, 1, 1, 2, 1, 2, 1, 3), exactly=True
+):
     """The layouts of a block: of ``x``, ``out`` (y) and all weights.
 
     x and y are [batch, sequence, model]; ``norm1``, ``norm1_bias``, ``norm2``, ``norm2_bias`` and ``b2`` are [model]
@@ -90,8 +91,7 @@ class TransformerBlockSharding:
     out: TensorSharding
 
     def __post_init__(self) -> None:
-        dims = 3, 1, 1, 3, 3, 3, 3, 1, 1, 2, 1, 2, 1, 3
-        check_layouts(self, {field.name: n for field, n in zip(fields(self), dims, strict=True)}, exactly=True)
+        super().__post_init__()
         attention = self.attention
         expected = _layouts(attention)
         wrong = [field.name for field in fields(self) if getattr(self, field.name) != expected[field.name]]
@@ -102,48 +102,13 @@ class TransformerBlockSharding:
             )
 
     @classmethod
-    def unsharded(cls, batch: str | Axes = ()) -> TransformerBlockSharding:
-        """The layouts of `TransformerBlockPolicy.UNSHARDED`."""
-        return cls._of(AttentionSharding.unsharded(batch))
+    def split_over(cls, batch: str | Axes, rows: str | Axes, heads: str | Axes, kv_heads: str | Axes) -> Self:
+        return cls(**_layouts(AttentionSharding.split_over(batch, rows, heads, kv_heads)))
 
     @classmethod
-    def megatron(
-        cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
-    ) -> TransformerBlockSharding:
-        """The layouts of `TransformerBlockPolicy.MEGATRON`, heads and hidden dim over ``axes``.
-
-        With ``whole_keys``, wk and wv are whole.
-        """
-        return cls._of(AttentionSharding.megatron(axes, batch, whole_keys=whole_keys))
-
-    @classmethod
-    def sequence(
-        cls, axes: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
-    ) -> TransformerBlockSharding:
-        """The layouts of `TransformerBlockPolicy.SEQUENCE`, heads, hidden dim and sequence over ``axes``."""
-        return cls._of(AttentionSharding.sequence(axes, batch, whole_keys=whole_keys))
-
-    @classmethod
-    def ring(cls, axes: str | Axes, batch: str | Axes = ()) -> TransformerBlockSharding:
-        """The layouts of `TransformerBlockPolicy.RING` and ``ULYSSES``, the sequence over ``axes``."""
-        return cls._of(AttentionSharding.ring(axes, batch))
-
-    @classmethod
-    def ulysses(cls, axes: str | Axes, batch: str | Axes = ()) -> TransformerBlockSharding:
+    def ulysses(cls, axes: str | Axes, batch: str | Axes = ()) -> Self:
         """The layouts of `ring`; give `TransformerBlock` the policy ``ULYSSES``, too."""
         return cls.ring(axes, batch)
-
-    @classmethod
-    def megatron_ring(
-        cls, heads: str | Axes, rows: str | Axes, batch: str | Axes = (), *, whole_keys: bool = False
-    ) -> TransformerBlockSharding:
-        """The layouts of `TransformerBlockPolicy.MEGATRON_RING`: heads and hidden dim over ``heads``, sequence over
-        ``rows``.  With ``whole_keys``, wk and wv are whole."""
-        return cls._of(AttentionSharding.megatron_ring(heads, rows, batch, whole_keys=whole_keys))
-
-    @classmethod
-    def _of(cls, attention: AttentionSharding) -> TransformerBlockSharding:
-        return cls(**_layouts(attention))
 
     @property
     def attention(self) -> AttentionSharding:

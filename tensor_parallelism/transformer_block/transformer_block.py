@@ -1,44 +1,68 @@
-"""`TransformerBlock`: attention and a feed-forward block, each after a norm and with a residual addition."""
+"""`TransformerBlock`: attention and a feed-forward block, each after a norm and with a residual addition.
 
-from __future__ import annotations
+Its plan is the plans of its parts, with all their communications in order.
+"""
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.kernels import splitmix64
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from tensor_parallelism.attention import Attention, AttentionShardingPolicy, dtype_of, zigzag_order
-from tensor_parallelism.feed_forward import FeedForward, check_biases
-from tensor_parallelism.layers import Dropout, LayerNorm, RMSNorm
-from tensor_parallelism.layers.dropout import counted
-from tensor_parallelism.products import PlannedOperation, Shape, check_gradient
-from tensor_parallelism.transformer_block.plan import TransformerBlockPlan
+from tensor_parallelism.attention import Attention, AttentionPlan, AttentionShardingPolicy
+from tensor_parallelism.feed_forward import FeedForward, FeedForwardPlan
+from tensor_parallelism.layers import Dropout, LayerNorm, RMSNorm, counted
+from tensor_parallelism.products import LayerPlan, Move, Plan, PlannedOperation, Shape, check_shard
 from tensor_parallelism.transformer_block.policies import TransformerBlockPolicy, TransformerBlockSharding
 
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
+Saved = tuple[list[tuple[Any, Any, Any]], "TransformerBlockPlan"]
+"""What the backward needs: of each half what its norm, what follows it, and its dropout saved; and the plan."""
 
 
-class Saved(NamedTuple):
-    """The values that the parts saved for their backward; None for a dropout that drops nothing."""
+@dataclass(frozen=True)
+class TransformerBlockPlan(Plan):
+    """The plans of a block's parts; ``print`` it.
 
-    norm1: Any
-    attention: Any
-    dropout1: Any
-    norm2: Any
-    feed_forward: Any
-    dropout2: Any
-    shape: Shape
-    """The shape of the whole x."""
-    dtype: np.dtype[Any]
+    `bytes_received` has the bytes that each rank receives in the forward, `backward_bytes_received` those of the
+    backward.
+    """
+
+    mesh: Mesh
+    shapes: tuple[Shape, ...]
+    """The shapes of the whole x and weights."""
+    norm1: LayerPlan
+    attention: AttentionPlan
+    norm2: LayerPlan
+    feed_forward: FeedForwardPlan
+
+    @property
+    def _parts(self) -> dict[str, Plan]:
+        return {"norm 1": self.norm1, "attention": self.attention, "norm 2": self.norm2,
+                "feed-forward": self.feed_forward}
+
+    @cached_property
+    def forward_moves(self) -> tuple[Move, ...]:
+        return tuple(move._replace(what=f"{part}: {move.what}") for part, plan in self._parts.items()
+                     for move in plan.forward_moves)
+
+    @cached_property
+    def backward_moves(self) -> tuple[Move, ...]:
+        return tuple(move._replace(what=f"{part}: {move.what}") for part, plan in reversed(self._parts.items())
+                     for move in plan.backward_moves)
+
+    def __str__(self) -> str:
+        of = self.attention.shapes
+        return "\n".join([f"a block of x{list(of.x)}, {of.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
+                          *self.table(), f"  in all {self.totals()}"])
 
 
-class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
+class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlockPlan]):
     """``cluster.run(TransformerBlock(sharding), x, *weights).result`` is the output y of a pre-norm block:
 
         a = x + dropout(attention(norm(x)))
@@ -68,14 +92,14 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
     heads that cannot be split.
     """
 
-    sharding: TransformerBlockSharding
+    KIND = TransformerBlockSharding
 
     def __init__(
         self, sharding: TransformerBlockSharding, policy: TransformerBlockPolicy | None = None, *,
         causal: bool = False, zigzag: bool = False, rotary_base: float | None = None, norm: str = "layer_norm",
         activation: str = "gelu", dropout: float = 0.0, seed: int = 0, epsilon: float = 1e-5,
     ) -> None:
-        super().__init__(sharding, TransformerBlockSharding)
+        super().__init__(sharding)
         self.policy = self._allowed(policy, TransformerBlockPolicy, sharding.policies)
         if norm not in NORMS:
             raise ValueError(f"norm is one of {', '.join(NORMS)}, got {norm!r}")
@@ -124,83 +148,86 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The shards of x and the weights, and the step, by rank."""
         arrays, step = self._arrays_and_step(*args)
-        self.plan([array.shape for array in arrays], mesh, dtype_of(arrays))
-        if self.attention.zigzag:
-            arrays[0] = arrays[0][:, self._order(arrays[0].shape[1], mesh)]
-        return [(*mine, step) for mine in self._shards(mesh, arrays)]
+        return [(*mine, step) for mine in super().inputs(mesh, *arrays)]
 
     def forward(self, device: Device, *shards: Any) -> tuple[Array, Saved]:
         """This device's shard of y, from its shards of x and the weights, and the step, if there is one."""
         arrays, step = self._arrays_and_step(*shards)
-        dtype = dtype_of(arrays)
+        dtype = self._dtype(arrays)
         plan = self.plan(self._whole(device, arrays), device.mesh, dtype)
-        for name, array, held in zip(self.NAMES, arrays, plan.held[device.rank], strict=True):
-            if array.shape != held:
-                raise ValueError(f"{name} is of the shape of its shard, {held} on rank {device.rank}, got "
-                                 f"{array.shape}")
+        for name, array, shape in zip(self.NAMES, arrays, plan.shapes, strict=True):
+            check_shard(device, array, getattr(self.sharding, name), shape, name)
         x, *weights = (array.astype(dtype, copy=False) for array in arrays)
-        norm1, attention, norm2, feed_forward = self._parts(weights)
         shape, *shapes = plan.shapes
-        of_norms, of_weights, _, (w1, _, w2, _) = self._parts(shapes)
         rows = plan.attention.rows(device.rank) if self.attention.zigzag else None
-
-        y, of_norm1 = self.norm1.forward(device, x, *norm1, shapes=[shape, *of_norms])
-        y, of_attention = self.attention.forward(device, y, *attention, shapes=[shape, *of_weights])
-        a, of_dropout1 = _added(device, self.dropout1, y, x, step, shape, rows)
-        y, of_norm2 = self.norm2.forward(device, a, *norm2, shapes=[shape, *of_norms])
-        y, of_feed_forward = self.feed_forward.forward(device, y, *feed_forward, shapes=(shape, w1, w2))
-        y, of_dropout2 = _added(device, self.dropout2, y, a, step, shape, rows)
-        return y, Saved(of_norm1, of_attention, of_dropout1, of_norm2, of_feed_forward, of_dropout2, shape, dtype)
+        saved = []
+        for (norm, inner, dropout), here, whole in zip(
+            self._halves, self._by_half(weights), self._by_half(shapes), strict=True
+        ):
+            y, of_norm = norm.forward(device, x, *here[0], shapes=[shape, *whole[0]])
+            y, of_inner = inner.forward(device, y, *here[1], shapes=[shape, *whole[1]])
+            y, mask = (y, None) if dropout is None else dropout.forward(device, y, step, shape=shape, rows=rows)
+            y += x
+            x = y
+            saved.append((of_norm, of_inner, mask))
+        return x, (saved, plan)
 
     def backward(self, device: Device, saved: Saved, grad: Any) -> tuple[Array, ...]:
         """The gradients of x and the weights in their layouts, from the gradient of y in its layout.
 
         With a ring, call it only once for each forward.
         """
-        grad = check_gradient(device, grad, self.sharding.out, saved.shape).astype(saved.dtype, copy=False)
-
-        inner = grad if self.dropout2 is None else self.dropout2.backward(device, saved.dropout2, grad)[0]
-        inner, *feed_forward = self.feed_forward.backward(device, saved.feed_forward, inner)
-        grad_a, *norm2 = self.norm2.backward(device, saved.norm2, inner)
-        grad_a += grad
-        inner = grad_a if self.dropout1 is None else self.dropout1.backward(device, saved.dropout1, grad_a)[0]
-        inner, *attention = self.attention.backward(device, saved.attention, inner)
-        x_grad, *norm1 = self.norm1.backward(device, saved.norm1, inner)
-        x_grad += grad_a
-        return x_grad, *norm1, *attention, *norm2, *feed_forward
+        halves, plan = saved
+        grad = check_shard(device, grad, self.sharding.out, plan.shapes[0]).astype(plan.attention.dtype, copy=False)
+        weight_grads: list[Array] = []
+        for (norm, inner, dropout), (of_norm, of_inner, mask) in zip(self._halves[::-1], halves[::-1], strict=True):
+            dropped = grad if dropout is None else dropout.backward(device, mask, grad)[0]
+            inner_grad, *of_weights = inner.backward(device, of_inner, dropped)
+            x_grad, *of_parameters = norm.backward(device, of_norm, inner_grad)
+            x_grad += grad
+            grad = x_grad
+            weight_grads = [*of_parameters, *of_weights, *weight_grads]
+        return grad, *weight_grads
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Array:
         """The whole y, with its rows in the original order."""
         return self.attention.result(mesh, outputs)
 
+    def _dtype(self, arrays: Sequence[Array]) -> np.dtype[Any]:
+        return self.attention._dtype(arrays)
+
+    def _shards(self, mesh: Mesh, arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
+        x, *weights = arrays
+        return super()._shards(mesh, [self.attention.ordered(x, mesh), *weights])
+
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: np.dtype[Any]) -> TransformerBlockPlan:
         if len(shapes) != len(self.NAMES):
             raise ValueError(f"a plan is for the shapes of {', '.join(self.NAMES)}, got {len(shapes)} shapes")
-        x = shapes[0]
-        named = dict(zip(self.NAMES, shapes, strict=True))
-        norm1, attention, norm2, feed_forward = self._parts(shapes[1:])
-        w1, b1, w2, b2 = feed_forward
+        x, *weights = shapes
+        (norm1, attention), (norm2, feed_forward) = self._by_half(weights)
         of_attention = self.attention.plan([x, *attention], mesh, dtype)
-        of_feed_forward = self.feed_forward.plan((x, w1, w2), mesh, dtype)
-        check_biases(w1, b1, w2, b2)
-        for name in ("wo", "w2"):
-            if named[name][-1] != x[-1]:
+        of_feed_forward = self.feed_forward.plan([x, *feed_forward], mesh, dtype)
+        for name, shape in zip(self.NAMES, shapes, strict=True):
+            if name in ("wo", "w2") and shape[-1] != x[-1]:
                 raise ValueError(f"the last extent of {name} is that of x, because both are added, got x "
-                                 f"of shape {x} and {name} of {named[name]}")
-        for name in (name for name in self.NAMES if name.startswith("norm")):
-            if named[name] != x[-1:]:
-                raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {named[name]}")
+                                 f"of shape {x} and {name} of {shape}")
+            if name.startswith("norm") and shape != x[-1:]:
+                raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
         return TransformerBlockPlan(
-            shapes, tuple(getattr(self.sharding, name) for name in self.NAMES),
-            self.norm1.plan([x, *norm1], mesh, dtype), of_attention,
+            mesh, shapes, self.norm1.plan([x, *norm1], mesh, dtype), of_attention,
             self.norm2.plan([x, *norm2], mesh, dtype), of_feed_forward,
         )
 
-    def _parts(self, weights: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """The entries of the first norm, of attention, of the second norm and of the feed-forward block."""
+    @property
+    def _halves(self) -> list[tuple[Any, Any, Dropout | None]]:
+        """The norm, what follows it, and the dropout before the residual addition."""
+        return [(self.norm1, self.attention, self.dropout1), (self.norm2, self.feed_forward, self.dropout2)]
+
+    def _by_half(self, weights: Sequence[Any]) -> list[tuple[Sequence[Any], Sequence[Any]]]:
+        """For each half the entries of its norm, and of what follows it."""
         of_norm = len(self.norm1.NAMES) - 1
-        cuts = np.cumsum([0, of_norm, 4, of_norm, 4]).tolist()
-        return tuple(weights[start:stop] for start, stop in pairwise(cuts))
+        halves = weights[: of_norm + 4], weights[of_norm + 4 :]
+        return [(half[:of_norm], half[of_norm:]) for half in halves]
 
     def _arrays_and_step(self, *args: Any) -> tuple[list[Array], int]:
         """The arguments as arrays, and the step; 0 if it is not given."""
@@ -218,19 +245,3 @@ class TransformerBlock(PlannedOperation[TransformerBlockPlan]):
         whole = {"x": x, "wq": wq, "wk": wk, "wv": wk, "wo": (*wq[1:], *x[2:]), "w1": w1, "b1": w1[1:],
                  "w2": (*w1[1:], *x[2:])}
         return [whole.get(name, x[2:]) for name in self.NAMES]
-
-    def _order(self, sequence: int, mesh: Mesh) -> npt.NDArray[np.intp]:
-        return zigzag_order(sequence, [mesh.shape[axis] for axis in self.sharding.x.dims[1].axes])
-
-
-def _added(
-    device: Device, dropout: Dropout | None, y: Array, x: Array, step: int, shape: Shape,
-    rows: npt.NDArray[np.intp] | None,
-) -> tuple[Array, Any]:
-    """The residual addition: ``x`` plus ``y`` after dropout, and the mask; ``y`` may be overwritten."""
-    saved = None
-    if dropout is not None:
-        y, saved = dropout.forward(device, y, step, shape=shape, rows=rows)
-    y += x
-    return y, saved
-

@@ -63,9 +63,10 @@ def train(device: Device, operation: MixtureOfExperts, grad: Any, *shards: Any) 
     """The kernel: forward, then backward. It also returns the choices of the router for this device's tokens."""
     out, saved = operation.forward(device, *shards)
     grads = operation.backward(device, saved, grad, ALPHA)
-    chosen, shape = saved.choice.experts, (*out.shape[:-1], operation.top_k)
-    return (out, *grads, chosen.reshape(shape), saved.dispatch.kept.reshape(shape),
-            kept_by_expert(saved.dispatch, chosen, saved.shapes[1][1]), saved.balance_loss)
+    chosen, kept = saved.choice.experts, saved.dispatch.kept
+    rows = kept_by_expert(saved.dispatch, chosen, saved.plan.shapes[1][1])
+    shape = *out.shape[:-1], operation.top_k
+    return out, *grads, chosen.reshape(shape), kept.reshape(shape), rows, saved.balance_loss
 
 
 def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:

@@ -82,7 +82,7 @@ def expected(k, factor):
 def step(device, operation, grad, *shards):
     out, saved = operation.forward(device, *shards)
     seen = saved.balance_loss, saved.dispatch.kept, kept_by_expert(saved.dispatch, saved.choice.experts,
-                                                                 saved.shapes[1][1])
+                                                                 saved.plan.shapes[1][1])
     return out, *operation.backward(device, saved, grad, ALPHA), seen
 
 

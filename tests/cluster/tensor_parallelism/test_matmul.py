@@ -12,7 +12,7 @@ from parallelism import Mesh, TensorSharding
 from parallelism.recorder import record
 from parallelism.resharding import plan_resharding
 from tensor_parallelism import Contraction, MatMul, MatMulSharding, MatMulShardingPolicy, Seconds
-from tensor_parallelism.products.product import moved
+from tensor_parallelism.products import moved
 from vcluster import DeviceFailedError, Sharded
 
 T, P = TensorSharding, MatMulShardingPolicy

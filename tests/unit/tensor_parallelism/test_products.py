@@ -187,10 +187,8 @@ def test_no_way_receives_less_than_the_bound_by_which_ways_are_left_out(seed):
                 mesh)
     costs = []
     for way in choice._ways(task):
-        split = dict(zip(task.contraction.letters, way[0], strict=True))
-        plan = product_plan(task, split, lhs_partial=way[1], rhs_partial=way[2])
-        moves = plan.lhs, plan.rhs, plan.out
-        for least, move in zip(choice._least_received(task, way), moves, strict=True):
+        plan = product_plan(task, *way)
+        for least, move in zip(choice._least_received(task, way), plan.moves, strict=True):
             assert 0 <= least <= sum(move.bytes_received), str(plan)
         assert plan.cost[1] == sum(plan.flops)
         costs.append(plan.cost)
