@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import Algorithm
-from parallelism.algorithms.algorithms import REDUCING, algorithm, algorithms
+from parallelism.algorithms.algorithms import algorithm, algorithms
+from parallelism.algorithms.kinds import REDUCING
 from parallelism.collectives import buffers as chunks
 from parallelism.mesh import split_sizes
 
