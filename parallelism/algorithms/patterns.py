@@ -1,4 +1,4 @@
-"""The patterns that the collectives share: of messages (rings, doublings, trees, all to all), and of phases for pricing.
+"""The patterns that algorithms share: of messages (rings, doublings, trees, all to all), and of phases for pricing.
 
 A `Stage` is the messages of one step; all of a stage either reduce or replace.  A `Phase` is messages as arrays, each
 with its part of S.  Positions are 0 to g-1, d is a distance, k a step.  The records of the algorithms compose both.

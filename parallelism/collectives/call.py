@@ -7,6 +7,7 @@ The runtime, the recorder and the simulator describe their calls by these values
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -128,9 +129,7 @@ class Traffic(NamedTuple):
 
     def plus(self, other: Traffic) -> Traffic:
         """The traffic of two calls that count as one."""
-        sources = dict(self.sources)
-        for rank, nbytes in other.sources:
-            sources[rank] = sources.get(rank, 0) + nbytes
+        sources = Counter(dict(self.sources)) + Counter(dict(other.sources))
         call = self.call or other.call
         if self.call is not None and other.call is not None:
             call = replace(self.call, nbytes=self.call.nbytes + other.call.nbytes)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import Pairs
+from parallelism.collectives.buffers import block_nbytes
 from parallelism.collectives.call import MemberCall, even_buffer
 from parallelism.mesh import split_sizes
 
@@ -77,8 +78,7 @@ class Moved:
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position, bytes) of each other member that gives it any bytes."""
-        given = self._given(position)
-        return tuple((i, nbytes) for i, nbytes in enumerate(given.tolist()) if nbytes and i != position)
+        return tuple((i, n) for i, n in enumerate(self._given(position).tolist()) if n and i != position)
 
 
 @lru_cache(maxsize=4096)
@@ -99,8 +99,7 @@ def _pieces(call: MemberCall, size: int) -> Ints:
     assert call.shape is not None
     if not call.of_kind.cuts:
         return np.array(split_sizes(prod(call.shape), (size,)), np.int64) * call.dtype.itemsize
-    rest = call.dtype.itemsize * prod(n for d, n in enumerate(call.shape) if d != call.dim)
-    return np.array(call.sizes or split_sizes(call.shape[call.dim], (size,)), np.int64) * rest
+    return np.array(block_nbytes(call.shape, call.dtype.itemsize, size, call.dim, call.sizes), np.int64)
 
 
 def _cut(calls: Sequence[MemberCall]) -> Any:

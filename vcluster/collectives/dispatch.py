@@ -40,7 +40,6 @@ from parallelism.collectives import (
     plain_pairs,
     refuse_out_of_tree,
 )
-from parallelism.collectives.arguments import integer
 from parallelism.collectives.call import traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, Lane, ReduceOp
@@ -338,13 +337,8 @@ def described(
     ``base`` holds the fields of the call that do not depend on the value. ``ValueError`` or ``TypeError`` for wrong
     arguments, before anything is sent.
     """
-    dim, concat_dim = integer("dim", dim), integer("dim", concat_dim)
     fields, array, reducing = call_fields(
         kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
-    if array is not None:
-        if reducing is not None:
-            array = array.astype(reducing.dtype, copy=False)
-        fields |= {"dtype": array.dtype, "shape": array.shape}
     call = Call(kind, **fields, **base)
     if call.algorithm is not None or call.pairs is not None:
         call.steps()  # refuses an algorithm, or pairs, that do not apply

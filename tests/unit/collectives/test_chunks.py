@@ -315,11 +315,11 @@ def test_inputs_stay_untouched(name):
 
 
 @pytest.mark.parametrize(("collective", "x", "options", "words"), [
-    ("scatter", np.array(1.0), {}, "scatter cuts its array along dim 0, and a 0-d array has none"),
+    ("scatter", np.array(1.0), {}, "scatter splits its array along a dim, and a 0-d one has none"),
     ("reduce_scatter", np.array(1.0), {}, "0-d"),
     ("all_to_all", np.array(1.0), {}, "0-d"),
     ("scatter", np.ones((2, 3)), {"dim": 2}, r"from -2 to 1 for shape \(2, 3\), got 2"),
-    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 sizes that add up to 5, the extent of dim 0; got \(1, 2, 1\)"),
+    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 split_sizes that add up to 5, the extent of dim 0; got \(1, 2, 1\)"),
     ("all_to_all", np.ones(5), {"sizes": (4, 1)}, r"got \(4, 1\)"),
     ("all_to_all", np.ones(5), {"sizes": (6, -1, 0)}, r"got \(6, -1, 0\)"),
     ("all_reduce", None, {}, "all_reduce needs an array at position 0, got None"),
