@@ -46,9 +46,10 @@ from parallelism.operation import Groups, Lane, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, INLINE_BYTES, Call, Group, group_key
-from vcluster.collectives.last_arriver import FEWEST_MEMBERS, LastArriver
+from vcluster.collectives.group import DESCRIPTION_BYTES, Call, Group, group_key
+from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
+from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
 from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
 from vcluster.messages.forms import pack
@@ -73,9 +74,8 @@ def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
         return None
     if all(call.nbytes <= INLINE_BYTES for call in givers):
         return LastArriver if len(calls) >= FEWEST_MEMBERS else Prepared
-    if all(call.nbytes > INLINE_BYTES for call in givers) and is_contiguous(givers[0]):
-        return PreparedZeroCopy
-    return None
+    all_large = all(call.nbytes > INLINE_BYTES for call in givers)
+    return PreparedZeroCopy if all_large and is_contiguous(givers[0]) else None
 
 
 class CheckedCall:
@@ -179,8 +179,7 @@ class Collectives:
                 return self._outside(kind, x, out, async_op)
             base: dict[str, Any] = {
                 "ranks": members, "position": members.index(self._rank), "axes": axis_names, "algorithm": algorithm,
-                "root": checked_root(kind, root, len(members)),
-                "pairs": plain_pairs(pairs),
+                "root": checked_root(kind, root, len(members)), "pairs": plain_pairs(pairs),
             }
             if key is None and is_tree(x) and kind_of(kind).elementwise:
                 refuse_out_of_tree(kind, x, out)
@@ -341,7 +340,7 @@ def described(
         kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
     call = Call(kind, **fields, **base)
     if call.algorithm is not None or call.pairs is not None:
-        call.steps()  # refuses an algorithm, or pairs, that do not apply
+        call.over(call.size)  # refuses an algorithm, or pairs, that do not apply
     return call, array, reducing
 
 

@@ -11,20 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction, check_shape, copy_of, result_of
-from vcluster.collectives.group import INLINE_BYTES, Call, Group
+from vcluster.collectives.group import Call, Group
+from vcluster.collectives.thresholds import INLINE_BYTES, SHARED_RESULT_BYTES
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint, Wait
-
-SHARED_RESULT_BYTES = 1 << 14
-"""A new result of at least so many bytes lies in shared memory: its pages are used again, and peers can read it."""
+from vcluster.messages import Endpoint, Wait
 
 OnMessage = Callable[[str, int, int], None]
 """Called for every message with "send" or "recv", the peer's rank, and the bytes."""

@@ -21,22 +21,17 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.algorithms import KINDS, Algorithm, CollectiveKind
+from parallelism.algorithms import KINDS, CollectiveKind
 from parallelism.collectives import MemberCall, check_agreement, text_of
 from vcluster.code import ClusterError
+from vcluster.collectives.thresholds import INLINE_BYTES
 from vcluster.memory import DIRECTORY_ENTRIES, LINE, STORES_IN_ORDER, Need
-from vcluster.messages import Wait
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint
-
-INLINE_BYTES = 1 << 16
-"""Payloads up to this size are copied into the slot."""
+from vcluster.messages import Endpoint, Wait
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
@@ -67,9 +62,9 @@ class Call(MemberCall):
         fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
                   self.op, self.pairs, self.form)
         description = marshal.dumps(fields, 2)
-        digest = blake2b(description, digest_size=8).digest()
         for name, value in (
-            ("description", description), ("signature", int.from_bytes(digest, "little") >> 2),
+            ("description", description),
+            ("signature", int.from_bytes(blake2b(description, digest_size=8).digest(), "little") >> 2),
             ("of_kind", KINDS.records.get(self.kind)),      # None only for a kind that another process alone knows
             ("nbytes", 0 if self.dtype is None else self.dtype.itemsize * prod(self.shape or ())),
         ):
@@ -79,15 +74,11 @@ class Call(MemberCall):
     def size(self) -> int:
         return len(self.ranks)
 
-    def steps(self) -> Algorithm:
-        """The algorithm as data. ``ValueError``, with the names that apply, if there is none of that name."""
-        return self.over(self.size)
-
     def as_seen_by(self, position: int, description: bytes) -> Call:
         """The call of another member of the group, from its description."""
         kind, name, dtype, shape, dim, concat_dim, sizes, root, op, pairs, form = marshal.loads(description)
         return replace(
-            self, kind=kind, position=position, algorithm=name, dtype=None if dtype is None else np.dtype(dtype),
+            self, kind=kind, position=position, algorithm=name, dtype=dtype and np.dtype(dtype),
             shape=shape, dim=dim, concat_dim=concat_dim, sizes=sizes, root=root, op=op, pairs=pairs, form=form,
         )
 
@@ -112,10 +103,8 @@ class Buffer:
         self.inline = start + DESCRIPTION_BYTES
 
     def read_description(self) -> bytes:
-        length, elsewhere = self.words[_LENGTH], self.words[_DESCRIPTION]
-        if elsewhere:
-            return bytes(self._arena.view[elsewhere : elsewhere + length])
-        return bytes(self._description[:length])
+        elsewhere = self.words[_DESCRIPTION]
+        return bytes((self._arena.view[elsewhere:] if elsewhere else self._description)[: self.words[_LENGTH]])
 
     def write(self, call: Call, payload: int, out: int, elsewhere: int) -> None:
         """``elsewhere`` is a block for a description that is too long for its place here, or 0."""
@@ -124,10 +113,8 @@ class Buffer:
         words[_PAYLOAD], words[_OUT] = payload, out
         if words[_DESCRIPTION] or elsewhere or self.described != call.signature:
             words[_LENGTH], words[_DESCRIPTION] = len(description), elsewhere
-            if elsewhere:
-                self._arena.view[elsewhere : elsewhere + len(description)] = description
-            else:
-                self._description[: len(description)] = description
+            place = self._arena.view[elsewhere:] if elsewhere else self._description
+            place[: len(description)] = description
             self.described = call.signature
 
     def array(self, place: int, call: Call) -> NDArray[Any] | None:
@@ -159,8 +146,7 @@ class Slot:
         self.released = (endpoint.arena.words(offset + 2 * LINE), endpoint.arena.words(offset + 2 * LINE + 8))
         first = offset + _WORDS_BYTES
         self.buffers = (Buffer(endpoint, first), Buffer(endpoint, first + _BUFFER_BYTES))
-        first += 2 * _BUFFER_BYTES
-        self.shared = first, first + INLINE_BYTES
+        self.shared = first + 2 * _BUFFER_BYTES, first + 2 * _BUFFER_BYTES + INLINE_BYTES
         """The offsets of the results that a last arriver makes for all."""
 
 
@@ -176,13 +162,16 @@ class Group:
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
         self._slots: list[Slot | None] = [None] * self.size
-        self._place = endpoint.heap.allocate(_SLOT_BYTES)
-        endpoint.arena.view[self._place : self._place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
-        self.own = self._slots[self.position] = Slot(endpoint, self._place)
+        place = endpoint.heap.allocate(_SLOT_BYTES)
+        endpoint.arena.view[place : place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
+        self.own = self._slots[self.position] = Slot(endpoint, place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
         self._looked_at = 0
         if self.size > 1:
-            self._enter_directory()
+            entry = endpoint.arena.words(self._entry(endpoint.number), 2)
+            entry[1] = place
+            endpoint.signals.fence()
+            entry[0] = self.key
 
     def post(
         self, call: Call, payload: NDArray[Any] | None, place: int, out: int
@@ -193,9 +182,8 @@ class Group:
         others may read it (the caller then waits until all have finished): its offset in the arena or, negative, its
         address.  ``out`` is likewise where the others write.
         """
-        sequence = self.sequence
+        sequence, endpoint = self.sequence, self._endpoint
         self.sequence += 1
-        endpoint = self._endpoint
         buffer = self.own.buffers[sequence & 1]
         blocks = self._blocks[sequence & 1]
         while blocks:
@@ -203,11 +191,9 @@ class Group:
         if payload is not None:
             place = buffer.inline
             buffer.array(place, call)[...] = payload  # type: ignore[index]
-        elsewhere = 0
         if len(call.description) > DESCRIPTION_BYTES:
-            elsewhere = endpoint.heap.allocate(len(call.description))
-            blocks.append(elsewhere)
-        buffer.write(call, place, out, elsewhere)
+            blocks.append(endpoint.heap.allocate(len(call.description)))
+        buffer.write(call, place, out, blocks[0] if blocks else 0)
         if not STORES_IN_ORDER:
             endpoint.signals.fence()
         self.own.tokens[sequence & 1][0] = call.signature + sequence
@@ -241,8 +227,8 @@ class Group:
         parity, token = sequence & 1, call.signature + sequence
         for slot in self.slots:
             if slot.tokens[parity][0] != token:
-                descriptions = [buffer.read_description() for buffer in self.buffers(sequence)]
-                calls = [call.as_seen_by(position, text) for position, text in enumerate(descriptions)]
+                buffers = self.buffers(sequence)
+                calls = [call.as_seen_by(place, buffer.read_description()) for place, buffer in enumerate(buffers)]
                 check_agreement(call.ranks, call.kind, calls)
                 return calls
         return [call] * self.size
@@ -254,13 +240,11 @@ class Group:
 
     def inline_views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
         """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
-        buffers = self.buffers(parity)
-        return [buffer.array(buffer.inline, call) for buffer, call in zip(buffers, calls, strict=True)]
+        return [buffer.array(buffer.inline, call) for buffer, call in zip(self.buffers(parity), calls, strict=True)]
 
     def views(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
         """The members' payloads, wherever they lie in the arena."""
-        buffers = self.buffers(sequence)
-        return [buffer.array(buffer.payload, call) for buffer, call in zip(buffers, calls, strict=True)]
+        return [buffer.array(buffer.payload, call) for buffer, call in zip(self.buffers(sequence), calls, strict=True)]
 
     def _wait(self, count: int, word: int) -> Wait:
         return Wait(lambda: self._all_have(count, word), lambda: self._missing(count, word))
@@ -286,13 +270,6 @@ class Group:
                 return False
         self._looked_at = 0
         return True
-
-    def _enter_directory(self) -> None:
-        place = self._entry(self._endpoint.number)
-        entry = self._endpoint.arena.words(place, 2)
-        entry[1] = self._place
-        self._endpoint.signals.fence()
-        entry[0] = self.key
 
     def _find(self, position: int) -> Slot | None:
         entry = self._endpoint.arena.words(self._entry(self.ranks[position]), 2)

@@ -10,6 +10,8 @@ from .process_memory import Peers as Peers, address_of as address_of
 from .signals import (
     NAPS_SECONDS as NAPS_SECONDS,
     NAPS_WITH_QUEUES_SECONDS as NAPS_WITH_QUEUES_SECONDS,
+    SPINS as SPINS,
+    SPINS_OF_A_THREAD as SPINS_OF_A_THREAD,
     STORES_IN_ORDER as STORES_IN_ORDER,
     Signals as Signals,
     give_way as give_way,

@@ -45,6 +45,12 @@ LOOKS = 100
 """Polls between two calls of `give_way` if each device has a core of its own. A call costs as much as a poll, and the
 core is seldom wanted."""
 
+SPINS = 200
+"""The number of calls of `give_way`, at most, before a process sleeps."""
+
+SPINS_OF_A_THREAD = 20
+"""The same for a device in a thread: the other devices cannot run while it spins."""
+
 NAPS_SECONDS = 1.0, 1.0
 """The first and the longest sleep. A sleeper that is not woken polls after the first, then backs off up to the
 longest."""
@@ -64,7 +70,7 @@ class Signals:
     """Waiting and waking of one endpoint."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200,
+        self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = SPINS,
         naps_seconds: tuple[float, float] = NAPS_SECONDS,
     ) -> None:
         self._arena = arena

@@ -12,6 +12,7 @@ from vcluster.memory import (
     NAPS_SECONDS,
     NAPS_WITH_QUEUES_SECONDS,
     RUNNING,
+    SPINS,
     Arena,
     Heap,
     Layout,
@@ -32,7 +33,7 @@ class Endpoint:
     """The base of the channels and the collectives of one device, or of the host."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = 200,
+        self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = SPINS,
         queues: Mapping[int, tuple[Any, Any]] | None = None,
     ) -> None:
         """``queues``: under the ``queue`` transport, for each peer the queue to it and the queue from it; else None."""

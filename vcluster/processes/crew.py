@@ -238,7 +238,7 @@ class ThreadCrew:
         for spec in specs:
             commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
             link = _QueueLink(spec.rank, commands, self._replies)
-            worker = Worker(spec, self._arena, link, spins=20, own_process=False)
+            worker = Worker(spec, self._arena, link, own_process=False)
             thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
             self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
             thread.start()

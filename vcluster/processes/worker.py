@@ -34,7 +34,7 @@ from vcluster.code import (
 )
 from vcluster.code.arguments import fill
 from vcluster.device import VirtualDevice
-from vcluster.memory import FINISHED, Arena, HomeCore, Layout
+from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
@@ -122,10 +122,11 @@ class DeviceSpec:
 class Worker:
     """Serves one device."""
 
-    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, spins: int, own_process: bool) -> None:
+    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, own_process: bool) -> None:
         self.spec = spec
         self._own_process = own_process
         self.link = link
+        spins = SPINS if own_process else SPINS_OF_A_THREAD
         self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
         self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
         self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
@@ -365,7 +366,7 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     arena = Arena(spec.layout.nbytes, descriptor.take())
     looks = LOOKS // spec.layout.size
     link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
-    worker = Worker(spec, arena, link, spins=200, own_process=True)
+    worker = Worker(spec, arena, link, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:

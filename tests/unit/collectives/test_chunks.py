@@ -318,10 +318,10 @@ def test_inputs_stay_untouched(name):
     ("scatter", np.array(1.0), {}, "scatter splits its array along a dim, and a 0-d one has none"),
     ("reduce_scatter", np.array(1.0), {}, "0-d"),
     ("all_to_all", np.array(1.0), {}, "0-d"),
-    ("scatter", np.ones((2, 3)), {"dim": 2}, r"from -2 to 1 for shape \(2, 3\), got 2"),
-    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 split_sizes that add up to 5, the extent of dim 0; got \(1, 2, 1\)"),
-    ("all_to_all", np.ones(5), {"sizes": (4, 1)}, r"got \(4, 1\)"),
-    ("all_to_all", np.ones(5), {"sizes": (6, -1, 0)}, r"got \(6, -1, 0\)"),
+    ("scatter", np.ones((2, 3)), {"dim": 2}, r"of 2 dims has dims -2 to 1, got 2"),
+    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 split_sizes that add up to 5, .* dim 0; got \[1, 2, 1\]"),
+    ("all_to_all", np.ones(5), {"sizes": (4, 1)}, r"got \[4, 1\]"),
+    ("all_to_all", np.ones(5), {"sizes": (6, -1, 0)}, r"got \[6, -1, 0\]"),
     ("all_reduce", None, {}, "all_reduce needs an array at position 0, got None"),
 ])
 def test_what_cannot_be_cut_is_refused(collective, x, options, words):
