@@ -52,7 +52,7 @@ from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
 from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
-from vcluster.messages.forms import pack
+from vcluster.messages.encoding import pack
 from vcluster.messages.work import issue
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,8 @@ def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) 
 
 def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An uninitialised array for a result."""
-    nbytes = dtype.itemsize
-    for extent in shape:
-        nbytes *= extent
-    return endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
+    is_large = dtype.itemsize * prod(shape) >= SHARED_RESULT_BYTES
+    return endpoint.heap.empty(shape, dtype) if is_large else np.empty(shape, dtype)
 
 
 def deliver(array: Any, out: NDArray[Any] | None) -> Any:

@@ -1,8 +1,10 @@
-from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan
+from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan, when_gone as when_gone
 from .core_affinity import HomeCore as HomeCore
 from .layout import (
+    CROWDED as CROWDED,
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
     EPOCH as EPOCH,
+    TOP as TOP,
     WIRE_BYTES as WIRE_BYTES,
     Layout as Layout,
 )

@@ -26,7 +26,7 @@ import numpy as np
 from vcluster.code import OperationCancelled
 from vcluster.memory.arena import Arena
 from vcluster.memory.core_affinity import HomeCore
-from vcluster.memory.layout import Layout
+from vcluster.memory.layout import SLEEPING, WAKE, Layout
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -80,10 +80,10 @@ class Signals:
         self.looks = LOOKS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(0)
-        self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
+        self._sleeping = [arena.words(layout.word(e, SLEEPING)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
-        self._address = arena.address + layout.wake_word(endpoint)
-        self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.wake_word(e)) for e in range(layout.endpoints)]
+        self._address = arena.address + layout.word(endpoint, WAKE)
+        self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.word(e, WAKE)) for e in range(layout.endpoints)]
         self._word = self._words[endpoint]
         self._sleep: Callable[[int, int, int], None] = _nap
         self._rouse: Callable[[int], None] | None = None
@@ -131,7 +131,7 @@ class Signals:
             if sleeping[endpoint][0]:
                 self._words[endpoint][0] += 1
                 if self._rouse is not None:
-                    self._rouse(self._arena.address + self._layout.wake_word(endpoint))
+                    self._rouse(self._arena.address + self._layout.word(endpoint, WAKE))
 
     def cancel(self) -> None:
         """Make every pending and every later wait raise `OperationCancelled`."""

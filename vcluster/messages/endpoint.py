@@ -5,14 +5,17 @@ Each device has an endpoint, and so has the host.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vcluster.memory import (
+    CROWDED,
     NAPS_SECONDS,
     NAPS_WITH_QUEUES_SECONDS,
     RUNNING,
     SPINS,
+    TOP,
     Arena,
     Heap,
     Layout,
@@ -24,9 +27,6 @@ from vcluster.memory import (
 from vcluster.messages.blocks import HOLDER, TAKEN
 from vcluster.messages.mailbox import Mailbox
 from vcluster.messages.tasks import Tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 
 class Endpoint:
@@ -43,12 +43,12 @@ class Endpoint:
         self.capacity = capacity
         naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
         self.signals = Signals(arena, layout, number, spins=spins, naps_seconds=naps)
-        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
+        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.word(number, TOP)))
         self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues
         self.mailboxes: dict[int, Mailbox] = {}
-        self._crowded = arena.words(layout.crowded_word(number))
+        self._crowded = arena.words(layout.word(number, CROWDED))
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)

@@ -16,7 +16,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.pickling import environment
-from vcluster.memory import Arena, Layout, Status
+from vcluster.memory import TOP, Arena, Layout, Status
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
@@ -244,7 +244,7 @@ class Body:
         for owner in range(layout.endpoints):
             words(layout.held_word(rank, owner))[0] = 0
         if not any(words(layout.held_word(holder, rank))[0] for holder in range(layout.endpoints)):
-            words(layout.top_word(rank))[0] = 0
+            words(layout.word(rank, TOP))[0] = 0
             self.arena.clear(layout.region(rank), layout.region_nbytes)
 
 
