@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from multiprocessing import Pipe
 from typing import Any, NamedTuple, Protocol
 
@@ -112,13 +112,9 @@ class ProcessCrew:
     def send(self, rank: int, message: Any) -> None:
         if message is None or message is not self._last_sent[0]:
             self._last_sent = message, pickle.dumps(message, 5)
-        self.send_bytes(rank, self._last_sent[1])
-
-    def send_bytes(self, rank: int, data: bytes) -> None:
-        wire = self._wires.get(rank)
-        if wire is not None:
+        if rank in self._wires:
             with suppress(OSError):  # `receive` will report its death
-                wire.send(data)
+                self._wires[rank].send(self._last_sent[1])
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
         for _ in range(1 + LOOKS // (1 + len(self._wires))):
@@ -167,16 +163,15 @@ class ProcessCrew:
             os.write(self._waker[1], b"!")
 
     def interrupt(self, rank: int) -> None:
-        process = self._processes.get(rank)
-        if process is not None and process.pid is not None and INTERRUPT is not None:
+        pid = self._processes[rank].pid if rank in self._processes else None
+        if pid is not None and INTERRUPT is not None:
             with suppress(ProcessLookupError):
-                os.kill(process.pid, INTERRUPT)
+                os.kill(pid, INTERRUPT)
 
     def kill(self, rank: int) -> bool:
-        process = self._processes.get(rank)
-        if process is not None:
+        if rank in self._processes:
             self._killed.add(rank)
-            process.kill()
+            self._processes[rank].kill()
         return True
 
     def printing(self) -> AbstractContextManager[object]:
@@ -239,7 +234,7 @@ class ThreadCrew:
             commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
             link = _QueueLink(spec.rank, commands, self._replies)
             worker = Worker(spec, self._arena, link, own_process=False)
-            thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
+            thread = threading.Thread(target=worker.serve, name=f"vcluster-{spec.rank}", daemon=True)
             self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
             thread.start()
             ranks.append(spec.rank)
@@ -268,14 +263,13 @@ class ThreadCrew:
     @contextmanager
     def printing(self) -> Iterator[None]:
         """Send what a device's thread prints through its link, like that of a process. Other threads print normally."""
-        before = sys.stdout, sys.stderr
-        outputs = {device.thread.ident: device.worker.output for device in self._devices.values()}
-        sys.stdout = _ByThread(before[0], {ident: streams["stdout"] for ident, streams in outputs.items()})
-        sys.stderr = _ByThread(before[1], {ident: streams["stderr"] for ident, streams in outputs.items()})
-        try:
+        devices = self._devices.values()
+
+        def by_thread(name: str) -> Any:
+            return _ByThread(getattr(sys, name), {each.thread.ident: each.worker.output[name] for each in devices})
+
+        with redirect_stdout(by_thread("stdout")), redirect_stderr(by_thread("stderr")):
             yield
-        finally:
-            sys.stdout, sys.stderr = before
 
     def close(self) -> None:
         for device in self._devices.values():
@@ -304,11 +298,6 @@ def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
                     f"the process of rank {rank} ended with exit code {message.exitcode} while it started; "
                     f"see what it printed above"
                 )
-
-
-def _serve(worker: Worker) -> None:
-    worker.link.send("ready")
-    worker.serve()
 
 
 class _QueueLink:

@@ -99,8 +99,11 @@ class Printed(NamedTuple):
 class Link(Protocol):
     """The connection between a device and its host for short messages."""
 
-    def send(self, message: Any) -> None: ...
-    def receive(self) -> Any: ...
+    def send(self, message: Any) -> None:
+        """Send a message."""
+
+    def receive(self) -> Any:
+        """Block until there is a message, and return it."""
 
     def settle(self) -> None:
         """Wait until a pending interrupt has been raised."""
@@ -138,7 +141,8 @@ class Worker:
         """The code of the program that runs."""
 
     def serve(self) -> None:
-        """Execute the host's commands until it sends None."""
+        """Say that the device is ready, and execute the host's commands until it sends None."""
+        self.link.send("ready")
         if self._own_process:
             self.endpoint.signals.home = HomeCore(self.spec.rank)
         while True:
@@ -181,8 +185,9 @@ class Worker:
         try:
             output = self._call(command)
             self.endpoint.status.set(device.rank, FINISHED)
-            place = self._hand_back(output)
-            return Done(place, self._lent_record(), self._counts(), device.collectives.dropped)
+            place, boxes = self._hand_back(output), self.endpoint.mailboxes
+            counts = {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
+            return Done(place, self._lent_record(), counts, device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
             if signals.saw_cancellation:  # the kernel may have made another exception of it
@@ -272,10 +277,6 @@ class Worker:
                 return hand_over(self.endpoint, encode(record, "the record"), self.spec.layout.host)
         return pickle.dumps(record, 5)
 
-    def _counts(self) -> dict[int, tuple[int, int]]:
-        boxes = self.endpoint.mailboxes
-        return {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
-
 
 def keep_freed_memory() -> None:
     """Let the C library keep the freed memory of temporary arrays, so that the next arrays cause no page faults.
@@ -364,15 +365,14 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())
-    looks = LOOKS // spec.layout.size
-    link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
+    place, looks = spec.layout.wire(spec.rank), LOOKS // spec.layout.size
+    link = _WireLink(Wire(arena, place, connection, host=False, looks=looks))
     worker = Worker(spec, arena, link, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
     save_coverage = measure()
-    link.send("ready")
     with suppress(EOFError, OSError):  # the host is gone
         worker.serve()
     save_coverage()
