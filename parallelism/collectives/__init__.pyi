@@ -21,9 +21,10 @@ from .call import (
     SCALAR as SCALAR,
     CollectiveCall as CollectiveCall,
     MemberCall as MemberCall,
+    Moved as Moved,
     Traffic as Traffic,
+    moved_alike as moved_alike,
 )
-from .direct_traffic import Moved as Moved, moved_alike as moved_alike
 from .explanation import Explanation as Explanation, explain as explain
 from .registration import register_algorithm as register_algorithm, register_kind as register_kind
 from .results import (

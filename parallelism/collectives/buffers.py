@@ -67,9 +67,8 @@ def start(
     if kind.cuts:
         first = position * size if kind.unit == BLOCKS_OF_ALL else 0
         return dict(enumerate(_blocks(collective, x, size, dim, sizes), first))
-    if algorithm.chunks == 1:
-        return {0: x}
-    return dict(enumerate(_blocks(collective, x.reshape(-1), algorithm.chunks, 0, None)))
+    return {0: x} if algorithm.chunks == 1 else dict(
+        enumerate(_blocks(collective, x.reshape(-1), algorithm.chunks, 0, None)))
 
 
 def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:

@@ -102,9 +102,7 @@ def result_of(
         return reduced(parts, reduction)
     if kind.joins:
         return joined(parts, mine.concat_dim if kind.cuts else calls[sources[0]].dim)
-    if kind.function is not None:
-        return _computed(kind.name, kind.function, parts)
-    return copy_of(parts[0])
+    return copy_of(parts[0]) if kind.function is None else _computed(kind.name, kind.function, parts)
 
 
 def copy_of(array: Array) -> Result:

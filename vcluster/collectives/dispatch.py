@@ -53,7 +53,7 @@ from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
 from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
 from vcluster.messages.encoding import pack
-from vcluster.messages.work import issue
+from vcluster.messages.endpoint import issue
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 
 MOST_CALLS = 1024
@@ -198,8 +198,7 @@ class Collectives:
         """Run a call by the fast path, if its arrays allow it and the other members call the same as the last time."""
         recorder, template = self.recorder, checked.template
         assert template is not None
-        start = recorder.enter()
-        try:
+        with recorder as start:
             if not prepared.prepare(x, out):
                 return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
             site = call_site(2)
@@ -213,8 +212,6 @@ class Collectives:
             result = prepared.finish(out)
             recorder.add_repeated(template, site.location, start)
             return result
-        finally:
-            recorder.leave()
 
     def _run_checked(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, name: str, async_op: bool
@@ -231,25 +228,22 @@ class Collectives:
     ) -> Any:
         """Run the steps of a call, recorded as one event."""
         recorder, tasks, call = self.recorder, self.endpoint.tasks, checked.call
-        start = recorder.enter()
-        work = recorder.next_work() if async_op else None
-        site = call_site(2)
-        if out is None and site.drops_result and checked.warns:
-            self.dropped.setdefault(site.location, name)
-        event = recorder.add_collective(
-            name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype)
+        with recorder as start:
+            work = recorder.next_work() if async_op else None
+            site = call_site(2)
+            if out is None and site.drops_result and checked.warns:
+                self.dropped.setdefault(site.location, name)
+            event = recorder.add_collective(
+                name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype)
 
-        def whole() -> Steps:
-            result, traffic_of = yield from steps(event)
-            recorder.finish_collective(event, traffic_of, start)
-            return result
+            def whole() -> Steps:
+                result, traffic_of = yield from steps(event)
+                recorder.finish_collective(event, traffic_of, start)
+                return result
 
-        try:
             if work is None:
                 return tasks.run(checked.lane, whole(), checked)
             return issue(self, checked.lane, whole(), checked, work, name)
-        finally:
-            recorder.leave()
 
     def _steps(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
@@ -358,6 +352,5 @@ def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:
         return from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
     if isinstance(result, list):
         return [from_form(other.form, array) for other, array in zip(calls, result, strict=True)]
-    if call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
-        return result[()]
-    return result
+    is_scalar = call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0
+    return result[()] if is_scalar else result

@@ -64,9 +64,8 @@ def deliver(array: Any, out: NDArray[Any] | None) -> Any:
 
 def own_result(calls: Sequence[Call], position: int, views: Sequence[Any], reduction: Reduction | None) -> Any:
     """The `Result` of the member at ``position`` from every member's array: a list for a kind that lists, or None."""
-    if calls[position].of_kind.lists:
-        return [copy_of(view) for view in views]
-    return result_of(calls, position, views, reduction)
+    is_list = calls[position].of_kind.lists
+    return [copy_of(view) for view in views] if is_list else result_of(calls, position, views, reduction)
 
 
 def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:

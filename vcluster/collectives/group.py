@@ -37,7 +37,8 @@ DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
 
 _WORDS = 8
-_LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(4)
+_LENGTH, PAYLOAD, OUT, _DESCRIPTION = range(4)
+"""The words of a buffer."""
 _BUFFER_BYTES = 8 * _WORDS + DESCRIPTION_BYTES + INLINE_BYTES
 _WORDS_BYTES = 3 * LINE
 _SLOT_BYTES = _WORDS_BYTES + 2 * _BUFFER_BYTES + 2 * INLINE_BYTES
@@ -110,7 +111,7 @@ class Buffer:
         """``elsewhere`` is a block for a description that is too long for its place here, or 0."""
         words, description = self.words, call.description
         self.shows = None
-        words[_PAYLOAD], words[_OUT] = payload, out
+        words[PAYLOAD], words[OUT] = payload, out
         if words[_DESCRIPTION] or elsewhere or self.described != call.signature:
             words[_LENGTH], words[_DESCRIPTION] = len(description), elsewhere
             place = self._arena.view[elsewhere:] if elsewhere else self._description
@@ -122,14 +123,6 @@ class Buffer:
         if call.dtype is None or call.shape is None:
             return None
         return np.ndarray(call.shape, call.dtype, self._arena.view, place)
-
-    @property
-    def payload(self) -> int:
-        return self.words[_PAYLOAD]
-
-    @property
-    def out(self) -> int:
-        return self.words[_OUT]
 
 
 class Slot:
@@ -158,15 +151,15 @@ class Group:
         self.size = len(ranks)
         self.position = ranks.index(endpoint.number)
         self.key = group_key(ranks)
-        self.sequence = 0
+        self.sequence = self._looked_at = 0
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
-        self._slots: list[Slot | None] = [None] * self.size
+        self.slots: list[Slot] = [None] * self.size  # type: ignore[list-item]
+        """The members' slots, in group order, once each has posted something."""
         place = endpoint.heap.allocate(_SLOT_BYTES)
         endpoint.arena.view[place : place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
-        self.own = self._slots[self.position] = Slot(endpoint, place)
+        self.own = self.slots[self.position] = Slot(endpoint, place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
-        self._looked_at = 0
         if self.size > 1:
             entry = endpoint.arena.words(self._entry(endpoint.number), 2)
             entry[1] = place
@@ -233,18 +226,14 @@ class Group:
                 return calls
         return [call] * self.size
 
-    @property
-    def slots(self) -> list[Slot]:
-        """The members' slots, in group order, once each has posted something."""
-        return self._slots  # type: ignore[return-value]
-
     def inline_views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
         """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
         return [buffer.array(buffer.inline, call) for buffer, call in zip(self.buffers(parity), calls, strict=True)]
 
     def views(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
         """The members' payloads, wherever they lie in the arena."""
-        return [buffer.array(buffer.payload, call) for buffer, call in zip(self.buffers(sequence), calls, strict=True)]
+        both = zip(self.buffers(sequence), calls, strict=True)
+        return [buffer.array(buffer.words[PAYLOAD], call) for buffer, call in both]
 
     def _wait(self, count: int, word: int) -> Wait:
         return Wait(lambda: self._all_have(count, word), lambda: self._missing(count, word))
@@ -253,7 +242,7 @@ class Group:
         """The members that have not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         needs = []
         for position, rank in enumerate(self.ranks):
-            slot = self._slots[position] or self._find(position)
+            slot = self.slots[position] or self._find(position)
             place = self._entry(rank) if slot is None else slot.offset + word
             value = self._endpoint.arena.words(place)[0]
             if slot is None or value < count:
@@ -262,7 +251,7 @@ class Group:
 
     def _all_have(self, count: int, word: int) -> bool:
         """Whether every member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
-        slots = self._slots
+        slots = self.slots
         for i in range(self._looked_at, self.size):
             slot = slots[i] or self._find(i)
             if slot is None or (slot.done if word else slot.posted)[0] < count:
@@ -276,7 +265,7 @@ class Group:
         if entry[0] != self.key:
             return None
         self._endpoint.signals.fence()
-        slot = self._slots[position] = Slot(self._endpoint, entry[1])
+        slot = self.slots[position] = Slot(self._endpoint, entry[1])
         return slot
 
     def _entry(self, rank: int) -> int:

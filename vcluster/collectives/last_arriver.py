@@ -106,9 +106,8 @@ class LastArriver(Prepared):
                     return False
         self._endpoint.signals.wake(self._group.others)  # this may be the last arriver for one that calls otherwise
         self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._text)
-        if any(token[0] != signature + sequence for token, signature in others):
-            return None
-        return bool(released[0] == word)
+        is_same = all(token[0] == signature + sequence for token, signature in others)
+        return released[0] == word if is_same else None
 
     def release(self, sequence: int) -> None:
         """Every member has come: make the result for all, and let the others continue."""

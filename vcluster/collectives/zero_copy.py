@@ -19,7 +19,7 @@ from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
 from vcluster.collectives import thresholds
-from vcluster.collectives.group import Call, Group
+from vcluster.collectives.group import OUT, PAYLOAD, Call, Group
 from vcluster.memory import address_of
 from vcluster.messages import Endpoint
 
@@ -168,7 +168,8 @@ class ZeroCopy:
         """
         buffers, position, flat = self._group.buffers(sequence), self._group.position, out.reshape(-1)
         sources: list[Any] = [
-            None if call.dtype is None else self._stretch(i, buffers[i].payload) for i, call in enumerate(self._calls)
+            None if call.dtype is None else self._stretch(i, buffers[i].words[PAYLOAD])
+            for i, call in enumerate(self._calls)
         ]
         if self._reduction is None:
             at = 0
@@ -177,7 +178,7 @@ class ZeroCopy:
                 at += count
             flat[at:] = 0  # where a permute brings nothing
         elif self._owners_store:
-            targets = [self._stretch(i, buffer.out) for i, buffer in enumerate(buffers)]
+            targets = [self._stretch(i, buffer.words[OUT]) for i, buffer in enumerate(buffers)]
             owners = owners_of(out.nbytes, len(sources), self._endpoint.layout.cores)
             if position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
@@ -190,7 +191,7 @@ class ZeroCopy:
 
     def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
         """Copy the whole payload of the member at position ``place``."""
-        self._stretch(place, self._group.buffers(sequence)[place].payload).copy_to(0, out.reshape(-1))
+        self._stretch(place, self._group.buffers(sequence)[place].words[PAYLOAD]).copy_to(0, out.reshape(-1))
 
     def _stretch(self, position: int, place: int) -> Stretch:
         stretch = self._stretches.get((position, place))

@@ -8,7 +8,6 @@ from .encoding import (
     from_form as from_form,
     zeros_like as zeros_like,
 )
-from .endpoint import Endpoint as Endpoint
+from .endpoint import Endpoint as Endpoint, Owner as Owner, Pending as Pending
 from .mailbox import Mailbox as Mailbox
 from .tasks import Steps as Steps, Wait as Wait
-from .work import Owner as Owner, Pending as Pending

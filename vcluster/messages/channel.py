@@ -28,9 +28,9 @@ from vcluster.code import call_site
 from vcluster.code.call_sites import here
 from vcluster.messages.blocks import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.messages.encoding import Encoded, encode_message
+from vcluster.messages.endpoint import Owner, Pending, issue
 from vcluster.messages.mailbox import Envelope, name_of
 from vcluster.messages.tasks import Wait
-from vcluster.messages.work import Owner, Pending, issue
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_LOOKS = 64
@@ -92,23 +92,19 @@ class VirtualChannel:
                 return
         recorder = self._owner.recorder
         encoded = encode_message(x)
-        start = recorder.enter()
-        try:
+        with recorder as start:
             event = self._sent(x, encoded.nbytes, tag, None)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
             self._note_signature(x, encoded, tag)
-        finally:
-            recorder.leave()
 
     def _send_again(self, prepared: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
         """Send an array on the fast path. False, and nothing is sent, if that is impossible now."""
         if self._owner.endpoint.tasks.lanes or type(tag) is not int:
             return False
         recorder = self._owner.recorder
-        start = recorder.enter()
-        try:
+        with recorder as start:
             template, blocks = prepared
             if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
                 return False
@@ -116,8 +112,6 @@ class VirtualChannel:
             recorder.begins("send", location)
             recorder.add_repeated(template, location, start)
             return True
-        finally:
-            recorder.leave()
 
     def _note_signature(self, x: Any, encoded: Encoded, tag: int) -> None:
         """Note that a message was sent, and prepare reusable blocks if its signature was sent before."""
@@ -132,14 +126,11 @@ class VirtualChannel:
         """`send` without waiting. ``x`` must not change before ``wait()`` of the returned work has returned."""
         recorder = self._owner.recorder
         encoded = encode_message(x)
-        recorder.enter()
-        try:
+        with recorder:
             work = recorder.next_work()
             self._sent(x, encoded.nbytes, tag, work)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             return self._issue(("send", self._peer, tag), steps, work, "send")
-        finally:
-            recorder.leave()
 
     def recv(self, *, tag: int = 0, out: Any = None) -> Any:
         """Take the oldest message with this tag, and wait until there is one.
@@ -150,8 +141,7 @@ class VirtualChannel:
         Raises `ChannelClosedError` if the channel is empty and either end is closed.
         """
         recorder = self._owner.recorder
-        start = recorder.enter()
-        try:
+        with recorder as start:
             if self._repeats and type(tag) is int and not self._owner.endpoint.tasks.lanes:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
@@ -163,8 +153,6 @@ class VirtualChannel:
             event = self._event("recv", tag, None)
             steps = self._receiving(checked_tag(tag), out, None, None, event, start)
             return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
-        finally:
-            recorder.leave()
 
     def _received_again(self, block: Block, tag: int, out: Any, start: int) -> Any:
         """Copy a message that lies in a reusable block."""
@@ -192,15 +180,12 @@ class VirtualChannel:
         `CollectiveMismatchError`.
         """
         recorder = self._owner.recorder
-        start = recorder.enter()
-        try:
+        with recorder as start:
             work = recorder.next_work()
             event = self._event("recv", tag, work)
             wanted = None if shape is None else tuple(shape), None if dtype is None else np.dtype(dtype)
             steps = self._receiving(checked_tag(tag), None, *wanted, event, start)
             return self._issue(("recv", self._peer, tag), steps, work, "recv")
-        finally:
-            recorder.leave()
 
     def close(self) -> None:
         """Close the channel in both directions. Messages that have arrived can still be received at both ends."""

@@ -87,10 +87,7 @@ class Mailbox:
         """The reusable blocks of the peer, by their offset."""
         self._reused: list[ReusedBlocks] = []
         self._taking_in = threading.Lock()
-        self.sent = 0
-        self.received = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self.sent = self.received = self.bytes_sent = self.bytes_received = 0
 
     # -- out ----------------------------------------------------------------------------------------------------------
 

@@ -212,15 +212,13 @@ class Worker:
 
     def _hand_back(self, output: Any) -> int | bytearray:
         """The place of the output in shared memory, or its block if that is small."""
-        recorder = self.device.recorder
-        recorder.enter()    # what packs and unpacks is no work of the kernel's
-        encoded = encode(output, "the result")
-        place = (
-            encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
-            else hand_over(self.endpoint, encoded, self.spec.layout.host)
-        )
-        recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
-        recorder.leave()
+        with self.device.recorder:  # what packs and unpacks is no work of the kernel's
+            encoded = encode(output, "the result")
+            place = (
+                encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
+                else hand_over(self.endpoint, encoded, self.spec.layout.host)
+            )
+            self.device.recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
         return place
 
     def _call(self, command: RunCommand) -> Any:

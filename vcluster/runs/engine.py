@@ -55,15 +55,13 @@ class Body:
         self._queued = transport == "queue"
         self.endpoints: list[Endpoint] = []
         """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
-        self._number = 0
-        self._generation = 0
+        self._number = self._generation = self._sent_generation = 0
         self._gone: tuple[int, ...] = ()
         self.status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
         self.asked: BaseException | None = None
         """The error with which another thread has asked to end the run."""
         self._channels: dict[int, VirtualChannel] = {}
-        self._sent_generation = 0
         self.show_output: ShowOutput = print_with_rank
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
