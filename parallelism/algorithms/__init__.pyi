@@ -21,14 +21,13 @@ from .kinds import (
     kind_of as kind_of,
     kind_of_event as kind_of_event,
 )
-from .patterns import Listed as Listed, Pairwise as Pairwise
+from .patterns import Listed as Listed, Pairwise as Pairwise, Phase as Phase
 from .records import (
     HIERARCHICAL as HIERARCHICAL,
     TORUS as TORUS,
     ClosedForm as ClosedForm,
     CollectiveAlgorithm as CollectiveAlgorithm,
     Cost as Cost,
-    Phase as Phase,
     Phases as Phases,
 )
 from .registry import RegistrationError as RegistrationError

@@ -24,22 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 from parallelism.algorithms.direct import DIRECT, direct_of
 from parallelism.algorithms.doublings import DOUBLINGS
-from parallelism.algorithms.kinds import BLOCKS_OF_ALL, COLLECTIVES, REDUCING, ROOTED, Pairs, kind_of
+from parallelism.algorithms.kinds import BLOCKS_OF_ALL, Pairs, kind_of
 from parallelism.algorithms.patterns import Stage
 from parallelism.algorithms.records import CollectiveAlgorithm
 from parallelism.algorithms.registry import ON_CHANGE, Registry
 from parallelism.algorithms.rings import RINGS
 from parallelism.algorithms.trees import TREES
-
-__all__ = [
-    "ALGORITHMS", "COLLECTIVES", "REDUCING", "ROOTED", "Algorithm", "Pairs", "Step", "Transfer", "algorithm",
-    "algorithms", "record_of", "records_of",
-]
 
 ALGORITHMS: Registry[CollectiveAlgorithm] = Registry(
     "algorithm", lambda record: [(kind, record.name) for kind in record.kinds])
@@ -99,19 +95,19 @@ class Algorithm:
 
     def sends(self, position: int) -> tuple[Step, ...]:
         """For each step, the messages that ``position`` sends."""
-        return self._view(position, False)
+        return _view(self, position, False)
 
     def receives(self, position: int) -> tuple[Step, ...]:
         """For each step, the messages that ``position`` receives, ordered by source."""
-        return self._view(position, True)
+        return _view(self, position, True)
 
     def sources(self, position: int, chunk_nbytes: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """(source, bytes) for each position that sends ``position`` a message, by the byte sizes of the chunks."""
-        return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in self._peers(position, True))
+        return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in _peers(self, position, True))
 
     def targets(self, position: int, chunk_nbytes: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """(target, bytes) for each position that gets a message from ``position``."""
-        return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in self._peers(position, False))
+        return tuple((peer, _weight(chunks, chunk_nbytes)) for peer, chunks in _peers(self, position, False))
 
     def bytes_sent(self, chunk_nbytes: Sequence[int]) -> tuple[int, ...]:
         """Bytes sent, by position."""
@@ -130,55 +126,42 @@ class Algorithm:
             tuple(Transfer(*move, stage.reduce) for move in stage.moves(sources, targets)) for stage in self._stages
         )
 
-    def _view(self, position: int, arriving: bool) -> tuple[Step, ...]:
-        key = position, arriving
-        if key not in self._memo:
-            here, everyone = range(position, position + 1), range(self.size)
-            self._memo[key] = self._within(everyone, here) if arriving else self._within(here, everyone)
-        view: tuple[Step, ...] = self._memo[key]
-        return view
-
-    def _peers(self, position: int, arriving: bool) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        key = "peers", position, arriving
-        if key not in self._memo:
-            peers: dict[int, tuple[int, ...]] = {}
-            for step in self._view(position, arriving):
-                for transfer in step:
-                    peer = transfer.source if arriving else transfer.target
-                    peers[peer] = peers.get(peer, ()) + transfer.chunks
-            self._memo[key] = tuple(sorted(peers.items()))
-        by_peer: tuple[tuple[int, tuple[int, ...]], ...] = self._memo[key]
-        return by_peer
-
     def _totals(self, end: int, weigh: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
-        everyone = range(self.size)
-        totals = [0] * self.size
+        everyone, totals = range(self.size), [0] * self.size
         for stage in self._stages:
             for move in stage.moves(everyone, everyone):
                 position: Any = move[end]
                 totals[position] += weigh(move[2])
         return tuple(totals)
 
-    @cached_property
-    def _memo(self) -> dict[tuple[Any, ...], Any]:
-        return {}
-
     def __reduce__(self) -> tuple[Any, ...]:                  # functions cannot be pickled
         pairs = self.pairs if kind_of(self.collective).paired else None
-        return partial(algorithm, self.collective, self.name, self.size, root=self.root, pairs=pairs), ()
+        return _algorithm, (self.collective, self.name, self.size, self.root, pairs)
+
+
+@lru_cache(maxsize=8192)
+def _view(plan: Algorithm, position: int, arriving: bool) -> tuple[Step, ...]:
+    here, everyone = range(position, position + 1), range(plan.size)
+    return plan._within(everyone, here) if arriving else plan._within(here, everyone)
+
+
+@lru_cache(maxsize=8192)
+def _peers(plan: Algorithm, position: int, arriving: bool) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    peers: dict[int, tuple[int, ...]] = {}
+    for transfer in chain.from_iterable(_view(plan, position, arriving)):
+        peer = transfer.source if arriving else transfer.target
+        peers[peer] = peers.get(peer, ()) + transfer.chunks
+    return tuple(sorted(peers.items()))
 
 
 def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
-    if len(chunks) == 1:
-        return chunk_nbytes[chunks[0]]
-    return sum(map(chunk_nbytes.__getitem__, chunks))
+    return chunk_nbytes[chunks[0]] if len(chunks) == 1 else sum(map(chunk_nbytes.__getitem__, chunks))
 
 
 def records_of(kind: str, size: int) -> list[CollectiveAlgorithm]:
     """The algorithms of a kind that apply to a size, in the order in which they were added."""
     added = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
-    of_kind = kind_of(kind)
-    return added if (kind, "direct") in ALGORITHMS.records else [direct_of(of_kind), *added]
+    return added if (kind, "direct") in ALGORITHMS.records else [direct_of(kind_of(kind)), *added]
 
 
 def record_of(kind: str, name: str, size: int, *, run: bool = False) -> CollectiveAlgorithm:

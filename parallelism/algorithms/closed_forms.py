@@ -11,7 +11,8 @@ dissemination barrier; NVIDIA's nccl-tests, doc/PERFORMANCE.md, for 2(g-1)/g and
 
 from __future__ import annotations
 
-from parallelism.algorithms.algorithms import Pairs, algorithm, record_of
+from parallelism.algorithms.algorithms import algorithm, record_of
+from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.records import ClosedForm
 
 
@@ -25,6 +26,5 @@ def closed_form(
     """
     name = algorithm(collective, name, size, root=root, pairs=pairs).name
     record = record_of(collective, name, size)
-    if size == 1:
-        return ClosedForm(record.formula, 0, (0,), (0,), (0,))
-    return ClosedForm(record.formula, *record.closed_form(size, root, pairs or ()))
+    cost = record.closed_form(size, root, pairs or ()) if size > 1 else (0, (0,), (0,), (0,))
+    return ClosedForm(record.formula, *cost)

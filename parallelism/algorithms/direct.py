@@ -6,15 +6,16 @@ priced immediately.  all_reduce has an algorithm of its own: a reduce_scatter an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache, lru_cache
+from itertools import chain
 
 import numpy as np
 
 from parallelism.algorithms.kinds import ARRAYS, BLOCKS, BLOCKS_OF_ALL, KINDS, PIECES, CollectiveKind, Pairs
-from parallelism.algorithms.patterns import Listed, Pairwise, Stage
-from parallelism.algorithms.phase_patterns import around, listed, turns, with_root
-from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
+from parallelism.algorithms.patterns import Listed, Pairwise, Phase, Stage, around, listed, turns, with_root
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 IN_GROUP_ORDER = "in group order"
 
@@ -42,17 +43,12 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
         return [Pairwise(lambda s, t: message(s, t, g) if s in needed(t) else None, kind.reduces)]
 
     def closed_form(g: int, root: int, pairs: Pairs) -> Cost:
-        sent, received = [0] * g, [0] * g
-        for target in range(g):
-            for source in sources(target, g, root, pairs):
-                if source != target:
-                    sent[source] += 1
-                    received[target] += 1
-        messages = tuple(sent)
-        if not kind.moves:
-            sent, received = [0] * g, [0] * g
-        used = any(messages) or (kind.paired and bool(pairs)) or not kind.paired
-        return Cost(int(used), tuple(sent), tuple(received), messages, whole(g))
+        needed = [[source for source in sources(target, g, root, pairs) if source != target] for target in range(g)]
+        sent = Counter(chain.from_iterable(needed))
+        messages, part = tuple(sent[p] for p in range(g)), int(kind.moves)
+        used = not kind.paired or bool(pairs)
+        return Cost(int(used), tuple(part * n for n in messages), tuple(part * len(mine) for mine in needed), messages,
+                    whole(g))
 
     def phases(g: int, root: int, pairs: Pairs) -> Iterator[Phase]:
         if kind.paired:
@@ -75,11 +71,9 @@ def direct_of(kind: CollectiveKind, name: str = "direct", preference: int = 2) -
         else:
             yield from turns(g, 1, whole(g))
 
-    def chunks(g: int) -> int:
-        return {ARRAYS: g, PIECES: 1, BLOCKS: g, BLOCKS_OF_ALL: g * g}.get(unit, 0)
-
     return CollectiveAlgorithm(
-        name, (kind.name,), _formula(kind), closed_form, steps, chunks, phases,
+        name, (kind.name,), _formula(kind), closed_form, steps,
+        lambda g: {ARRAYS: g, PIECES: 1, BLOCKS: g, BLOCKS_OF_ALL: g * g}.get(unit, 0), phases,
         IN_GROUP_ORDER if kind.reduces else "", turns=True, rounds=int(name == "direct"), preference=preference)
 
 

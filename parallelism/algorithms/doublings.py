@@ -7,10 +7,19 @@ lg g steps.  Hensgen, Finkel and Manber (1988): the dissemination barrier.
 
 from __future__ import annotations
 
-from parallelism.algorithms import patterns
-from parallelism.algorithms.patterns import Listed, distances, lg
-from parallelism.algorithms.phase_patterns import around, swap
-from parallelism.algorithms.records import CollectiveAlgorithm, Phase, alike, power_of_two
+from parallelism.algorithms.patterns import (
+    Listed,
+    Phase,
+    around,
+    block_doubling,
+    distances,
+    halving_undone,
+    lg,
+    recursive_doubling,
+    recursive_halving,
+    swap,
+)
+from parallelism.algorithms.records import CollectiveAlgorithm, alike, power_of_two
 
 ORDER = "as a balanced tree over the group order: ((0 1) (2 3)) ((4 5) (6 7))"
 POWER = "a power of two"
@@ -28,22 +37,22 @@ def _blocks_at(g: int, distance: int) -> int:
 DOUBLINGS = (
     CollectiveAlgorithm(
         "recursive_doubling", ("all_reduce",), "lg g S", lambda g, root, pairs: alike(g, lg(g), lg(g), lg(g)),
-        lambda g, root, pairs: patterns.recursive_doubling(g),
+        lambda g, root, pairs: recursive_doubling(g),
         phases=lambda g, root, pairs: (swap(g, d, 1, 1) for d in distances(g)),
         order=ORDER, applies=power_of_two, needs=POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("all_reduce",), "2(g-1)/g S",
         lambda g, root, pairs: alike(g, 2 * lg(g), 2 * (g - 1), 2 * lg(g), g),
-        lambda g, root, pairs: patterns.recursive_halving(g) + patterns.halving_undone(g), lambda g: g,
+        lambda g, root, pairs: recursive_halving(g) + halving_undone(g), lambda g: g,
         lambda g, root, pairs: _halving(g) + _halving(g)[::-1], ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
         "recursive_doubling", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
-        lambda g, root, pairs: patterns.block_doubling(g), lambda g: g,
+        lambda g, root, pairs: block_doubling(g), lambda g: g,
         lambda g, root, pairs: (swap(g, d, d, g) for d in distances(g)), "", power_of_two, POWER),
     CollectiveAlgorithm(
         "halving_doubling", ("reduce_scatter",), "(g-1)/g S",
         lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),
-        lambda g, root, pairs: patterns.recursive_halving(g), lambda g: g,
+        lambda g, root, pairs: recursive_halving(g), lambda g: g,
         lambda g, root, pairs: _halving(g), ORDER, power_of_two, POWER),
     CollectiveAlgorithm(
         "bruck", ("all_gather",), "(g-1)/g S", lambda g, root, pairs: alike(g, lg(g), g - 1, lg(g), g),

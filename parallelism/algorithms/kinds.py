@@ -22,7 +22,7 @@ their blocks.  An algorithm (`parallelism.algorithms.records`) defines how data 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -167,9 +167,6 @@ class CollectiveKind:
     def in_shards(self) -> bool:
         """Whether S is all members' arrays together; otherwise S is one member's array."""
         return self.unit == ARRAYS and not self.paired
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CollectiveKind, tuple(getattr(self, field.name) for field in fields(self))
 
 
 def check_kind(kind: CollectiveKind) -> None:

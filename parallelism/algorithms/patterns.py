@@ -1,13 +1,17 @@
-"""The patterns of messages that the collectives share: rings, doublings, trees, and all to all.
+"""The patterns that algorithms share: of messages (rings, doublings, trees, all to all), and of phases for pricing.
 
-A `Stage` is the messages of one step; all of a stage either reduce or replace.  Positions are 0 to g-1, d is
-a distance, k a step.  `parallelism.algorithms.algorithms` composes the stages into algorithms.
+A `Stage` is the messages of one step; all of a stage either reduce or replace.  A `Phase` is messages as arrays, each
+with its part of S.  Positions are 0 to g-1, d is a distance, k a step.  The records of the algorithms compose both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 Move = tuple[int, int, tuple[int, ...]]
 """(source, target, chunks)."""
@@ -41,6 +45,21 @@ class Pairwise:
 
 Stage = Listed | Pairwise
 Stages = list[Stage]
+Ints = NDArray[np.int64]
+
+
+class Phase(NamedTuple):
+    """Messages by position that are sent together, ``times`` over; each carries its part of S over ``whole``.
+
+    ``piped``: the phase stands for a chain that S goes down in pieces, so many at a time as suits.
+    """
+
+    times: int
+    sources: Ints
+    targets: Ints
+    parts: Ints
+    whole: int
+    piped: bool = False
 
 
 def ring_reduce_scatter(g: int) -> Stages:
@@ -136,3 +155,37 @@ def binomial_gather(g: int, root: int) -> Stages:
 
 def binomial_scatter(g: int, root: int) -> Stages:
     return [Listed(tuple((t, s, tuple(block)) for s, t, block in level)) for level in joins(g, root)[::-1]]
+
+
+# -- phases: a message carries ``part`` of S over ``whole`` ------------------------------------------------------------
+
+
+def around(g: int, distance: int, part: int, whole: int, times: int = 1) -> Phase:
+    """A phase in which every position p sends to position p + distance."""
+    here = np.arange(g)
+    return Phase(times, here, (here + distance) % g, np.full(g, part), whole)
+
+
+def turns(g: int, part: int, whole: int) -> Iterator[Phase]:
+    """Every position sends to every other, the nearest first."""
+    return (around(g, d, part, whole) for d in range(1, g))
+
+
+def swap(g: int, distance: int, part: int, whole: int) -> Phase:
+    """A phase in which positions at a distance exchange; g is a power of two."""
+    here = np.arange(g)
+    return Phase(1, here, here ^ distance, np.full(g, part), whole)
+
+
+def with_root(g: int, root: int, away: bool, whole: int) -> Iterator[Phase]:
+    """The root sends to one position after the other (``away``), or receives from them."""
+    one = np.ones(1, np.int64)
+    for d in range(1, g):
+        here, there = one * root, one * ((root + d) % g)
+        yield Phase(1, *((here, there) if away else (there, here)), one, whole)
+
+
+def listed(moves: list[tuple[int, int, int]], whole: int, times: int = 1, piped: bool = False) -> Phase:
+    """A phase of messages given one by one: (source, target, parts)."""
+    ends = np.array(moves, np.int64).reshape(-1, 3)
+    return Phase(times, ends[:, 0], ends[:, 1], ends[:, 2], whole, piped)

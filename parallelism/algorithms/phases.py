@@ -42,12 +42,10 @@ all_gather and all_to_all in lg g steps.  Hensgen, Finkel and Manber (1988): the
 
 from __future__ import annotations
 
-from parallelism.algorithms.algorithms import Pairs, algorithm, record_of, records_of
-from parallelism.algorithms.kinds import kind_of
-from parallelism.algorithms.phase_patterns import listed
-from parallelism.algorithms.records import Phase, Phases
-
-__all__ = ["Phase", "Phases", "names", "phases"]
+from parallelism.algorithms.algorithms import algorithm, record_of, records_of
+from parallelism.algorithms.kinds import Pairs, kind_of
+from parallelism.algorithms.patterns import listed
+from parallelism.algorithms.records import Phases
 
 
 def names(collective: str, size: int) -> tuple[str, ...]:

@@ -12,34 +12,14 @@ record if its three parts disagree, or if its steps do not give the result of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Stage
+from parallelism.algorithms.patterns import Phase, Stage
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-Ints = NDArray[np.int64]
-
-
-class Phase(NamedTuple):
-    """Messages by position that are sent together, ``times`` over; each carries its part of S over ``whole``.
-
-    ``piped``: the phase stands for a chain that S goes down in pieces, so many at a time as suits.
-    """
-
-    times: int
-    sources: Ints
-    targets: Ints
-    parts: Ints
-    whole: int
-    piped: bool = False
-
 
 Phases = tuple[Phase, ...]
 
@@ -150,9 +130,6 @@ class CollectiveAlgorithm:
     def fits(self, size: int) -> bool:
         """Whether it applies to a group of this size."""
         return self.applies is None or self.applies(size)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CollectiveAlgorithm, tuple(getattr(self, field.name) for field in fields(self))
 
 
 def power_of_two(size: int) -> bool:

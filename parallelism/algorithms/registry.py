@@ -30,7 +30,8 @@ class Registry(Generic[Record]):
     def __init__(self, what: str, keys: Callable[[Record], Sequence[Hashable]]) -> None:
         self._what, self._keys = what, keys
         self.records: dict[Any, Record] = {}
-        self._outside: list[Record] = []
+        self.outside: tuple[Record, ...] = ()
+        """What was registered, in this order."""
         TABLES.append(self)
 
     def add_own(self, *records: Record) -> None:
@@ -46,40 +47,36 @@ class Registry(Generic[Record]):
         known = [self.records[key] for key in self._keys(record) if key in self.records]
         if known and all(_same(record, other) for other in known):
             return
-        own = next((other for other in known if other not in self._outside), None)
+        own = next((other for other in known if other not in self.outside), None)
         if own is not None or (known and not replace):
             why = "is part of the package" if own is not None else "is registered; replace=True takes its place"
             raise RegistrationError(f"{self._what} {self._keys(record)[0]!r} {why}")
-        before = dict(self.records), list(self._outside)
+        before = dict(self.records), self.outside
         self._put(record)
         _changed()
         try:
             check(record)
         except BaseException:
-            self.records, self._outside = before
+            self.records, self.outside = before
             _changed()
             raise
 
     def forget(self, record: Record) -> None:
         """Take out a record that was registered."""
-        self._outside = [other for other in self._outside if other is not record]
+        self.outside = tuple(other for other in self.outside if other is not record)
         self.records = {key: other for key, other in self.records.items() if other is not record}
         _changed()
 
-    def outside(self) -> tuple[Record, ...]:
-        """What was registered, in this order."""
-        return tuple(self._outside)
-
     def install(self, records: Sequence[Record]) -> None:
         """Make these all that is registered; they have been checked where they were."""
-        for record in self.outside():
+        for record in self.outside:
             self.forget(record)
         for record in records:
             self._put(record)
 
     def _put(self, record: Record) -> None:
         keys = self._keys(record)
-        self._outside = [other for other in self._outside if not set(keys) & set(self._keys(other))] + [record]
+        self.outside = (*(other for other in self.outside if not set(keys) & set(self._keys(other))), record)
         self.records.update(dict.fromkeys(keys, record))
 
 
@@ -96,7 +93,7 @@ def version() -> int:
 
 def registered() -> tuple[tuple[Any, ...], ...]:
     """By table, what was registered from outside."""
-    return tuple(table.outside() for table in TABLES)
+    return tuple(table.outside for table in TABLES)
 
 
 def install(records: Sequence[Sequence[Any]]) -> None:

@@ -5,10 +5,16 @@ Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communicati
 
 from __future__ import annotations
 
-from parallelism.algorithms import patterns
 from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Listed
-from parallelism.algorithms.phase_patterns import around, listed, turns
+from parallelism.algorithms.patterns import (
+    Listed,
+    around,
+    listed,
+    ring_all_gather,
+    ring_all_to_all,
+    ring_reduce_scatter,
+    turns,
+)
 from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 ORDER = "round the ring: piece j starts at the position after j and ends at j"
@@ -42,19 +48,19 @@ def _chains(kind: str, formula: str, away: bool, order: str = "") -> tuple[Colle
 RINGS = (
     CollectiveAlgorithm(
         "ring", ("all_reduce",), "2(g-1)/g S", lambda g, root, pairs: alike(g, 2 * g - 2, 2 * g - 2, 2 * g - 2, g),
-        lambda g, root, pairs: patterns.ring_reduce_scatter(g) + patterns.ring_all_gather(g), lambda g: g,
+        lambda g, root, pairs: ring_reduce_scatter(g) + ring_all_gather(g), lambda g: g,
         lambda g, root, pairs: iter([around(g, 1, 1, g, 2 * (g - 1))]), ORDER),
     CollectiveAlgorithm(
         "ring", ("all_gather", "all_scatter"), "(g-1)/g S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g),
-        lambda g, root, pairs: patterns.ring_all_gather(g), lambda g: g,
+        lambda g, root, pairs: ring_all_gather(g), lambda g: g,
         lambda g, root, pairs: iter([around(g, 1, 1, g, g - 1)])),
     CollectiveAlgorithm(
         "ring", ("reduce_scatter",), "(g-1)/g S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, g),
-        lambda g, root, pairs: patterns.ring_reduce_scatter(g), lambda g: g,
+        lambda g, root, pairs: ring_reduce_scatter(g), lambda g: g,
         lambda g, root, pairs: iter([around(g, 1, 1, g, g - 1)]), ORDER),
     CollectiveAlgorithm(
         "ring", ("all_to_all",), "(g-1)/2 S", lambda g, root, pairs: alike(g, g - 1, g - 1, g - 1, 2),
-        lambda g, root, pairs: patterns.ring_all_to_all(g), lambda g: g * g,
+        lambda g, root, pairs: ring_all_to_all(g), lambda g: g * g,
         lambda g, root, pairs: (around(g, 1, left, g) for left in range(g - 1, 0, -1)), turns=True),
     CollectiveAlgorithm(
         "pairwise", ("reduce_scatter", "all_to_all"), "(g-1)/g S",

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parallelism.algorithms import patterns
 from parallelism.algorithms.doublings import ORDER
 from parallelism.algorithms.kinds import Pairs
-from parallelism.algorithms.patterns import Stages, lg
-from parallelism.algorithms.phase_patterns import around, listed
-from parallelism.algorithms.records import CollectiveAlgorithm, Cost, Phase, alike
+from parallelism.algorithms.patterns import (
+    Phase,
+    Stages,
+    around,
+    binomial_broadcast,
+    binomial_gather,
+    binomial_reduce,
+    binomial_scatter,
+    lg,
+    listed,
+)
+from parallelism.algorithms.records import CollectiveAlgorithm, Cost, alike
 
 
 def _height(p: int, root: int) -> int:
@@ -80,25 +88,25 @@ TREES = (
     CollectiveAlgorithm(
         "tree", ("all_reduce",), "2(g-1) S over the group",
         lambda g, root, pairs: _both(_reduce(g, 0, pairs), _broadcast(g, 0, pairs)),
-        lambda g, root, pairs: patterns.binomial_reduce(g, 0) + patterns.binomial_broadcast(g, 0), order=ORDER),
+        lambda g, root, pairs: binomial_reduce(g, 0) + binomial_broadcast(g, 0), order=ORDER),
     CollectiveAlgorithm(
         "tree", ("broadcast",), "S each but the root", _broadcast,
-        lambda g, root, pairs: patterns.binomial_broadcast(g, root)),
+        lambda g, root, pairs: binomial_broadcast(g, root)),
     CollectiveAlgorithm(
         "tree", ("reduce",), "(g-1) S over the group", _reduce,
-        lambda g, root, pairs: patterns.binomial_reduce(g, root), order=ORDER),
+        lambda g, root, pairs: binomial_reduce(g, root), order=ORDER),
     CollectiveAlgorithm(
-        "tree", ("scatter",), BLOCKS, _scatter, lambda g, root, pairs: patterns.binomial_scatter(g, root), lambda g: g),
+        "tree", ("scatter",), BLOCKS, _scatter, lambda g, root, pairs: binomial_scatter(g, root), lambda g: g),
     CollectiveAlgorithm(
-        "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: patterns.binomial_gather(g, root), lambda g: g),
+        "tree", ("gather",), BLOCKS, _gather, lambda g, root, pairs: binomial_gather(g, root), lambda g: g),
     CollectiveAlgorithm(
         "van_de_geijn", ("broadcast",), "a scatter by a tree, and (g-1)/g S round the ring",
         lambda g, root, pairs: _both(_scatter(g, root, pairs), alike(g, g - 1, g - 1, g - 1, g)),
         phases=lambda g, root, pairs: (
-            *_phases(patterns.binomial_scatter(g, root), g), around(g, 1, 1, g, g - 1))),
+            *_phases(binomial_scatter(g, root), g), around(g, 1, 1, g, g - 1))),
     CollectiveAlgorithm(
         "van_de_geijn", ("reduce",), "(g-1)/g S round the ring, and a gather by a tree",
         lambda g, root, pairs: _both(alike(g, g - 1, g - 1, g - 1, g), _gather(g, root, pairs)),
         phases=lambda g, root, pairs: (
-            around(g, 1, 1, g, g - 1), *_phases(patterns.binomial_gather(g, root), g)), order=ORDER),
+            around(g, 1, 1, g, g - 1), *_phases(binomial_gather(g, root), g)), order=ORDER),
 )

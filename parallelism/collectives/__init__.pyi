@@ -1,18 +1,16 @@
 from .agreement import check_agreement as check_agreement, check_declared as check_declared, text_of as text_of
 from .arguments import (
     NUMERIC_KINDS as NUMERIC_KINDS,
-    call_fields as call_fields,
+    TreeBuffers as TreeBuffers,
     check_array as check_array,
     check_out as check_out,
     check_shape as check_shape,
     checked_array as checked_array,
     checked_extents as checked_extents,
     checked_peer as checked_peer,
-    checked_root as checked_root,
     checked_tag as checked_tag,
     is_tree as is_tree,
     members_of as members_of,
-    plain_pairs as plain_pairs,
     rank_at as rank_at,
     refuse_out_of_tree as refuse_out_of_tree,
     shift_pairs as shift_pairs,
@@ -23,10 +21,18 @@ from .call import (
     SCALAR as SCALAR,
     CollectiveCall as CollectiveCall,
     MemberCall as MemberCall,
+    Moved as Moved,
     Traffic as Traffic,
+    moved_alike as moved_alike,
 )
-from .direct_traffic import Moved as Moved, moved_alike as moved_alike
 from .explanation import Explanation as Explanation, explain as explain
 from .registration import register_algorithm as register_algorithm, register_kind as register_kind
-from .results import Reduction as Reduction, Result as Result, copy_of as copy_of, result_of as result_of
-from .tree_buffers import TreeBuffers as TreeBuffers
+from .results import (
+    Reduction as Reduction,
+    Result as Result,
+    call_fields as call_fields,
+    checked_root as checked_root,
+    copy_of as copy_of,
+    plain_pairs as plain_pairs,
+    result_of as result_of,
+)

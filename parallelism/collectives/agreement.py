@@ -18,7 +18,7 @@ def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]
 
     ``kind`` is the kind of the calling member.
     """
-    first = next((call for call in calls if call.dtype is not None), calls[0])
+    first = next((call for call in calls if call.gives), calls[0])
     for other in calls:
         what = _difference(first, other)
         if what is not None:
@@ -48,11 +48,12 @@ def check_declared(
 ) -> None:
     """`CollectiveMismatchError` if a message is not what its irecv declared; None declares nothing."""
     array = np.asarray(value)
-    wrong = []
-    if shape is not None and array.shape != shape:
-        wrong.append(f"shape {list(shape)} was declared, {list(array.shape)} came")
-    if dtype is not None and array.dtype != dtype:
-        wrong.append(f"dtype {dtype} was declared, {array.dtype} came")
+    wrong = [
+        f"{what} {declared} was declared, {came} came"
+        for what, declared, came in (
+            ("shape", None if shape is None else list(shape), list(array.shape)), ("dtype", dtype, array.dtype))
+        if declared is not None and declared != came
+    ]
     if wrong:
         raise CollectiveMismatchError(
             f"irecv of {ranks_in_words([rank])} from {ranks_in_words([peer])}: {'; '.join(wrong)}", ranks=(rank, peer),

@@ -1,11 +1,13 @@
 """Checks the arguments of a device's calls, before anything is sent: for the runtime and for the recorder alike.
 
-Wrong arguments are ``ValueError`` or ``TypeError``, with what was expected and what came.
+Wrong arguments are ``ValueError`` or ``TypeError``, with what was expected and what came.  An argument may be a tree of
+arrays, which an all_reduce reduces as one flat buffer for each dtype (`TreeBuffers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,15 @@ import numpy.typing as npt
 
 from parallelism.algorithms import KINDS, kind_of
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
-from parallelism.collectives.results import Reduction, reduction
 from parallelism.events import HOST
-from parallelism.mesh import Axes, Mesh, split_sizes
-from parallelism.operation import Groups, ReduceOp
+from parallelism.mesh import Axes, Mesh
+from parallelism.operation import Groups
+from parallelism.operation.trees import leaves, rebuild
 
 Array = npt.NDArray[Any]
 
 NUMERIC_KINDS = "biufc"
+
 
 def members_of(
     mesh: Mesh, rank: int, kind: str, axes: Axes, groups: Groups | None
@@ -59,92 +62,16 @@ def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: in
     return tuple((position, (position + by) % size) for position in range(size))
 
 
-def call_fields(
-    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
-    factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
-) -> tuple[dict[str, Any], Array | None, Reduction | None]:
-    """The fields of a member's call that depend on its value, the value as an array, and its reduction.
-
-    The array is None if this member gives nothing.  ``to_array`` makes an array, and its form, of ``x``; the array is
-    not yet converted to the dtype of the reduction.
-    """
-    of_kind = kind_of(kind)
-    if not of_kind.is_given_by(position, root):
-        return {"dim": dim}, None, None
-    array, form = to_array(kind, x)
-    reducing = reduction("sum" if op is None else op, array.dtype) if of_kind.reduces else None
-    fields: dict[str, Any] = {"op": None if reducing is None else reducing.name, "form": form}
-    if of_kind.cuts:
-        if array.ndim == 0:
-            raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
-        fields["dim"] = normal_dim(kind, dim, array.ndim)
-        fields["sizes"] = pieces(kind, array.shape[dim], dim, sizes, factors, size)
-        if of_kind.joins:
-            fields["concat_dim"] = normal_dim(kind, concat_dim, array.ndim)
-    elif of_kind.joins:
-        fields["dim"] = normal_dim(kind, dim, array.ndim) if array.ndim else 0
-    return fields, array, reducing
-
-
-def checked_root(kind: str, root: Any, size: int) -> int:
-    """A position in a group of ``size``, for a kind that has a root."""
-    position = integer("root", root)
-    if kind_of(kind).rooted and not 0 <= position < size:
-        raise ValueError(f"root is a position in the group, 0 to {size - 1}, got {position}")
-    return position
-
-
-def integer(name: str, value: Any) -> int:
-    """NumPy's integers count as integers."""
-    if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an integer, got {value!r}")
-    number: int = value.__index__()
-    return number
-
-
-def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
-    """Pairs of Python's integers."""
-    return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
-
-
-def normal_dim(kind: str, dim: int, ndim: int) -> int:
-    """A dim counted from the front."""
-    if not -ndim <= dim < ndim:
-        raise ValueError(f"{kind} of an array of {ndim} dims has dims {-ndim} to {ndim - 1}, got {dim}")
-    return dim % ndim
-
-
-def pieces(
-    kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: Sequence[int], size: int
-) -> tuple[int, ...]:
-    """The extents of the pieces along a dim, one for each member."""
-    if sizes is None:
-        return split_sizes(extent, tuple(factors))
-    checked = tuple(int(n) for n in sizes)
-    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
-        raise ValueError(
-            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
-            f"got {list(checked)}"
-        )
-    return checked
-
-
 def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
     """``x`` as an array, and its form; ``TypeError`` for a value that holds no numbers."""
-    form = ARRAY
-    if isinstance(x, np.ndarray):
-        array = x
-    elif isinstance(x, bool | int | float | complex | np.generic):
-        form = SCALAR
-        array = np.asarray(x)
-    elif hasattr(x, "__array__"):
-        array = np.asarray(x)
-    else:
+    is_scalar = isinstance(x, bool | int | float | complex | np.generic)
+    if not is_scalar and not hasattr(x, "__array__"):
         hint = "; all_gather_object and broadcast_object move other objects" if what != "a message" else ""
         raise TypeError(f"{what} takes an array or a scalar, got {type(x).__name__}{hint}")
+    array = np.asarray(x)
     if array.dtype.kind not in NUMERIC_KINDS:
         raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}")
-    return array if type(array) is np.ndarray else np.asarray(array), form
+    return array, SCALAR if is_scalar else ARRAY
 
 
 def is_tree(value: Any) -> bool:
@@ -168,11 +95,11 @@ def check_out(call: MemberCall, position: int, out: Any, x: Array | None) -> Non
     if x is None or call.shape is None:
         return
     own = kind.is_got_by(position, call.root) and (kind.reduces or (kind.rooted and not kind.joins))
-    if own and not kind.cuts:
-        check_shape(call.kind, out, call.shape, x.dtype)
-    elif own:
-        piece = (*call.shape[: call.dim], call.sizes[position], *call.shape[call.dim + 1 :])
-        check_shape(call.kind, out, piece, x.dtype)
+    if own:
+        shape = list(call.shape)
+        if kind.cuts:
+            shape[call.dim] = call.sizes[position]
+        check_shape(call.kind, out, shape, x.dtype)
     elif kind.function is None and out.dtype != x.dtype:
         raise ValueError(f"out= of {call.kind} must have dtype {x.dtype}, got {out.dtype}")
     if np.may_share_memory(out, x) and not _same(out, x) and np.shares_memory(out, x):
@@ -197,7 +124,7 @@ def checked_tag(tag: Any) -> int:
     """The tag of a message, an integer of 64 bits."""
     if isinstance(tag, bool) or not hasattr(tag, "__index__"):
         raise TypeError(f"a tag must be an integer, got {tag!r}")
-    number: int = tag.__index__()
+    number = index(tag)
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"a tag must be a 64-bit integer, got {tag}")
     return number
@@ -231,3 +158,40 @@ def checked_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[t
 def _same(a: Array, b: Array) -> bool:
     there = a.__array_interface__["data"] == b.__array_interface__["data"]
     return there and a.shape == b.shape and a.strides == b.strides
+
+
+class TreeBuffers:
+    """The leaves of a tree by dtype, and the results that take their places."""
+
+    def __init__(self, tree: Any) -> None:
+        """``TypeError`` for a leaf that holds no numbers."""
+        self._tree = tree
+        self._leaves = [checked_array("all_reduce", leaf) for leaf in leaves(tree)]
+        self._results: list[Any] = [None] * len(self._leaves)
+        self.form = repr(rebuild(tree, [(array.dtype.str, array.shape) for array, _ in self._leaves])).encode()
+        """The structure of the tree, which must be equal on all members."""
+        self.by_dtype: dict[np.dtype[Any], list[int]] = {}
+        """The numbers of the leaves of each dtype."""
+        for i, (array, _) in enumerate(self._leaves):
+            self.by_dtype.setdefault(array.dtype, []).append(i)
+
+    def size(self, numbers: list[int]) -> int:
+        """The elements of these leaves together."""
+        return sum(self._leaves[i][0].size for i in numbers)
+
+    def buffer(self, numbers: list[int]) -> Array:
+        """These leaves one after the other, flat."""
+        return np.concatenate([self._leaves[i][0].reshape(-1) for i in numbers])
+
+    def put(self, numbers: list[int], buffer: Array) -> None:
+        """Takes a reduced buffer as the results of these leaves."""
+        place = 0
+        for i in numbers:
+            array, form = self._leaves[i]
+            result = buffer[place : place + array.size].reshape(array.shape)
+            self._results[i] = result[()] if form == SCALAR else result
+            place += array.size
+
+    def tree(self) -> Any:
+        """A tree like the one that was given, of the results."""
+        return rebuild(self._tree, list(self._results))

@@ -65,14 +65,10 @@ def start(
     if kind.unit == ARRAYS:
         return {position: x}
     if kind.cuts:
-        blocks = _blocks(collective, x, size, dim, sizes)
         first = position * size if kind.unit == BLOCKS_OF_ALL else 0
-        return {first + i: block for i, block in enumerate(blocks)}
-    if algorithm.chunks == 1:
-        return {0: x}
-    flat = x.reshape(-1)
-    places = starts(split_sizes(flat.size, (algorithm.chunks,)))
-    return {i: flat[places[i]:places[i + 1]] for i in range(algorithm.chunks)}
+        return dict(enumerate(_blocks(collective, x, size, dim, sizes), first))
+    return {0: x} if algorithm.chunks == 1 else dict(
+        enumerate(_blocks(collective, x.reshape(-1), algorithm.chunks, 0, None)))
 
 
 def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:
@@ -81,7 +77,8 @@ def outgoing(held: Mapping[int, Array], transfer: Transfer) -> list[Array]:
 
 
 def arrive(
-    held: Held, messages: Sequence[Message], position: int, op: Callable[[Array, Array], Array] | None = None
+    held: Mapping[int, Array], messages: Sequence[Message], position: int,
+    op: Callable[[Array, Array], Array] | None = None,
 ) -> Held:
     """The chunks that ``position`` holds after a step in which ``messages`` arrived.
 
@@ -161,7 +158,7 @@ def chunk_nbytes(
         return all_to_all_nbytes([_known(shapes, p) for p in range(size)], itemsize, dim, [sizes] * size)
     shape = _known(shapes, algorithm.root)
     if kind.cuts:
-        return _block_nbytes(shape, itemsize, size, dim, sizes)
+        return block_nbytes(shape, itemsize, size, dim, sizes)
     return tuple(itemsize * n for n in split_sizes(prod(shape), (algorithm.chunks,)))
 
 
@@ -169,35 +166,48 @@ def all_to_all_nbytes(
     shapes: Sequence[Sequence[int]], itemsize: int, dim: int, sizes: Sequence[Sequence[int] | None]
 ) -> tuple[int, ...]:
     """The bytes of every block of an all_to_all, from each position's shape and its sizes of blocks along ``dim``."""
-    g = len(shapes)
     return tuple(
-        n for shape, cut in zip(shapes, sizes, strict=True) for n in _block_nbytes(shape, itemsize, g, dim, cut)
+        n for shape, cut in zip(shapes, sizes, strict=True)
+        for n in block_nbytes(shape, itemsize, len(shapes), dim, cut)
     )
 
 
-def _block_nbytes(
+def block_nbytes(
     shape: Sequence[int], itemsize: int, size: int, dim: int, sizes: Sequence[int] | None
 ) -> tuple[int, ...]:
+    """The bytes of every block of one array, cut along ``dim``."""
     rest = itemsize * prod(n for d, n in enumerate(shape) if d != dim % len(shape))
     return tuple(n * rest for n in (sizes or split_sizes(shape[dim], (size,))))
 
 
 def _blocks(collective: str, x: Array, size: int, dim: int, sizes: Sequence[int] | None) -> list[Array]:
-    if x.ndim == 0:
-        raise ValueError(f"{collective} cuts its array along dim {dim}, and a 0-d array has none")
-    if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"{collective} needs a dim from {-x.ndim} to {x.ndim - 1} for shape {x.shape}, got {dim}")
-    extent = x.shape[dim]
-    if sizes is None:
-        sizes = split_sizes(extent, (size,))
-    if len(sizes) != size or min(sizes) < 0 or sum(sizes) != extent:
-        raise ValueError(
-            f"{collective} over {size} needs {size} sizes that add up to {extent}, the extent of dim {dim}; "
-            f"got {tuple(sizes)}"
-        )
-    places = starts(sizes)
-    before = (slice(None),) * (dim % x.ndim)
+    before = (slice(None),) * normal_dim(collective, dim, x.ndim)
+    places = starts(pieces(collective, x.shape[dim], dim, sizes, (size,), size))
     return [x[(*before, slice(a, b))] for a, b in pairwise(places)]
+
+
+def normal_dim(kind: str, dim: int, ndim: int) -> int:
+    """A dim counted from the front."""
+    if ndim == 0:
+        raise ValueError(f"{kind} splits its array along a dim, and a 0-d one has none")
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{kind} of an array of {ndim} dims has dims {-ndim} to {ndim - 1}, got {dim}")
+    return dim % ndim
+
+
+def pieces(
+    kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: Sequence[int], size: int
+) -> tuple[int, ...]:
+    """The extents of the pieces along a dim, one for each member."""
+    if sizes is None:
+        return split_sizes(extent, tuple(factors))
+    checked = tuple(int(n) for n in sizes)
+    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
+        raise ValueError(
+            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
+            f"got {list(checked)}"
+        )
+    return checked
 
 
 def _known(shapes: Sequence[Sequence[int] | None], position: int) -> Sequence[int]:

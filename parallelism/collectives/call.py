@@ -3,26 +3,32 @@
 The runtime, the recorder and the simulator describe their calls by these values.  An event carries the
 `CollectiveCall`, from which prices and bus bandwidths are computed.  ``S``, the bytes of the whole buffer, is that of
 `parallelism.algorithms.closed_forms`.
+
+`traffic` counts the bytes and messages of a member from the steps of the algorithm.  `Moved` has those of all members
+under the direct algorithms in closed form, for groups of any size: a group of thousands has millions of messages.  Both
+are equal.  Pieces may be uneven.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
 from parallelism.algorithms.algorithms import algorithm
-from parallelism.collectives.buffers import all_to_all_nbytes, chunk_nbytes
-
-if TYPE_CHECKING:
-    from parallelism.events import Event
+from parallelism.collectives.buffers import all_to_all_nbytes, block_nbytes, chunk_nbytes
+from parallelism.events import Event
+from parallelism.mesh import split_sizes
 
 Shape = tuple[int, ...]
+Ints = NDArray[np.int64]
 
 ARRAY = b""
 SCALAR = b"scalar"
@@ -128,9 +134,7 @@ class Traffic(NamedTuple):
 
     def plus(self, other: Traffic) -> Traffic:
         """The traffic of two calls that count as one."""
-        sources = dict(self.sources)
-        for rank, nbytes in other.sources:
-            sources[rank] = sources.get(rank, 0) + nbytes
+        sources = Counter(dict(self.sources)) + Counter(dict(other.sources))
         call = self.call or other.call
         if self.call is not None and other.call is not None:
             call = replace(self.call, nbytes=self.call.nbytes + other.call.nbytes)
@@ -196,3 +200,94 @@ def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...])
     root = plan.root if kind_of(plan.collective).rooted else None
     pairs = tuple(sorted((source, target) for source, target in plan.pairs if source != target and chunks[source]))
     return CollectiveCall(plan.collective, ranks, payload_bytes(plan, chunks), plan.name, root, pairs)
+
+
+# -- in closed form ----------------------------------------------------------------------------------------------------
+
+
+class Moved:
+    """Bytes and messages by position: ``sent``, ``received``, ``messages``; ``sources`` of one position."""
+
+    def __init__(self, calls: Sequence[MemberCall]) -> None:
+        """``calls`` by position."""
+        first, g = calls[0], len(calls)
+        self.kind = kind = first.of_kind
+        own: Ints = np.array([call.nbytes for call in calls], np.int64)
+        self.payload_bytes: float = int(own[0])
+        """S of the call; see `CollectiveCall`."""
+        self.messages: Ints = np.full(g, g - 1, np.int64)
+        self.pairs: Pairs = ()
+        """(source, target) of a permute, as far as anything moves."""
+        self._given: Callable[[int], Ints]
+        """By position, the bytes that it gets from each other one."""
+        if kind.sums_all:
+            pieces = _pieces(first, g)
+            self.received = self.sent = (g - 2) * pieces + own
+            self.messages = 2 * self.messages
+            self._given = lambda position: pieces + pieces[position]
+        elif kind.paired:
+            self._permute(first, own)
+        elif kind.blocks_of_all:
+            cut = _cut(calls)
+            kept = np.diagonal(cut)
+            self.received, self.sent = cut.sum(0) - kept, cut.sum(1) - kept
+            self._given = lambda position: cut[:, position]
+            if g > 1:
+                self.payload_bytes = even_buffer(int(self.received.sum()), g)
+        elif kind.cuts:
+            pieces = _pieces(first, g)
+            self.received, self.sent = (g - 1) * pieces, own - pieces
+            self._given = lambda position: np.full(g, pieces[position])
+        else:
+            self.payload_bytes = int(own.sum())
+            self.received, self.sent = self.payload_bytes - own, (g - 1) * own
+            self._given = lambda position: own
+
+    def _permute(self, first: MemberCall, own: Ints) -> None:
+        moved = [(s, t) for s, t in first.pairs or () if s != t]
+        self.payload_bytes = max((int(own[s]) for s, _ in moved), default=0)
+        self.pairs = tuple(sorted((s, t) for s, t in moved if own[s]))
+        source_of = {t: s for s, t in moved}
+        self.received, self.sent, self.messages = np.zeros((3, len(own)), np.int64)
+        for s, t in moved:
+            self.received[t] = self.sent[s] = own[s]
+            self.messages[s] = 1
+        self._given = lambda position: np.where(np.arange(len(own)) == source_of.get(position, -1), own, 0)
+
+    @property
+    def even(self) -> bool:
+        """Whether all positions move the same."""
+        return all((of == of[0]).all() for of in (self.sent, self.received, self.messages))
+
+    def sources(self, position: int) -> tuple[tuple[int, int], ...]:
+        """(position, bytes) of each other member that gives it any bytes."""
+        return tuple((i, n) for i, n in enumerate(self._given(position).tolist()) if n and i != position)
+
+
+@lru_cache(maxsize=4096)
+def moved(calls: tuple[MemberCall, ...]) -> Moved:
+    """The traffic of all members; cached."""
+    return Moved(calls)
+
+
+@lru_cache(maxsize=4096)
+def moved_alike(call: MemberCall, size: int) -> Moved:
+    """The traffic of all members if all ``size`` of them make the same call; cached."""
+    return Moved((call,) * size)
+
+
+def _pieces(call: MemberCall, size: int) -> Ints:
+    """Bytes of the pieces that the array of a member is cut into, one for each of the group."""
+    assert call.dtype is not None
+    assert call.shape is not None
+    if not call.of_kind.cuts:
+        return np.array(split_sizes(prod(call.shape), (size,)), np.int64) * call.dtype.itemsize
+    return np.array(block_nbytes(call.shape, call.dtype.itemsize, size, call.dim, call.sizes), np.int64)
+
+
+def _cut(calls: Sequence[MemberCall]) -> Any:
+    """Bytes from position to position."""
+    size = len(calls)
+    if all(call is calls[0] for call in calls):
+        return np.broadcast_to(_pieces(calls[0], size), (size, size))
+    return np.stack([_pieces(call, size) for call in calls])

@@ -14,7 +14,7 @@ The steps and the arithmetic are those that run on a cluster (`parallelism.algor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, overload
@@ -83,11 +83,8 @@ class Explanation(Sequence[ExplainedStep]):
     @property
     def bytes_sent(self) -> tuple[int, ...]:
         """Bytes sent in all, by rank."""
-        sent = [0] * self.algorithm.size
-        for step in self.steps:
-            for message in step.messages:
-                sent[message.source] += message.nbytes
-        return tuple(sent)
+        messages = [message for step in self.steps for message in step.messages]
+        return tuple(sum(each.nbytes for each in messages if each.source == rank) for rank in range(len(self.inputs)))
 
     @overload
     def __getitem__(self, index: int) -> ExplainedStep: ...
@@ -99,9 +96,6 @@ class Explanation(Sequence[ExplainedStep]):
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __iter__(self) -> Iterator[ExplainedStep]:
-        return iter(self.steps)
-
     def __bool__(self) -> bool:                               # one rank needs no steps, and is explained all the same
         return True
 
@@ -109,8 +103,8 @@ class Explanation(Sequence[ExplainedStep]):
         return text(self)
 
     def __repr__(self) -> str:
-        a = self.algorithm
-        return f"<Explanation of {a.collective}, {a.name}, {a.size} ranks, {len(self)} steps; print it>"
+        plan = self.algorithm
+        return f"<Explanation of {plan.collective}, {plan.name}, {plan.size} ranks, {len(self)} steps; print it>"
 
     def _repr_html_(self) -> str:
         return html(self)
@@ -157,21 +151,21 @@ def explain(
         arrays = [_frozen(np.asarray(array, rule.dtype)) for array in arrays]
     sizes = _sizes_by_rank(split_sizes, size) if kind.blocks_of_all else [None] * size
 
+    combine = None if rule is None else rule.combine
     held = [
-        {c: _frozen(a) for c, a in chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]).items()}
-        for rank in range(size)
+        _all_frozen(chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank])) for rank in range(size)
     ]
-    start, steps, received = _views(held), [], [0] * size
+    start, steps, received = tuple(held), [], [0] * size
     for number, step in enumerate(plan.steps, 1):
         messages = tuple(
             Sent(t.source, t.target, t.chunks, tuple(chunks.outgoing(held[t.source], t)), t.reduce) for t in step
         )
         for rank in range(size):
-            arriving = [chunks.Message(m.source, m.chunks, m.arrays, m.reduce) for m in messages if m.target == rank]
-            after = chunks.arrive(held[rank], arriving, rank, rule.combine if rule else None)
-            held[rank] = {c: _frozen(after[c]) for c in sorted(after)}
-            received[rank] += sum(m.nbytes for m in messages if m.target == rank)
-        steps.append(ExplainedStep(number, messages, _views(held), tuple(received)))
+            mine = [m for m in messages if m.target == rank]
+            arriving = [chunks.Message(m.source, m.chunks, m.arrays, m.reduce) for m in mine]
+            held[rank] = _all_frozen(chunks.arrive(held[rank], arriving, rank, combine))
+            received[rank] += sum(m.nbytes for m in mine)
+        steps.append(ExplainedStep(number, messages, tuple(held), tuple(received)))
 
     results = []
     for rank in range(size):
@@ -180,7 +174,7 @@ def explain(
             result = result.copy()
             rule.finish(result, size)
         results.append(_frozen(result) if isinstance(result, np.ndarray) else result)
-    name = rule.name if rule is not None else ""
+    name = "" if rule is None else rule.name
     pairs_in_words = ", ".join(f"{source} to {target}" for source, target in plan.pairs)
     title = kind.title.format(op=name, root=plan.root, cut=cut, joined=joined, pairs=pairs_in_words)
     return Explanation(
@@ -222,10 +216,8 @@ def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> l
 
 def _fixed(array: Array, free: int | None) -> tuple[int | None, ...]:
     """The shape, without the extent that ranks may choose."""
-    shape: list[int | None] = list(array.shape)
-    if free is not None and -len(shape) <= free < len(shape):
-        shape[free] = None
-    return tuple(shape)
+    chosen = () if free is None else (free, free + array.ndim)
+    return tuple(None if dim in chosen else extent for dim, extent in enumerate(array.shape))
 
 
 def _sizes_by_rank(sizes: Any, size: int) -> list[Sequence[int] | None]:
@@ -239,13 +231,11 @@ def _sizes_by_rank(sizes: Any, size: int) -> list[Sequence[int] | None]:
 def _buffer_nbytes(kind: CollectiveKind, arrays: Sequence[Array | None]) -> int:
     """The S of `closed_forms`; where ranks differ in it, the mean."""
     sizes = [array.nbytes for array in arrays if array is not None]
-    if kind.in_shards:
-        return sum(sizes)
-    return sum(sizes) // max(len(sizes), 1)
+    return sum(sizes) if kind.in_shards else sum(sizes) // max(len(sizes), 1)
 
 
-def _views(held: Sequence[Mapping[int, Array]]) -> tuple[Mapping[int, Array], ...]:
-    return tuple(MappingProxyType(dict(chunks)) for chunks in held)
+def _all_frozen(held: Mapping[int, Array]) -> Mapping[int, Array]:
+    return MappingProxyType({chunk: _frozen(held[chunk]) for chunk in sorted(held)})
 
 
 def _frozen(array: Array) -> Array:

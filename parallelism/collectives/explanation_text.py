@@ -6,8 +6,9 @@ step has changed, ``.`` a chunk that a rank does not have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from parallelism.algorithms import BLOCKS_OF_ALL, PIECES, kind_of
 from parallelism.display import WIDTH
 
 if TYPE_CHECKING:
-    from parallelism.collectives.explanation import ExplainedStep, Explanation
+    from parallelism.collectives.explanation import ExplainedStep, Explanation, Sent
 
 _INDENT = " " * 9
 _MANY = 24
@@ -32,16 +33,16 @@ def text(explanation: Explanation) -> str:
     lines = [*_wrapped(_heading(explanation).split(" "), " ", "")]
     start = _table(explanation, explanation.start, None, "start")
     lines += ["", *start] if start else []
-    before: Rows = explanation.start
-    for step in explanation.steps:
+    for step, before in _with_before(explanation):
         lines += ["", *_messages(explanation, step), *_table(explanation, step.held, before)]
         if any(step.bytes_received):
             lines += _wrapped(["so far", *_by_rank(step.bytes_received, "bytes received")], " ", _INDENT)
-        before = step.held
     results = list(enumerate(explanation.results)) if explanation.algorithm.chunks else []
     lines += ["", "result"] if results else []
-    for rank, result in _some(results, "ranks"):
-        lines.append(f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12))
+    lines += [
+        f"{_INDENT}{result}" if rank == "..." else _row(explanation, rank) + values(result, 12)
+        for rank, result in _some(results, "ranks")
+    ]
     lines += ["", *(line for words in _account(explanation) for line in _wrapped(words.split(" "), " ", ""))]
     return "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH - 3]}..." for line in map(str.rstrip, lines))
 
@@ -49,19 +50,21 @@ def text(explanation: Explanation) -> str:
 def html(explanation: Explanation) -> str:
     """The same as tables; what a step has changed is set in bold on a tinted ground."""
     pieces = [f"<p>{escape(_heading(explanation))}</p>", _html_table(explanation, "start", explanation.start, None)]
-    before: Rows = explanation.start
-    for step in explanation.steps:
+    for step, before in _with_before(explanation):
         sent = "<br>".join(escape(words) for words in _sentences(explanation, step))
         pieces += [f"<p>{sent}</p>", _html_table(explanation, f"after step {step.number}", step.held, before)]
-        before = step.held
     rows = "".join(
         f"<tr><th>rank {rank}</th><td>{escape(values(result, 24))}</td></tr>"
         for rank, result in enumerate(explanation.results)
     )
-    if explanation.algorithm.chunks:
-        pieces.append(f"<table><caption>result</caption>{rows}</table>")
+    pieces += [f"<table><caption>result</caption>{rows}</table>"] if explanation.algorithm.chunks else []
     pieces += [f"<p>{escape(words)}</p>" for words in _account(explanation)]
     return f"<div>{''.join(pieces)}</div>"
+
+
+def _with_before(explanation: Explanation) -> Iterator[tuple[ExplainedStep, Rows]]:
+    """Each step, and what was held before it."""
+    return zip(explanation.steps, (explanation.start, *(step.held for step in explanation.steps)), strict=False)
 
 
 def values(value: Any, limit: int) -> str:
@@ -118,27 +121,22 @@ def _label(explanation: Explanation, chunk: int) -> str:
 
 def _sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
     """``0 -> 1  [piece 2: 3 5] +`` for every message; equal messages to several targets are one sentence."""
-    targets_of: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
-    arrays = {}
+    alike: dict[tuple[int, tuple[int, ...], bool], list[Sent]] = {}
     for message in step.messages:
-        key = message.source, message.chunks, message.reduce
-        targets_of.setdefault(key, []).append(message.target)
-        arrays[key] = message.arrays
+        alike.setdefault((message.source, message.chunks, message.reduce), []).append(message)
     sentences = []
-    for (source, chunks, reduce), targets in targets_of.items():
-        held = zip(chunks, arrays[source, chunks, reduce], strict=True)
+    for (source, chunks, reduce), messages in alike.items():
+        held = zip(chunks, messages[0].arrays, strict=True)
         pieces = [f"[{_label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held]
-        how = f"  {explanation.op}" if reduce else ""
-        sentences.append(f"{source} -> {', '.join(map(str, targets))}  {' '.join(pieces) or '(no payload)'}{how}")
+        targets, how = ", ".join(str(each.target) for each in messages), f"  {explanation.op}" if reduce else ""
+        sentences.append(f"{source} -> {targets}  {' '.join(pieces) or '(no payload)'}{how}")
     return sentences
 
 
 def _messages(explanation: Explanation, step: ExplainedStep) -> list[str]:
-    lines: list[str] = []
-    for _, sentence in _some([(0, words) for words in _sentences(explanation, step)], "messages"):
-        lines += _wrapped(sentence.replace("] [", "]\0[").split("\0"), " ", _INDENT)
-    if not lines:
-        lines = [f"{_INDENT}(no message)"]
+    sentences = _some([(0, words) for words in _sentences(explanation, step)], "messages")
+    wrapped = (_wrapped(words.replace("] [", "]\0[").split("\0"), " ", _INDENT) for _, words in sentences)
+    lines = [*chain.from_iterable(wrapped)] or [f"{_INDENT}(no message)"]
     return [f"step {step.number}".ljust(len(_INDENT)) + lines[0].lstrip(), *lines[1:]]
 
 
@@ -215,15 +213,13 @@ def _by_rank(numbers: Sequence[float], what: str) -> list[str]:
     each = [f"{n:g}" if isinstance(n, float) else str(n) for n in numbers]
     if len(set(each)) == 1:
         return f"{total} {what}, {each[0]} by each rank".split(" ")
-    shown = [*each[:_MANY], "..."] if len(each) > _MANY else each
-    return [*f"{total} {what}, by rank:".split(" "), *shown]
+    return [*f"{total} {what}, by rank:".split(" "), *each[:_MANY], *(["..."] if len(each) > _MANY else [])]
 
 
 def _some(items: list[tuple[int, Any]], what: str) -> list[tuple[Any, Any]]:
     """At most `_MANY` of them, and how many more there are."""
-    if len(items) <= _MANY:
-        return list(items)
-    return [*items[:_MANY], ("...", f"... and {len(items) - _MANY} more {what}")]
+    more = [("...", f"... and {len(items) - _MANY} more {what}")] if len(items) > _MANY else []
+    return [*items[:_MANY], *more]
 
 
 def _wrapped(pieces: Sequence[str], separator: str, indent: str) -> list[str]:
@@ -244,12 +240,10 @@ def _html_table(explanation: Explanation, caption: str, held: Rows, before: Rows
     head = "".join(f"<th>{escape(_label(explanation, chunk))}</th>" for chunk in shown)
     body = ""
     for rank, row in enumerate(held):
-        cells = ""
+        body += f"<tr><th>rank {rank}</th>"
         for chunk in shown:
             value = escape(values(row[chunk], 8)) if chunk in row else "·"
-            if _changed(held, before, rank, chunk):
-                cells += f'<td style="background:#8882"><b>{value}</b></td>'
-            else:
-                cells += f"<td>{value}</td>"
-        body += f"<tr><th>rank {rank}</th>{cells}</tr>"
+            is_new = _changed(held, before, rank, chunk)
+            body += f'<td style="background:#8882"><b>{value}</b></td>' if is_new else f"<td>{value}</td>"
+        body += "</tr>"
     return f"<table><caption>{escape(caption)}</caption><tr><th></th>{head}</tr>{body}</table>"

@@ -44,7 +44,7 @@ def unregister(record: CollectiveKind | CollectiveAlgorithm) -> None:
     if isinstance(record, CollectiveAlgorithm):
         ALGORITHMS.forget(record)
         return
-    for algorithm in ALGORITHMS.outside():
+    for algorithm in ALGORITHMS.outside:
         if record.name in algorithm.kinds:
             ALGORITHMS.forget(algorithm)
     KINDS.forget(record)

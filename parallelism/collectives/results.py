@@ -1,17 +1,71 @@
-"""The result of a collective for one member, from the arrays of all members and the record of the kind."""
+"""A collective as one member computes it: the fields of its call, from its value, and its result, from all arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.algorithms import kind_of
+from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
 from parallelism.operation import ReduceOp
+
+Array = NDArray[Any]
+
+
+def call_fields(
+    kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
+    factors: Sequence[int], root: int, position: int, size: int, to_array: Callable[[str, Any], tuple[Array, bytes]],
+) -> tuple[dict[str, Any], Array | None, Reduction | None]:
+    """The fields of a member's call that depend on its value, the value as an array, and its reduction.
+
+    The array is None if this member gives nothing.  ``to_array`` makes an array, and its form, of ``x``; the array is
+    converted to the dtype of the reduction.
+    """
+    of_kind = kind_of(kind)
+    dim, concat_dim = integer("dim", dim), integer("dim", concat_dim)
+    if not of_kind.is_given_by(position, root):
+        return {"dim": dim}, None, None
+    array, form = to_array(kind, x)
+    reducing = reduction("sum" if op is None else op, array.dtype) if of_kind.reduces else None
+    if reducing is not None:
+        array = array.astype(reducing.dtype, copy=False)
+    fields: dict[str, Any] = {
+        "op": None if reducing is None else reducing.name, "form": form, "dtype": array.dtype, "shape": array.shape}
+    if of_kind.cuts:
+        fields["dim"] = normal_dim(kind, dim, array.ndim)
+        fields["sizes"] = pieces(kind, array.shape[dim], dim, sizes, factors, size)
+        if of_kind.joins:
+            fields["concat_dim"] = normal_dim(kind, concat_dim, array.ndim)
+    elif of_kind.joins:
+        fields["dim"] = normal_dim(kind, dim, array.ndim) if array.ndim else 0
+    return fields, array, reducing
+
+
+def checked_root(kind: str, root: Any, size: int) -> int:
+    """A position in a group of ``size``, for a kind that has a root."""
+    position = integer("root", root)
+    if kind_of(kind).rooted and not 0 <= position < size:
+        raise ValueError(f"root is a position in the group, 0 to {size - 1}, got {position}")
+    return position
+
+
+def integer(name: str, value: Any) -> int:
+    """NumPy's integers count as integers."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, got {value!r}")
+    return index(value)
+
+
+def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of Python's integers."""
+    return None if pairs is None else tuple((int(source), int(target)) for source, target in pairs)
 
 
 class Result(NamedTuple):
@@ -19,9 +73,9 @@ class Result(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    fill: Callable[[NDArray[Any]], object]
+    fill: Callable[[Array], object]
     """Writes the result into a contiguous array of that shape and dtype."""
-    target: NDArray[Any] | None = None
+    target: Array | None = None
     """The array into which other members write the result; None if only this one does."""
 
 
@@ -48,17 +102,15 @@ def result_of(
         return reduced(parts, reduction)
     if kind.joins:
         return joined(parts, mine.concat_dim if kind.cuts else calls[sources[0]].dim)
-    if kind.function is not None:
-        return _computed(kind.name, kind.function, parts)
-    return copy_of(parts[0])
+    return copy_of(parts[0]) if kind.function is None else _computed(kind.name, kind.function, parts)
 
 
-def copy_of(array: NDArray[Any]) -> Result:
+def copy_of(array: Array) -> Result:
     """The array of one member, unchanged."""
     return Result(array.shape, array.dtype, lambda out: np.copyto(out, array))
 
 
-def joined(parts: Sequence[NDArray[Any]], dim: int) -> Result:
+def joined(parts: Sequence[Array], dim: int) -> Result:
     """Arrays joined along a dim; 0-d ones stacked."""
     first = parts[0]
     if first.ndim == 0:
@@ -68,23 +120,20 @@ def joined(parts: Sequence[NDArray[Any]], dim: int) -> Result:
     return Result(tuple(shape), first.dtype, lambda out: np.concatenate(parts, dim, out))
 
 
-def reduced(parts: Sequence[NDArray[Any]], reduction: Reduction | None) -> Result:
+def reduced(parts: Sequence[Array], reduction: Reduction | None) -> Result:
     """All parts, combined in their order."""
     fill = _cannot if reduction is None else partial(reduction.reduce, parts)
     return Result(parts[0].shape, parts[0].dtype, fill)
 
 
-def _computed(name: str, function: Callable[[list[Any]], Any], parts: Sequence[NDArray[Any]]) -> Result:
-    views = [part.view() for part in parts]
-    for view in views:
-        view.flags.writeable = False        # it may be another member's input
-    value = np.asarray(function(views))
+def _computed(name: str, function: Callable[[list[Any]], Any], parts: Sequence[Array]) -> Result:
+    value = np.asarray(function([_read_only(part) for part in parts]))
     if value.dtype.kind not in "biufc":
         raise TypeError(f"the result of {name} must hold numbers or bools, got dtype {value.dtype}")
     return copy_of(value)
 
 
-def _cannot(out: NDArray[Any]) -> None:
+def _cannot(out: Array) -> None:
     raise TypeError("a reduction is needed to fill the result of one")
 
 
@@ -106,7 +155,7 @@ class Reduction:
     ufunc: np.ufunc | None = None
     function: Callable[[Any, Any], Any] | None = None
 
-    def combine(self, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def combine(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """``a op b``, elementwise."""
         if self.ufunc is not None:
             return np.asarray(self.ufunc(a, b, out=out))
@@ -122,12 +171,12 @@ class Reduction:
         out[...] = value
         return out
 
-    def finish(self, total: NDArray[Any], terms: int) -> None:
+    def finish(self, total: Array, terms: int) -> None:
         """Divides the sum of a mean by the number of terms, in place.  Other reductions need nothing at the end."""
         if self.name == "mean" and self.ufunc is not None:      # a user's function may be called mean
             np.divide(total, terms, out=total)
 
-    def reduce(self, terms: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+    def reduce(self, terms: Sequence[Array], out: Array) -> None:
         """All terms into ``out``, which may be one of them only if there are at most two or it is the first."""
         combine: Any = self.ufunc or self.combine
         if len(terms) == 1:
@@ -139,8 +188,8 @@ class Reduction:
         self.finish(out, len(terms))
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view of a term for a user's function, which must not write: the term may be the input of a member."""
+def _read_only(array: Array) -> Array:
+    """A view of an array for a user's function, which must not write: it may be the input of another member."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -32,7 +32,6 @@ from parallelism.collectives import (
     shift_pairs,
     text_of,
 )
-from parallelism.collectives.arguments import integer
 from parallelism.collectives.call import Traffic, traffic
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
@@ -275,8 +274,6 @@ class RecordingDevice:
         self, kind: str, x: Any, axes: Axes, *, groups: Groups | None = None, out: Any = None,
         async_op: bool = False, text: str | None = None, form: bytes | None = None, **options: Any,
     ) -> Any:
-        for name in ("dim", "concat_dim"):
-            options[name] = integer("dim", options.get(name, 0))
         group, names, factors = members_of(self.mesh, self.rank, kind, axes, groups)
         if group is None:
             return zeros(x)
@@ -309,11 +306,10 @@ class RecordingDevice:
     ) -> CountedCall:
         """The checked call of this rank; other members receive ``value`` in place of its array."""
         position, root = group.index(self.rank), checked_root(kind, root, len(group))
-        fields, array, reducing = call_fields(
+        fields, array, _ = call_fields(
             kind, x, op, dim, concat_dim, sizes, factors, root, position, len(group), _to_array)
-        if array is not None:
-            fields |= {"dtype": array.dtype if reducing is None else reducing.dtype, "shape": array.shape}
-            value = x if is_tree(x) else value
+        if array is not None and is_tree(x):
+            value = x
         call = CountedCall(kind, root=root, pairs=pairs, algorithm=algorithm, value=value, **fields)
         call.over(len(group))      # refuses an algorithm, or pairs, that do not apply
         return call

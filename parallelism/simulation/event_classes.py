@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall, MemberCall, Moved, moved_alike
-from parallelism.collectives.direct_traffic import moved
+from parallelism.collectives.call import moved
 from parallelism.events import Columns, Table
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DTYPE, FIELDS, NAME, Call, DeviceEvents, MeshAxes, StepCall

@@ -1,3 +1,3 @@
 from .dispatch import Collectives as Collectives
-from .group import INLINE_BYTES as INLINE_BYTES, Call as Call
-from .zero_copy import PRIVATE_BYTES as PRIVATE_BYTES
+from .group import Call as Call
+from .thresholds import INLINE_BYTES as INLINE_BYTES, PRIVATE_BYTES as PRIVATE_BYTES

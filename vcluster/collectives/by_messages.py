@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,7 @@ from parallelism.collectives import Message, Result
 from parallelism.collectives.buffers import arrive, finish, outgoing, start
 from vcluster.collectives.general import Way, deliver, write
 from vcluster.collectives.group import Call
-from vcluster.messages import encode_message
-
-if TYPE_CHECKING:
-    from vcluster.messages import Wait
+from vcluster.messages import Wait, encode_message
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +40,9 @@ class ByMessages(Way):
         sequence = yield from group.post(call, None, 0, 0)
         calls = group.calls(sequence, call)
         giver = next((other for other in calls if other.gives), call)
-        steps, position = call.steps(), group.position
+        steps, position = call.over(call.size), group.position
         held = start(steps, position, x, dim=call.dim, sizes=call.sizes or None)
-        combine = self.reduction.combine if self.reduction is not None else None
+        combine = None if self.reduction is None else self.reduction.combine
         for sends, receives in zip(steps.sends(position), steps.receives(position), strict=True):
             for transfer in sends:
                 peer = group.ranks[transfer.target]

@@ -40,20 +40,20 @@ from parallelism.collectives import (
     plain_pairs,
     refuse_out_of_tree,
 )
-from parallelism.collectives.arguments import integer
 from parallelism.collectives.call import traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, Lane, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, INLINE_BYTES, Call, Group, group_key
-from vcluster.collectives.last_arriver import FEWEST_MEMBERS, LastArriver
+from vcluster.collectives.group import DESCRIPTION_BYTES, Call, Group, group_key
+from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
+from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
 from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
-from vcluster.messages.forms import pack
-from vcluster.messages.work import issue
+from vcluster.messages.encoding import pack
+from vcluster.messages.endpoint import issue
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 
 MOST_CALLS = 1024
@@ -74,9 +74,8 @@ def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
         return None
     if all(call.nbytes <= INLINE_BYTES for call in givers):
         return LastArriver if len(calls) >= FEWEST_MEMBERS else Prepared
-    if all(call.nbytes > INLINE_BYTES for call in givers) and is_contiguous(givers[0]):
-        return PreparedZeroCopy
-    return None
+    all_large = all(call.nbytes > INLINE_BYTES for call in givers)
+    return PreparedZeroCopy if all_large and is_contiguous(givers[0]) else None
 
 
 class CheckedCall:
@@ -180,8 +179,7 @@ class Collectives:
                 return self._outside(kind, x, out, async_op)
             base: dict[str, Any] = {
                 "ranks": members, "position": members.index(self._rank), "axes": axis_names, "algorithm": algorithm,
-                "root": checked_root(kind, root, len(members)),
-                "pairs": plain_pairs(pairs),
+                "root": checked_root(kind, root, len(members)), "pairs": plain_pairs(pairs),
             }
             if key is None and is_tree(x) and kind_of(kind).elementwise:
                 refuse_out_of_tree(kind, x, out)
@@ -200,8 +198,7 @@ class Collectives:
         """Run a call by the fast path, if its arrays allow it and the other members call the same as the last time."""
         recorder, template = self.recorder, checked.template
         assert template is not None
-        start = recorder.enter()
-        try:
+        with recorder as start:
             if not prepared.prepare(x, out):
                 return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
             site = call_site(2)
@@ -215,8 +212,6 @@ class Collectives:
             result = prepared.finish(out)
             recorder.add_repeated(template, site.location, start)
             return result
-        finally:
-            recorder.leave()
 
     def _run_checked(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, name: str, async_op: bool
@@ -233,25 +228,22 @@ class Collectives:
     ) -> Any:
         """Run the steps of a call, recorded as one event."""
         recorder, tasks, call = self.recorder, self.endpoint.tasks, checked.call
-        start = recorder.enter()
-        work = recorder.next_work() if async_op else None
-        site = call_site(2)
-        if out is None and site.drops_result and checked.warns:
-            self.dropped.setdefault(site.location, name)
-        event = recorder.add_collective(
-            name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype)
+        with recorder as start:
+            work = recorder.next_work() if async_op else None
+            site = call_site(2)
+            if out is None and site.drops_result and checked.warns:
+                self.dropped.setdefault(site.location, name)
+            event = recorder.add_collective(
+                name, call.axes, call.ranks, call.algorithm or "direct", work, site.location, checked.dtype)
 
-        def whole() -> Steps:
-            result, traffic_of = yield from steps(event)
-            recorder.finish_collective(event, traffic_of, start)
-            return result
+            def whole() -> Steps:
+                result, traffic_of = yield from steps(event)
+                recorder.finish_collective(event, traffic_of, start)
+                return result
 
-        try:
             if work is None:
                 return tasks.run(checked.lane, whole(), checked)
             return issue(self, checked.lane, whole(), checked, work, name)
-        finally:
-            recorder.leave()
 
     def _steps(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
@@ -338,16 +330,11 @@ def described(
     ``base`` holds the fields of the call that do not depend on the value. ``ValueError`` or ``TypeError`` for wrong
     arguments, before anything is sent.
     """
-    dim, concat_dim = integer("dim", dim), integer("dim", concat_dim)
     fields, array, reducing = call_fields(
         kind, x, op, dim, concat_dim, sizes, factors, base["root"], base["position"], len(base["ranks"]), _to_array)
-    if array is not None:
-        if reducing is not None:
-            array = array.astype(reducing.dtype, copy=False)
-        fields |= {"dtype": array.dtype, "shape": array.shape}
     call = Call(kind, **fields, **base)
     if call.algorithm is not None or call.pairs is not None:
-        call.steps()  # refuses an algorithm, or pairs, that do not apply
+        call.over(call.size)  # refuses an algorithm, or pairs, that do not apply
     return call, array, reducing
 
 
@@ -365,6 +352,5 @@ def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:
         return from_form(calls[sources[0]].form, result) if sources else zeros_like(x)
     if isinstance(result, list):
         return [from_form(other.form, array) for other, array in zip(calls, result, strict=True)]
-    if call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0:
-        return result[()]
-    return result
+    is_scalar = call.form == SCALAR and isinstance(result, np.ndarray) and result.ndim == 0
+    return result[()] if is_scalar else result

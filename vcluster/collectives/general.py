@@ -11,20 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction, check_shape, copy_of, result_of
-from vcluster.collectives.group import INLINE_BYTES, Call, Group
+from vcluster.collectives.group import Call, Group
+from vcluster.collectives.thresholds import INLINE_BYTES, SHARED_RESULT_BYTES
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint, Wait
-
-SHARED_RESULT_BYTES = 1 << 14
-"""A new result of at least so many bytes lies in shared memory: its pages are used again, and peers can read it."""
+from vcluster.messages import Endpoint, Wait
 
 OnMessage = Callable[[str, int, int], None]
 """Called for every message with "send" or "recv", the peer's rank, and the bytes."""
@@ -53,10 +50,8 @@ def write(endpoint: Endpoint, kind: str, result: Any, out: NDArray[Any] | None) 
 
 def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An uninitialised array for a result."""
-    nbytes = dtype.itemsize
-    for extent in shape:
-        nbytes *= extent
-    return endpoint.heap.empty(shape, dtype) if nbytes >= SHARED_RESULT_BYTES else np.empty(shape, dtype)
+    is_large = dtype.itemsize * prod(shape) >= SHARED_RESULT_BYTES
+    return endpoint.heap.empty(shape, dtype) if is_large else np.empty(shape, dtype)
 
 
 def deliver(array: Any, out: NDArray[Any] | None) -> Any:
@@ -69,9 +64,8 @@ def deliver(array: Any, out: NDArray[Any] | None) -> Any:
 
 def own_result(calls: Sequence[Call], position: int, views: Sequence[Any], reduction: Reduction | None) -> Any:
     """The `Result` of the member at ``position`` from every member's array: a list for a kind that lists, or None."""
-    if calls[position].of_kind.lists:
-        return [copy_of(view) for view in views]
-    return result_of(calls, position, views, reduction)
+    is_list = calls[position].of_kind.lists
+    return [copy_of(view) for view in views] if is_list else result_of(calls, position, views, reduction)
 
 
 def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:

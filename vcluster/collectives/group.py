@@ -21,28 +21,24 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.algorithms import KINDS, Algorithm, CollectiveKind
+from parallelism.algorithms import KINDS, CollectiveKind
 from parallelism.collectives import MemberCall, check_agreement, text_of
 from vcluster.code import ClusterError
+from vcluster.collectives.thresholds import INLINE_BYTES
 from vcluster.memory import DIRECTORY_ENTRIES, LINE, STORES_IN_ORDER, Need
-from vcluster.messages import Wait
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint
-
-INLINE_BYTES = 1 << 16
-"""Payloads up to this size are copied into the slot."""
+from vcluster.messages import Endpoint, Wait
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
 
 _WORDS = 8
-_LENGTH, _PAYLOAD, _OUT, _DESCRIPTION = range(4)
+_LENGTH, PAYLOAD, OUT, _DESCRIPTION = range(4)
+"""The words of a buffer."""
 _BUFFER_BYTES = 8 * _WORDS + DESCRIPTION_BYTES + INLINE_BYTES
 _WORDS_BYTES = 3 * LINE
 _SLOT_BYTES = _WORDS_BYTES + 2 * _BUFFER_BYTES + 2 * INLINE_BYTES
@@ -67,9 +63,9 @@ class Call(MemberCall):
         fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
                   self.op, self.pairs, self.form)
         description = marshal.dumps(fields, 2)
-        digest = blake2b(description, digest_size=8).digest()
         for name, value in (
-            ("description", description), ("signature", int.from_bytes(digest, "little") >> 2),
+            ("description", description),
+            ("signature", int.from_bytes(blake2b(description, digest_size=8).digest(), "little") >> 2),
             ("of_kind", KINDS.records.get(self.kind)),      # None only for a kind that another process alone knows
             ("nbytes", 0 if self.dtype is None else self.dtype.itemsize * prod(self.shape or ())),
         ):
@@ -79,15 +75,11 @@ class Call(MemberCall):
     def size(self) -> int:
         return len(self.ranks)
 
-    def steps(self) -> Algorithm:
-        """The algorithm as data. ``ValueError``, with the names that apply, if there is none of that name."""
-        return self.over(self.size)
-
     def as_seen_by(self, position: int, description: bytes) -> Call:
         """The call of another member of the group, from its description."""
         kind, name, dtype, shape, dim, concat_dim, sizes, root, op, pairs, form = marshal.loads(description)
         return replace(
-            self, kind=kind, position=position, algorithm=name, dtype=None if dtype is None else np.dtype(dtype),
+            self, kind=kind, position=position, algorithm=name, dtype=dtype and np.dtype(dtype),
             shape=shape, dim=dim, concat_dim=concat_dim, sizes=sizes, root=root, op=op, pairs=pairs, form=form,
         )
 
@@ -112,22 +104,18 @@ class Buffer:
         self.inline = start + DESCRIPTION_BYTES
 
     def read_description(self) -> bytes:
-        length, elsewhere = self.words[_LENGTH], self.words[_DESCRIPTION]
-        if elsewhere:
-            return bytes(self._arena.view[elsewhere : elsewhere + length])
-        return bytes(self._description[:length])
+        elsewhere = self.words[_DESCRIPTION]
+        return bytes((self._arena.view[elsewhere:] if elsewhere else self._description)[: self.words[_LENGTH]])
 
     def write(self, call: Call, payload: int, out: int, elsewhere: int) -> None:
         """``elsewhere`` is a block for a description that is too long for its place here, or 0."""
         words, description = self.words, call.description
         self.shows = None
-        words[_PAYLOAD], words[_OUT] = payload, out
+        words[PAYLOAD], words[OUT] = payload, out
         if words[_DESCRIPTION] or elsewhere or self.described != call.signature:
             words[_LENGTH], words[_DESCRIPTION] = len(description), elsewhere
-            if elsewhere:
-                self._arena.view[elsewhere : elsewhere + len(description)] = description
-            else:
-                self._description[: len(description)] = description
+            place = self._arena.view[elsewhere:] if elsewhere else self._description
+            place[: len(description)] = description
             self.described = call.signature
 
     def array(self, place: int, call: Call) -> NDArray[Any] | None:
@@ -135,14 +123,6 @@ class Buffer:
         if call.dtype is None or call.shape is None:
             return None
         return np.ndarray(call.shape, call.dtype, self._arena.view, place)
-
-    @property
-    def payload(self) -> int:
-        return self.words[_PAYLOAD]
-
-    @property
-    def out(self) -> int:
-        return self.words[_OUT]
 
 
 class Slot:
@@ -159,8 +139,7 @@ class Slot:
         self.released = (endpoint.arena.words(offset + 2 * LINE), endpoint.arena.words(offset + 2 * LINE + 8))
         first = offset + _WORDS_BYTES
         self.buffers = (Buffer(endpoint, first), Buffer(endpoint, first + _BUFFER_BYTES))
-        first += 2 * _BUFFER_BYTES
-        self.shared = first, first + INLINE_BYTES
+        self.shared = first + 2 * _BUFFER_BYTES, first + 2 * _BUFFER_BYTES + INLINE_BYTES
         """The offsets of the results that a last arriver makes for all."""
 
 
@@ -172,17 +151,20 @@ class Group:
         self.size = len(ranks)
         self.position = ranks.index(endpoint.number)
         self.key = group_key(ranks)
-        self.sequence = 0
+        self.sequence = self._looked_at = 0
         self._endpoint = endpoint
         self.others = tuple(rank for rank in ranks if rank != endpoint.number)
-        self._slots: list[Slot | None] = [None] * self.size
-        self._place = endpoint.heap.allocate(_SLOT_BYTES)
-        endpoint.arena.view[self._place : self._place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
-        self.own = self._slots[self.position] = Slot(endpoint, self._place)
+        self.slots: list[Slot] = [None] * self.size  # type: ignore[list-item]
+        """The members' slots, in group order, once each has posted something."""
+        place = endpoint.heap.allocate(_SLOT_BYTES)
+        endpoint.arena.view[place : place + _WORDS_BYTES] = bytes(_WORDS_BYTES)
+        self.own = self.slots[self.position] = Slot(endpoint, place)
         self._blocks: tuple[list[int], list[int]] = ([], [])
-        self._looked_at = 0
         if self.size > 1:
-            self._enter_directory()
+            entry = endpoint.arena.words(self._entry(endpoint.number), 2)
+            entry[1] = place
+            endpoint.signals.fence()
+            entry[0] = self.key
 
     def post(
         self, call: Call, payload: NDArray[Any] | None, place: int, out: int
@@ -193,9 +175,8 @@ class Group:
         others may read it (the caller then waits until all have finished): its offset in the arena or, negative, its
         address.  ``out`` is likewise where the others write.
         """
-        sequence = self.sequence
+        sequence, endpoint = self.sequence, self._endpoint
         self.sequence += 1
-        endpoint = self._endpoint
         buffer = self.own.buffers[sequence & 1]
         blocks = self._blocks[sequence & 1]
         while blocks:
@@ -203,11 +184,9 @@ class Group:
         if payload is not None:
             place = buffer.inline
             buffer.array(place, call)[...] = payload  # type: ignore[index]
-        elsewhere = 0
         if len(call.description) > DESCRIPTION_BYTES:
-            elsewhere = endpoint.heap.allocate(len(call.description))
-            blocks.append(elsewhere)
-        buffer.write(call, place, out, elsewhere)
+            blocks.append(endpoint.heap.allocate(len(call.description)))
+        buffer.write(call, place, out, blocks[0] if blocks else 0)
         if not STORES_IN_ORDER:
             endpoint.signals.fence()
         self.own.tokens[sequence & 1][0] = call.signature + sequence
@@ -241,26 +220,20 @@ class Group:
         parity, token = sequence & 1, call.signature + sequence
         for slot in self.slots:
             if slot.tokens[parity][0] != token:
-                descriptions = [buffer.read_description() for buffer in self.buffers(sequence)]
-                calls = [call.as_seen_by(position, text) for position, text in enumerate(descriptions)]
+                buffers = self.buffers(sequence)
+                calls = [call.as_seen_by(place, buffer.read_description()) for place, buffer in enumerate(buffers)]
                 check_agreement(call.ranks, call.kind, calls)
                 return calls
         return [call] * self.size
 
-    @property
-    def slots(self) -> list[Slot]:
-        """The members' slots, in group order, once each has posted something."""
-        return self._slots  # type: ignore[return-value]
-
     def inline_views(self, parity: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
         """The members' small payloads in the buffers for even (0) or odd operations; None where a call gives none."""
-        buffers = self.buffers(parity)
-        return [buffer.array(buffer.inline, call) for buffer, call in zip(buffers, calls, strict=True)]
+        return [buffer.array(buffer.inline, call) for buffer, call in zip(self.buffers(parity), calls, strict=True)]
 
     def views(self, sequence: int, calls: Sequence[Call]) -> list[NDArray[Any] | None]:
         """The members' payloads, wherever they lie in the arena."""
-        buffers = self.buffers(sequence)
-        return [buffer.array(buffer.payload, call) for buffer, call in zip(buffers, calls, strict=True)]
+        both = zip(self.buffers(sequence), calls, strict=True)
+        return [buffer.array(buffer.words[PAYLOAD], call) for buffer, call in both]
 
     def _wait(self, count: int, word: int) -> Wait:
         return Wait(lambda: self._all_have(count, word), lambda: self._missing(count, word))
@@ -269,7 +242,7 @@ class Group:
         """The members that have not posted (``word`` 0) or finished (``word`` LINE) so many operations."""
         needs = []
         for position, rank in enumerate(self.ranks):
-            slot = self._slots[position] or self._find(position)
+            slot = self.slots[position] or self._find(position)
             place = self._entry(rank) if slot is None else slot.offset + word
             value = self._endpoint.arena.words(place)[0]
             if slot is None or value < count:
@@ -278,7 +251,7 @@ class Group:
 
     def _all_have(self, count: int, word: int) -> bool:
         """Whether every member has posted (``word`` 0) or finished (``word`` LINE) so many operations."""
-        slots = self._slots
+        slots = self.slots
         for i in range(self._looked_at, self.size):
             slot = slots[i] or self._find(i)
             if slot is None or (slot.done if word else slot.posted)[0] < count:
@@ -287,19 +260,12 @@ class Group:
         self._looked_at = 0
         return True
 
-    def _enter_directory(self) -> None:
-        place = self._entry(self._endpoint.number)
-        entry = self._endpoint.arena.words(place, 2)
-        entry[1] = self._place
-        self._endpoint.signals.fence()
-        entry[0] = self.key
-
     def _find(self, position: int) -> Slot | None:
         entry = self._endpoint.arena.words(self._entry(self.ranks[position]), 2)
         if entry[0] != self.key:
             return None
         self._endpoint.signals.fence()
-        slot = self._slots[position] = Slot(self._endpoint, entry[1])
+        slot = self.slots[position] = Slot(self._endpoint, entry[1])
         return slot
 
     def _entry(self, rank: int) -> int:

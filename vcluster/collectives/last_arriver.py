@@ -23,15 +23,10 @@ from numpy.typing import NDArray
 from parallelism.algorithms import CollectiveKind
 from parallelism.collectives import Reduction, copy_of
 from parallelism.collectives.results import reduced
-from vcluster.collectives.group import INLINE_BYTES, Call
+from vcluster.collectives.group import Call
 from vcluster.collectives.prepared import Prepared
+from vcluster.collectives.thresholds import INLINE_BYTES, SCATTERED_BYTES
 from vcluster.memory import STORES_IN_ORDER
-
-FEWEST_MEMBERS = 3
-"""For fewer members there is nothing to save."""
-
-SCATTERED_BYTES = 1 << 12
-"""Up to so many bytes for each member the last arriver reduces all of a reduce_scatter; above, each its own part."""
 
 TURNS_FOR_THE_LAST = 64
 """The number of polls after which a member that has seen all others come performs the release itself."""
@@ -65,10 +60,9 @@ class LastArriver(Prepared):
                 whole = reduced([view for view in group.inline_views(parity, calls) if view is not None], reduction)
             shared = self._endpoint.arena.array(group.slots[0].shared[parity], whole.shape, whole.dtype)
             if shared.nbytes <= INLINE_BYTES:
-                part = shared[call.block(group.position)] if cuts else shared
                 self._shared[parity] = shared
                 self._fill[parity] = whole.fill
-                self._results[parity] = copy_of(part)
+                self._results[parity] = copy_of(shared[call.block(group.position)] if cuts else shared)
 
     def run(self) -> bool:
         """Meet the other members; False if one of them calls something else than the last time."""
@@ -81,12 +75,11 @@ class LastArriver(Prepared):
         group.own.tokens[parity][0] = self._signature + sequence
         group.own.posted[0] = sequence + 1
         signals.fence()
+        is_released: bool | None = False
         for token, signature in self._tokens[parity]:
             if token[0] != signature + sequence:
                 is_released = self._wait_for_release(sequence)
                 break
-        else:
-            is_released = False
         if is_released is None:
             return False
         if not is_released:
@@ -113,14 +106,12 @@ class LastArriver(Prepared):
                     return False
         self._endpoint.signals.wake(self._group.others)  # this may be the last arriver for one that calls otherwise
         self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._text)
-        if any(token[0] != signature + sequence for token, signature in others):
-            return None
-        return bool(released[0] == word)
+        is_same = all(token[0] == signature + sequence for token, signature in others)
+        return released[0] == word if is_same else None
 
     def release(self, sequence: int) -> None:
         """Every member has come: make the result for all, and let the others continue."""
-        parity = sequence & 1
-        signals = self._endpoint.signals
+        parity, signals = sequence & 1, self._endpoint.signals
         shared = self._shared[parity]
         if shared is not None:
             whole = np.empty(shared.shape, shared.dtype)  # two may write there: only the finished result

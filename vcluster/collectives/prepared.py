@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,7 @@ from vcluster.collectives.general import deliver, empty_result, new_array, own_r
 from vcluster.collectives.group import Call, Group
 from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
 from vcluster.memory import STORES_IN_ORDER
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint
+from vcluster.messages import Endpoint
 
 
 class Prepared:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +18,10 @@ from numpy.typing import NDArray
 from parallelism.collectives import Reduction
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
-from vcluster.collectives.group import Call, Group
+from vcluster.collectives import thresholds
+from vcluster.collectives.group import OUT, PAYLOAD, Call, Group
 from vcluster.memory import address_of
-
-if TYPE_CHECKING:
-    from vcluster.messages import Endpoint
-
-PRIVATE_BYTES = 1 << 22
-"""A payload of at least so many bytes in private memory is read there.  A smaller one, and one that many members read,
-is copied into shared memory first: the system reads another process's memory at half the speed of a copy."""
-
-SCATTERED_FACTOR = 16
-"""A reduce_scatter reads private memory only from so many times `PRIVATE_BYTES` on; below, copying first is faster."""
-
-OWNED_BYTES = 1 << 18
-"""The least number of bytes in the slice of an owner, unless cores would idle: each piece costs a call per member."""
-
-PIECE_BYTES = 1 << 17
-"""The number of bytes that a reduction combines at a time."""
-PRIVATE_PIECE_BYTES = 1 << 19
-"""The same where the system moves a piece between processes: it has to find the pages each time."""
+from vcluster.messages import Endpoint
 
 MOST_STRETCHES = 64
 """The number of stretches of other members' memory that a prepared call keeps."""
@@ -57,16 +41,12 @@ def is_contiguous(call: Call) -> bool:
 
 def _parts(calls: Sequence[Call], position: int) -> list[tuple[int, int, int]]:
     """The parts that make the result of a member, end to end: (position of the giver, first element, elements)."""
-    parts = []
     call = calls[position]
-    for place in call.of_kind.sources_of(position, len(calls), call.root, call.pairs):
-        shape, sizes = calls[place].shape or (), calls[place].sizes
-        if call.of_kind.cuts:
-            row = prod(shape[1:])
-            parts.append((place, sum(sizes[:position]) * row, sizes[position] * row))
-        else:
-            parts.append((place, 0, prod(shape)))
-    return parts
+    places = call.of_kind.sources_of(position, len(calls), call.root, call.pairs)
+    if not call.of_kind.cuts:
+        return [(place, 0, prod(calls[place].shape or ())) for place in places]
+    cut = [(place, prod((calls[place].shape or ())[1:]), calls[place].sizes) for place in places]
+    return [(place, sum(sizes[:position]) * row, sizes[position] * row) for place, row, sizes in cut]
 
 
 class Shown(NamedTuple):
@@ -89,12 +69,12 @@ NOTHING = Shown()
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
     """What a member shows of a contiguous payload that is too large for its slot."""
     kind = call.of_kind
-    smallest = PRIVATE_BYTES * (SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
+    smallest = thresholds.PRIVATE_BYTES * (thresholds.SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
         payload.nbytes >= smallest and (call.size == 2 or not kind.read_by_all) and is_contiguous(call)
         and endpoint.peers.can_be_read(call.ranks)
     )
-    target, target_place = None, None
+    target = target_place = None
     if _is_stored_by_owners(call):
         if out is not None and out.flags.c_contiguous:
             target, target_place = out, _place(endpoint, out, private)
@@ -123,7 +103,7 @@ def _is_stored_by_owners(call: Call) -> bool:
 
 def owners_of(nbytes: int, members: int, cores: int) -> int:
     """How many members of an all_reduce own a slice of it."""
-    return min(members, max(cores, nbytes // OWNED_BYTES))
+    return min(members, max(cores, nbytes // thresholds.OWNED_BYTES))
 
 
 class Stretch:
@@ -188,7 +168,8 @@ class ZeroCopy:
         """
         buffers, position, flat = self._group.buffers(sequence), self._group.position, out.reshape(-1)
         sources: list[Any] = [
-            None if call.dtype is None else self._stretch(i, buffers[i].payload) for i, call in enumerate(self._calls)
+            None if call.dtype is None else self._stretch(i, buffers[i].words[PAYLOAD])
+            for i, call in enumerate(self._calls)
         ]
         if self._reduction is None:
             at = 0
@@ -197,7 +178,7 @@ class ZeroCopy:
                 at += count
             flat[at:] = 0  # where a permute brings nothing
         elif self._owners_store:
-            targets = [self._stretch(i, buffer.out) for i, buffer in enumerate(buffers)]
+            targets = [self._stretch(i, buffer.words[OUT]) for i, buffer in enumerate(buffers)]
             owners = owners_of(out.nbytes, len(sources), self._endpoint.layout.cores)
             if position < owners:
                 places = starts(split_sizes(out.size, (owners,)))
@@ -210,7 +191,7 @@ class ZeroCopy:
 
     def copy_payload(self, place: int, sequence: int, out: NDArray[Any]) -> None:
         """Copy the whole payload of the member at position ``place``."""
-        self._stretch(place, self._group.buffers(sequence)[place].payload).copy_to(0, out.reshape(-1))
+        self._stretch(place, self._group.buffers(sequence)[place].words[PAYLOAD]).copy_to(0, out.reshape(-1))
 
     def _stretch(self, position: int, place: int) -> Stretch:
         stretch = self._stretches.get((position, place))
@@ -247,10 +228,10 @@ def _reduce_everywhere(
 
 def _step(stretches: Sequence[Stretch]) -> int:
     """Elements of a piece."""
-    nbytes = PIECE_BYTES
+    nbytes = thresholds.PIECE_BYTES
     for stretch in stretches:
         if stretch.view is None:
-            nbytes = PRIVATE_PIECE_BYTES
+            nbytes = thresholds.PRIVATE_PIECE_BYTES
     return max(1, nbytes // stretches[0].dtype.itemsize)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from parallelism.mesh import Axes, Mesh
 from parallelism.resharding import plan_resharding, run_plan
 from parallelism.sharding import TensorSharding
 from vcluster.code import call_site
-
-if TYPE_CHECKING:
-    from vcluster.device.device import VirtualDevice
+from vcluster.device.device import VirtualDevice
 
 SHAPES = "shapes"
 """The name of the exchange that agrees on global shapes."""
@@ -36,8 +34,7 @@ def reshard(
     site = call_site()
     if site.drops_result:
         device.collectives.dropped.setdefault(site.location, "reshard")
-    start = recorder.enter()
-    try:
+    with recorder as start:
         with recorder.as_one("reshard", site.location) as event:
             whole = _agreed(device, [array], [source])[0] if shape is None else shape
             plan = plan_resharding(source, target, whole, array.dtype, device.mesh, axes=axes)
@@ -46,8 +43,6 @@ def reshard(
             result = run_plan(device, plan, array)
         moved = reduce(Traffic.plus, (Traffic(*each) for each in recorder.moved_since(agreed)), Traffic(0, 0, 0, ()))
         recorder.finish_collective(event, lambda: moved, start)
-    finally:
-        recorder.leave()
     return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
 

@@ -1,8 +1,10 @@
-from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan
+from .arena import LINE as LINE, PAGE as PAGE, Arena as Arena, Heap as Heap, Loan as Loan, when_gone as when_gone
 from .core_affinity import HomeCore as HomeCore
 from .layout import (
+    CROWDED as CROWDED,
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
     EPOCH as EPOCH,
+    TOP as TOP,
     WIRE_BYTES as WIRE_BYTES,
     Layout as Layout,
 )
@@ -10,6 +12,8 @@ from .process_memory import Peers as Peers, address_of as address_of
 from .signals import (
     NAPS_SECONDS as NAPS_SECONDS,
     NAPS_WITH_QUEUES_SECONDS as NAPS_WITH_QUEUES_SECONDS,
+    SPINS as SPINS,
+    SPINS_OF_A_THREAD as SPINS_OF_A_THREAD,
     STORES_IN_ORDER as STORES_IN_ORDER,
     Signals as Signals,
     give_way as give_way,

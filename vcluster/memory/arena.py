@@ -15,12 +15,12 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from math import prod
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 PAGE = 4096
 LINE = 64
@@ -108,7 +108,6 @@ class Heap:
         self._sizes: dict[int, int] = {}
         self._freed: deque[int] = deque()
         self._lent: dict[int, deque[Loan]] = {}
-        self._leases: set[_Lease] = set()
         self._kept: dict[int, int] = {}
         """Large free blocks whose memory is still mapped: offset to size, the one freed longest ago first."""
         self._kept_nbytes = 0
@@ -159,15 +158,12 @@ class Heap:
         """A block and its offset. The block is freed when the last array in it is gone."""
         offset = self.allocate(nbytes)
         block = np.frombuffer(self.arena.view, np.uint8, nbytes, offset)
-        self._leases.add(_Lease(block, self, offset))
+        when_gone(block, partial(self.free, offset))
         return offset, block
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """A new, uninitialised array in the region."""
-        nbytes = dtype.itemsize
-        for extent in shape:
-            nbytes *= extent
-        return np.ndarray(shape, dtype, self.block(nbytes)[1])
+        return np.ndarray(shape, dtype, self.block(dtype.itemsize * prod(shape))[1])
 
     def _collect(self) -> None:
         freed, sizes = self._freed, self._sizes
@@ -199,26 +195,33 @@ class Heap:
                 self.arena.clear(oldest, nbytes)
 
 
-class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """Frees a block when the last array in it is gone."""
+class _Watched(weakref.ref):  # type: ignore[type-arg]
+    """A block and what is called when it is gone."""
 
-    __slots__ = ("heap", "offset")
+    __slots__ = ("then",)
 
-    def __new__(cls, block: NDArray[np.uint8], heap: Heap, offset: int) -> _Lease:
-        return super().__new__(cls, block, _end_lease)
+    def __new__(cls, block: NDArray[np.uint8], then: Callable[[], object]) -> _Watched:
+        return super().__new__(cls, block, _is_gone)
 
-    def __init__(self, block: NDArray[np.uint8], heap: Heap, offset: int) -> None:
-        self.heap = heap
-        self.offset = offset
+    def __init__(self, block: NDArray[np.uint8], then: Callable[[], object]) -> None:
+        self.then = then
 
     def __hash__(self) -> int:  # a dead reference cannot be hashed by its referent
         return id(self)
 
 
-def _end_lease(lease: weakref.ref[Any]) -> None:
-    assert isinstance(lease, _Lease)
-    lease.heap._leases.discard(lease)
-    lease.heap.free(lease.offset)
+_watched: set[_Watched] = set()
+
+
+def when_gone(block: NDArray[np.uint8], then: Callable[[], object]) -> None:
+    """Call ``then`` when the last array in a block is gone."""
+    _watched.add(_Watched(block, then))
+
+
+def _is_gone(block: weakref.ref[Any]) -> None:
+    assert isinstance(block, _Watched)
+    _watched.discard(block)
+    block.then()
 
 
 def _size_class(nbytes: int) -> int:

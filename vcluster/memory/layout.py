@@ -23,6 +23,8 @@ from vcluster.memory.arena import LINE, PAGE, Arena
 
 EPOCH = LINE
 """Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
+WAKE, SLEEPING, TOP, CROWDED, PROCESS = range(0, 5 * LINE, LINE)
+"""Offsets of the words in the page of an endpoint."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
 STATUS_BYTES = 8 * PAGE
@@ -61,20 +63,9 @@ class Layout:
     def rank(self, endpoint: int) -> int:
         return HOST if endpoint == self.size else endpoint
 
-    def wake_word(self, endpoint: int) -> int:
-        return PAGE * (1 + endpoint)
-
-    def sleeping_word(self, endpoint: int) -> int:
-        return PAGE * (1 + endpoint) + LINE
-
-    def top_word(self, endpoint: int) -> int:
-        return PAGE * (1 + endpoint) + 2 * LINE
-
-    def crowded_word(self, endpoint: int) -> int:
-        return PAGE * (1 + endpoint) + 3 * LINE
-
-    def process_word(self, endpoint: int) -> int:
-        return PAGE * (1 + endpoint) + 4 * LINE
+    def word(self, endpoint: int, which: int) -> int:
+        """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED` or `PROCESS`."""
+        return PAGE * (1 + endpoint) + which
 
     def status(self, rank: int) -> int:
         return PAGE * (1 + self.endpoints) + STATUS_BYTES * rank
@@ -83,8 +74,7 @@ class Layout:
         return self.status(self.size) + 8 * (holder * self.endpoints + owner)
 
     def wire(self, rank: int) -> int:
-        pages = -(-self.held_word(self.endpoints, 0) // PAGE)
-        return PAGE * pages + WIRE_BYTES * rank
+        return -(-self.held_word(self.endpoints, 0) // PAGE) * PAGE + WIRE_BYTES * rank
 
     def directory(self, endpoint: int) -> int:
         return self.wire(self.size) + DIRECTORY_BYTES * endpoint

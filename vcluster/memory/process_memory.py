@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vcluster.code import ClusterError
 from vcluster.memory.arena import Arena
-from vcluster.memory.layout import Layout
+from vcluster.memory.layout import PROCESS, Layout
 from vcluster.memory.signals import Signals
 
 _PROBE = 0x76636C7573746572
@@ -34,7 +34,7 @@ class Peers:
 
     def __init__(self, arena: Arena, layout: Layout, number: int, signals: Signals) -> None:
         self._signals = signals
-        self._words = [arena.words(layout.process_word(endpoint), 2) for endpoint in range(layout.endpoints)]
+        self._words = [arena.words(layout.word(endpoint, PROCESS), 2) for endpoint in range(layout.endpoints)]
         self._probe = np.array([_PROBE])
         self._can: dict[int, bool] = {}
         """By process id: whether its memory can be read."""
@@ -80,8 +80,7 @@ class Peers:
             readable = pid == os.getpid()
             if not readable and pid and sys.platform == "linux":
                 value = np.zeros(1, self._probe.dtype)
-                move = _calls()[0]
-                done = move(pid, _Stretch(address_of(value), 8), 1, _Stretch(probe, 8), 1, 0)
+                done = _calls()[0](pid, _Stretch(address_of(value), 8), 1, _Stretch(probe, 8), 1, 0)
                 readable = done == 8 and int(value[0]) == _PROBE
             self._can[pid] = readable
         return readable

@@ -26,7 +26,7 @@ import numpy as np
 from vcluster.code import OperationCancelled
 from vcluster.memory.arena import Arena
 from vcluster.memory.core_affinity import HomeCore
-from vcluster.memory.layout import Layout
+from vcluster.memory.layout import SLEEPING, WAKE, Layout
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -44,6 +44,12 @@ and not a number of polls, because on crowded cores one poll may last a time sli
 LOOKS = 100
 """Polls between two calls of `give_way` if each device has a core of its own. A call costs as much as a poll, and the
 core is seldom wanted."""
+
+SPINS = 200
+"""The number of calls of `give_way`, at most, before a process sleeps."""
+
+SPINS_OF_A_THREAD = 20
+"""The same for a device in a thread: the other devices cannot run while it spins."""
 
 NAPS_SECONDS = 1.0, 1.0
 """The first and the longest sleep. A sleeper that is not woken polls after the first, then backs off up to the
@@ -64,7 +70,7 @@ class Signals:
     """Waiting and waking of one endpoint."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = 200,
+        self, arena: Arena, layout: Layout, endpoint: int, *, spins: int = SPINS,
         naps_seconds: tuple[float, float] = NAPS_SECONDS,
     ) -> None:
         self._arena = arena
@@ -74,10 +80,10 @@ class Signals:
         self.looks = LOOKS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(0)
-        self._sleeping = [arena.words(layout.sleeping_word(e)) for e in range(layout.endpoints)]
+        self._sleeping = [arena.words(layout.word(e, SLEEPING)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
-        self._address = arena.address + layout.wake_word(endpoint)
-        self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.wake_word(e)) for e in range(layout.endpoints)]
+        self._address = arena.address + layout.word(endpoint, WAKE)
+        self._words = [np.frombuffer(arena.view, np.uint32, 1, layout.word(e, WAKE)) for e in range(layout.endpoints)]
         self._word = self._words[endpoint]
         self._sleep: Callable[[int, int, int], None] = _nap
         self._rouse: Callable[[int], None] | None = None
@@ -125,7 +131,7 @@ class Signals:
             if sleeping[endpoint][0]:
                 self._words[endpoint][0] += 1
                 if self._rouse is not None:
-                    self._rouse(self._arena.address + self._layout.wake_word(endpoint))
+                    self._rouse(self._arena.address + self._layout.word(endpoint, WAKE))
 
     def cancel(self) -> None:
         """Make every pending and every later wait raise `OperationCancelled`."""

@@ -26,6 +26,7 @@ MOST_CALLS = 4096
 RUNNING, BLOCKED, FINISHED = range(3)
 _VERSION, _STATE, _LENGTH = range(3)
 
+
 class Need(NamedTuple):
     """One condition that an operation waits for."""
 
@@ -99,12 +100,10 @@ class Status:
         """
         plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
         encoded = marshal.dumps((plain, location))
-        words = self._words[rank]
-        if len(encoded) > STATUS_BYTES - PAGE - LINE:
+        words, start = self._words[rank], self._texts[rank]
+        is_same = words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == encoded
+        if is_same or len(encoded) > STATUS_BYTES - PAGE - LINE:
             return
-        start = self._texts[rank]
-        if words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == encoded:
-            return  # nothing has changed
         words[_VERSION] += 1
         words[_STATE] = RUNNING
         self._arena.view[start : start + len(encoded)] = encoded
@@ -118,10 +117,9 @@ class Status:
     def read(self, rank: int) -> State:
         """The state of a device. A state that changes while it is read counts as running."""
         words = self._words[rank]
-        version, state = words[_VERSION], words[_STATE]
+        version, state, start = words[_VERSION], words[_STATE], self._texts[rank]
         if state != BLOCKED:
             return State(version, state)
-        start = self._texts[rank]
         encoded = bytes(self._arena.view[start : start + words[_LENGTH]])
         if words[_VERSION] != version:
             return State(version, RUNNING)
@@ -149,9 +147,8 @@ class Status:
             text = state.operations[0].text
             return LastSeen(text.partition("(")[0], state.location, text)
         start = self._notes[rank]
-        name, _, rest = bytes(self._arena.view[start : start + PAGE]).partition(b"\0")
-        location, _, _ = rest.partition(b"\0")
-        return LastSeen(name.decode(errors="replace"), location.decode(errors="replace")) if name else LastSeen()
+        name, location, *_ = bytes(self._arena.view[start : start + PAGE]).decode(errors="replace").split("\0")
+        return LastSeen(name, location) if name else LastSeen()
 
     def has_changed(self, need: Need) -> bool:
         """Whether the word of ``need`` has changed, so that the condition may hold now."""

@@ -1,8 +1,13 @@
 from .blocks import COPIED_BYTES as COPIED_BYTES, hand_over as hand_over
 from .channel import ChannelStatistics as ChannelStatistics, VirtualChannel as VirtualChannel
-from .encoding import Encoded as Encoded, decode_alone as decode_alone, encode_message as encode_message
-from .endpoint import Endpoint as Endpoint
-from .forms import as_array as as_array, from_form as from_form, zeros_like as zeros_like
+from .encoding import (
+    Encoded as Encoded,
+    as_array as as_array,
+    decode_alone as decode_alone,
+    encode_message as encode_message,
+    from_form as from_form,
+    zeros_like as zeros_like,
+)
+from .endpoint import Endpoint as Endpoint, Owner as Owner, Pending as Pending
 from .mailbox import Mailbox as Mailbox
 from .tasks import Steps as Steps, Wait as Wait
-from .work import Owner as Owner, Pending as Pending

@@ -3,26 +3,41 @@
 One word of the header tells that the content was taken, so that the sender may send another message. A second tells
 that the memory was released, so that its owner may reuse it. The reader does not copy a large block: the arrays lie in
 it, and it is released when the last of them is gone.
+
+Messages that have the signature of an earlier one use reusable blocks. The second time that a small array with the same
+peer, tag, dtype and shape is sent, it gets a block that it keeps. The header and the description are written once;
+later messages only write the elements. Each such block has a number, by which the receiver recognises that it has
+already read the description.
 """
 
 from __future__ import annotations
 
-import weakref
+import itertools
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vcluster.memory import Arena, Loan, when_gone
 from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode
+from vcluster.tracing import Template
 
 if TYPE_CHECKING:
-    from vcluster.memory import Arena, Loan
     from vcluster.messages.endpoint import Endpoint
 
 TAKEN, RELEASED, LANE, TAG, BLOCK_NBYTES, NBYTES, HOLDER, NUMBER = range(8)
-"""The words of a header. ``NUMBER`` is 0, except in the reusable blocks of `vcluster.messages.block_cache`."""
+"""The words of a header. ``NUMBER`` is 0, except in the reusable blocks."""
 
 COPIED_BYTES = 1 << 14
 """Blocks up to this size in bytes are copied when they are read, so that a small array does not keep its block long."""
+
+REUSED_BYTES = 1 << 16
+"""Size limit, in bytes, of arrays that use reusable blocks."""
+MOST_BLOCKS = 32
+"""Maximal number of blocks of one signature to one peer. While all are in use, further messages are sent normally."""
+
+_numbers = itertools.count(1)
 
 
 def lend_block(endpoint: Endpoint, nbytes: int, holder: int) -> tuple[int, memoryview, Loan]:
@@ -58,31 +73,75 @@ def adopt(arena: Arena, offset: int, held: memoryview) -> Any:
         return decode(np.frombuffer(content, np.uint8))
     block = np.frombuffer(arena.view, np.uint8, block_nbytes, offset)
     held[0] += 1
-    _borrowed.add(_Borrowed(block, header, held))
+
+    def give_back() -> None:
+        header[RELEASED] = 1
+        held[0] -= 1
+
+    when_gone(block, give_back)
     return decode(block)
 
 
-class _Borrowed(weakref.ref):  # type: ignore[type-arg]
-    """Releases another endpoint's block when the last array in it is gone."""
+class Block:
+    """One reusable block, as its sender or its receiver sees it."""
 
-    __slots__ = ("header", "held")
+    __slots__ = ("elements", "header", "loan", "nbytes", "number", "offset", "released", "template")
 
-    def __new__(cls, block: Any, header: memoryview, held: memoryview) -> _Borrowed:
-        return super().__new__(cls, block, _give_back)
+    def __init__(self, endpoint: Endpoint, offset: int) -> None:
+        self.offset = offset
+        self.header = endpoint.arena.words(offset, HEADER_BYTES // 8)
+        self.released = self.header[RELEASED : RELEASED + 1]
+        self.number = self.header[NUMBER]
+        self.nbytes = self.header[NBYTES]
+        content = np.frombuffer(endpoint.arena.view, np.uint8, self.header[BLOCK_NBYTES], offset)
+        self.elements: NDArray[Any] = decode(content)
+        self.loan: Loan | None = None
+        """For the sender: the loan of the message that lies in the block."""
+        self.template: Template | None = None
+        """For the receiver: the template of the event of the last message in the block."""
 
-    def __init__(self, block: Any, header: memoryview, held: memoryview) -> None:
-        self.header = header
-        self.held = held
 
-    def __hash__(self) -> int:
-        return id(self)
+class ReusedBlocks:
+    """The blocks for messages of one signature to one peer, in the memory of the sender."""
 
+    def __init__(self, endpoint: Endpoint, peer: int, like: Encoded) -> None:
+        """``like`` is an encoded message of that signature: one array."""
+        self._endpoint = endpoint
+        self._peer = peer
+        self._like = Encoded(like.description, [], like.nbytes)
+        self._block_nbytes = like.block_nbytes
+        self._blocks: deque[Block] = deque()
 
-_borrowed: set[_Borrowed] = set()
+    def take(self, tag: int) -> tuple[Block, Loan] | None:
+        """A block to fill and send, and its loan. None if too many blocks are in use."""
+        blocks = self._blocks
+        if blocks and blocks[0].released[0]:
+            block = blocks[0]
+            blocks.rotate(-1)
+            if block.loan is not None:
+                block.loan.ended = True
+        elif len(blocks) < MOST_BLOCKS:
+            block = self._make()
+            blocks.append(block)
+        else:
+            return None
+        header = block.header
+        header[TAKEN] = header[RELEASED] = 0
+        header[TAG] = tag
+        loan = block.loan = Loan(block.offset, block.released)
+        return block, loan
 
+    def give_back(self) -> None:
+        """Free the blocks. No endpoint reads them any more."""
+        while self._blocks:
+            self._endpoint.heap.free(self._blocks.pop().offset)
 
-def _give_back(borrowed: weakref.ref[Any]) -> None:
-    assert isinstance(borrowed, _Borrowed)
-    _borrowed.discard(borrowed)
-    borrowed.header[RELEASED] = 1
-    borrowed.held[0] -= 1
+    def _make(self) -> Block:
+        arena = self._endpoint.arena
+        offset = self._endpoint.heap.allocate(self._block_nbytes)
+        header = arena.words(offset, HEADER_BYTES // 8)
+        header[LANE] = 0
+        header[BLOCK_NBYTES], header[NBYTES] = self._block_nbytes, self._like.nbytes
+        header[HOLDER], header[NUMBER] = self._peer, next(_numbers)
+        self._like.write(arena.view[offset : offset + self._block_nbytes])
+        return Block(self._endpoint, offset)

@@ -26,11 +26,11 @@ from parallelism.collectives import check_declared, check_shape, checked_tag
 from parallelism.events import HOST
 from vcluster.code import call_site
 from vcluster.code.call_sites import here
-from vcluster.messages.block_cache import REUSED_BYTES, Block, ReusedBlocks
+from vcluster.messages.blocks import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.messages.encoding import Encoded, encode_message
-from vcluster.messages.mailbox import Envelope
+from vcluster.messages.endpoint import Owner, Pending, issue
+from vcluster.messages.mailbox import Envelope, name_of
 from vcluster.messages.tasks import Wait
-from vcluster.messages.work import Owner, Pending, issue
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
 MOST_LOOKS = 64
@@ -73,7 +73,7 @@ class VirtualChannel:
         """The template and the reusable blocks of each signature (tag, dtype, shape) that was sent more than once."""
 
     def __repr__(self) -> str:
-        return f"<VirtualChannel between {_name(self._rank)} and {_name(self._peer)}>"
+        return f"<VirtualChannel between {name_of(self._rank)} and {name_of(self._peer)}>"
 
     def send(self, x: Any, *, tag: int = 0) -> None:
         """Copy ``x`` into the channel. ``x`` is an array, a scalar, or tuples, lists and dicts of them.
@@ -92,23 +92,19 @@ class VirtualChannel:
                 return
         recorder = self._owner.recorder
         encoded = encode_message(x)
-        start = recorder.enter()
-        try:
+        with recorder as start:
             event = self._sent(x, encoded.nbytes, tag, None)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
             self._note_signature(x, encoded, tag)
-        finally:
-            recorder.leave()
 
     def _send_again(self, prepared: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
         """Send an array on the fast path. False, and nothing is sent, if that is impossible now."""
         if self._owner.endpoint.tasks.lanes or type(tag) is not int:
             return False
         recorder = self._owner.recorder
-        start = recorder.enter()
-        try:
+        with recorder as start:
             template, blocks = prepared
             if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
                 return False
@@ -116,8 +112,6 @@ class VirtualChannel:
             recorder.begins("send", location)
             recorder.add_repeated(template, location, start)
             return True
-        finally:
-            recorder.leave()
 
     def _note_signature(self, x: Any, encoded: Encoded, tag: int) -> None:
         """Note that a message was sent, and prepare reusable blocks if its signature was sent before."""
@@ -132,14 +126,11 @@ class VirtualChannel:
         """`send` without waiting. ``x`` must not change before ``wait()`` of the returned work has returned."""
         recorder = self._owner.recorder
         encoded = encode_message(x)
-        recorder.enter()
-        try:
+        with recorder:
             work = recorder.next_work()
             self._sent(x, encoded.nbytes, tag, work)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             return self._issue(("send", self._peer, tag), steps, work, "send")
-        finally:
-            recorder.leave()
 
     def recv(self, *, tag: int = 0, out: Any = None) -> Any:
         """Take the oldest message with this tag, and wait until there is one.
@@ -150,8 +141,7 @@ class VirtualChannel:
         Raises `ChannelClosedError` if the channel is empty and either end is closed.
         """
         recorder = self._owner.recorder
-        start = recorder.enter()
-        try:
+        with recorder as start:
             if self._repeats and type(tag) is int and not self._owner.endpoint.tasks.lanes:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
@@ -160,11 +150,9 @@ class VirtualChannel:
                     block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
-            event = self._receives(tag, None)
+            event = self._event("recv", tag, None)
             steps = self._receiving(checked_tag(tag), out, None, None, event, start)
             return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
-        finally:
-            recorder.leave()
 
     def _received_again(self, block: Block, tag: int, out: Any, start: int) -> Any:
         """Copy a message that lies in a reusable block."""
@@ -174,7 +162,7 @@ class VirtualChannel:
                 out = elements.copy()
             else:
                 if type(out) is not np.ndarray or out.shape != elements.shape or out.dtype != elements.dtype:
-                    check_shape(f"recv from {_name(self._peer)}", out, elements.shape, elements.dtype)
+                    check_shape(f"recv from {name_of(self._peer)}", out, elements.shape, elements.dtype)
                 np.copyto(out, elements)
         finally:
             self._mailbox.read(block)
@@ -192,16 +180,12 @@ class VirtualChannel:
         `CollectiveMismatchError`.
         """
         recorder = self._owner.recorder
-        start = recorder.enter()
-        try:
+        with recorder as start:
             work = recorder.next_work()
-            event = self._receives(tag, work)
-            wanted = None if dtype is None else np.dtype(dtype)
-            extents = None if shape is None else tuple(shape)
-            steps = self._receiving(checked_tag(tag), None, extents, wanted, event, start)
+            event = self._event("recv", tag, work)
+            wanted = None if shape is None else tuple(shape), None if dtype is None else np.dtype(dtype)
+            steps = self._receiving(checked_tag(tag), None, *wanted, event, start)
             return self._issue(("recv", self._peer, tag), steps, work, "recv")
-        finally:
-            recorder.leave()
 
     def close(self) -> None:
         """Close the channel in both directions. Messages that have arrived can still be received at both ends."""
@@ -224,7 +208,7 @@ class VirtualChannel:
 
     def _text_of(self, name: str, tag: int) -> str:
         way = "to" if name == "send" else "from"
-        return f"{name}({way} {_name(self._peer)}, tag {tag})"
+        return f"{name}({way} {name_of(self._peer)}, tag {tag})"
 
     def _receiving(
         self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: Row, start: int,
@@ -238,7 +222,7 @@ class VirtualChannel:
             return value
         if not isinstance(value, np.ndarray):
             raise TypeError(f"recv(out=) needs a message that is an array, got a {type(value).__name__}")
-        check_shape(f"recv from {_name(self._peer)}", out, value.shape, value.dtype)
+        check_shape(f"recv from {name_of(self._peer)}", out, value.shape, value.dtype)
         np.copyto(out, value)
         return out
 
@@ -246,12 +230,5 @@ class VirtualChannel:
         dtype = dtype_name(x.dtype) if type(x) is np.ndarray else None
         return self._event("send", tag, work, bytes_sent=nbytes, messages=1, dtype=dtype)
 
-    def _receives(self, tag: int, work: int | None) -> Row:
-        return self._event("recv", tag, work)
-
     def _event(self, kind: str, tag: int, work: int | None, **values: Any) -> Row:
         return self._owner.recorder.add(kind, kind, peer=self._peer, tag=tag, work=work, location=here(2), **values)
-
-
-def _name(rank: int) -> str:
-    return "the host" if rank < 0 else f"rank {rank}"

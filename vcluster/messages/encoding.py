@@ -1,8 +1,11 @@
-"""Any value is encoded as one block of shared memory to travel between endpoints.
+"""How values travel: any value as one block of shared memory between endpoints, that of a collective as one array.
 
 A block is a header of eight words, a description, and the bytes of the arrays, each array on cache lines of its own.
 The description of a single array is its dtype and shape. The description of any other value is a pickle that refers to
 the arrays out of band. Devices and host run one user's code and trust each other. Data from outside is never read so.
+
+The value that a kernel passes to a collective is an array, a scalar, or tuples, lists and dicts of them. It travels as
+one contiguous array. Its *form* describes how the receiver rebuilds the value from that array.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import NUMERIC_KINDS
+from parallelism.collectives import ARRAY, NUMERIC_KINDS, SCALAR, checked_array, is_tree
 from parallelism.operation.trees import leaves, rebuild
 from vcluster.code.pickling import dump
 from vcluster.memory import LINE
-from vcluster.messages.forms import as_array
 
 HEADER_BYTES = 64
 
@@ -40,23 +45,17 @@ class Encoded:
             total += _aligned(buffer.nbytes)
         return total
 
-    def write_description(self, block: NDArray[np.uint8] | memoryview) -> None:
-        """Write the description to its place in ``block``."""
-        block[HEADER_BYTES : HEADER_BYTES + len(self.description)] = memoryview(self.description)
-
     def write(self, block: NDArray[np.uint8] | memoryview) -> None:
         """Write everything but the header into ``block``."""
-        self.write_description(block)
+        block[HEADER_BYTES : HEADER_BYTES + len(self.description)] = memoryview(self.description)
         place = HEADER_BYTES + _aligned(len(self.description))
         for buffer in self.buffers:
             nbytes = buffer.nbytes
             if nbytes:
-                np.copyto(
-                    np.frombuffer(block, np.uint8, nbytes, place),
-                    np.frombuffer(buffer, np.uint8, nbytes) if not isinstance(buffer, np.ndarray) else _flat(buffer),
-                )
+                is_array = isinstance(buffer, np.ndarray)
+                content = buffer.reshape(-1).view(np.uint8) if is_array else np.frombuffer(buffer, np.uint8, nbytes)
+                np.copyto(np.frombuffer(block, np.uint8, nbytes, place), content)
             place += _aligned(nbytes)
-
 
     def alone(self) -> bytearray:
         """The block as a bytearray of its own, for a value small enough to travel inside another message."""
@@ -78,15 +77,15 @@ def encode_message(value: Any) -> Encoded:
             buffers.clear()
             return dump(obj, "a message", lambda b: buffers.append(b.raw()))
 
-    return _pickled(quickly, rebuild(value, [_sendable(leaf) for leaf in leaves(value)]), buffers)
+    sent = [as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf for leaf in leaves(value)]
+    return _pickled(quickly, rebuild(value, sent), buffers)
 
 
 def encode(value: Any, subject: str) -> Encoded:
     """Encode any value, functions included. ``subject`` names it in the ``TypeError`` if it cannot be pickled."""
-    kind = type(value)
-    if kind in _PLAIN:
+    if type(value) in _PLAIN:
         return _pickled(pickle.dumps, value, [])
-    if kind is np.ndarray and value.dtype.kind in NUMERIC_KINDS and value.flags.c_contiguous:
+    if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS and value.flags.c_contiguous:
         return _array(value)
     buffers: list[Any] = []
     return _pickled(lambda obj: dump(obj, subject, lambda b: buffers.append(b.raw())), value, buffers)
@@ -116,22 +115,16 @@ def decode_alone(block: bytearray) -> Any:
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _ARRAY_MARK = 0  # no pickle begins with this byte
-_descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
 
 
-def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> bytes:
-    key = dtype, shape
-    description = _descriptions.get(key)
-    if description is None:
-        body = bytes([_ARRAY_MARK]) + pickle.dumps((dtype.str, shape), 5)
-        description = struct.pack("<qqq", len(body), 1, nbytes) + body
-        if len(_descriptions) < 4096:
-            _descriptions[key] = description
-    return description
+@lru_cache(maxsize=4096)
+def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    body = bytes([_ARRAY_MARK]) + pickle.dumps((dtype.str, shape), 5)
+    return struct.pack("<qqq", len(body), 1, dtype.itemsize * prod(shape)) + body
 
 
 def _array(array: NDArray[Any]) -> Encoded:
-    return Encoded(_array_description(array.dtype, array.shape, array.nbytes), [array], array.nbytes)
+    return Encoded(_array_description(array.dtype, array.shape), [array], array.nbytes)
 
 
 def _pickled(dump: Callable[[Any], bytes], value: Any, buffers: list[Any]) -> Encoded:
@@ -141,13 +134,46 @@ def _pickled(dump: Callable[[Any], bytes], value: Any, buffers: list[Any]) -> En
     return Encoded(head + body, buffers, sum(sizes))
 
 
-def _sendable(leaf: Any) -> Any:
-    return as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf
-
-
-def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
+
+
+# -- the values of collectives ---------------------------------------------------------------------------------------
+
+
+def as_array(what: str, x: Any) -> tuple[NDArray[Any], bytes]:
+    """``x`` as a C-contiguous array, and its form; ``TypeError`` for what holds no numbers."""
+    array, form = checked_array(what, x)
+    return (array if array.flags.c_contiguous else np.ascontiguousarray(array)), form
+
+
+def pack(tree: Any) -> tuple[NDArray[np.uint8], bytes]:
+    """A tree as an array of bytes, and its form."""
+    arrays = [as_array("a tree of arrays", leaf) for leaf in leaves(tree)]
+    structure = rebuild(tree, list(range(len(arrays))))
+    form = cloudpickle.dumps((structure, [(a.dtype.str, a.shape, leaf_form) for a, leaf_form in arrays]))
+    return np.frombuffer(b"".join(a.tobytes() for a, _ in arrays), np.uint8), form
+
+
+def from_form(form: bytes, array: NDArray[Any]) -> Any:
+    """Rebuild the value from its form and the array."""
+    if form == ARRAY:
+        return array
+    if form == SCALAR:
+        return array[()]
+    structure, signatures = pickle.loads(form)
+    content = array.tobytes()
+    values, offset = [], 0
+    for dtype, shape, leaf_form in signatures:
+        leaf = np.ndarray(shape, dtype, content, offset).copy()
+        offset += leaf.nbytes
+        values.append(from_form(leaf_form, leaf))
+    return rebuild(structure, values)
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros in the shape of a value, which may be a tree."""
+    if is_tree(x):
+        return rebuild(x, [zeros_like(leaf) for leaf in leaves(x)])
+    array, form = as_array("a rank that receives nothing", x)
+    return from_form(form, np.zeros_like(array))

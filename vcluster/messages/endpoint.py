@@ -1,17 +1,23 @@
 """One member of a cluster as the others see it: its memory, its signals, its pending operations, and its mailboxes.
 
-Each device has an endpoint, and so has the host.
+Each device has an endpoint, and so has the host.  An asynchronous operation returns a work object, `Pending`, that its
+owner keeps until it is waited for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from parallelism.operation import Lane
 from vcluster.memory import (
+    CROWDED,
     NAPS_SECONDS,
     NAPS_WITH_QUEUES_SECONDS,
     RUNNING,
+    SPINS,
+    TOP,
     Arena,
     Heap,
     Layout,
@@ -22,17 +28,15 @@ from vcluster.memory import (
 )
 from vcluster.messages.blocks import HOLDER, TAKEN
 from vcluster.messages.mailbox import Mailbox
-from vcluster.messages.tasks import Tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+from vcluster.messages.tasks import Steps, Task, Tasks
+from vcluster.tracing import Recorder
 
 
 class Endpoint:
     """The base of the channels and the collectives of one device, or of the host."""
 
     def __init__(
-        self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = 200,
+        self, arena: Arena, layout: Layout, number: int, *, capacity: int, spins: int = SPINS,
         queues: Mapping[int, tuple[Any, Any]] | None = None,
     ) -> None:
         """``queues``: under the ``queue`` transport, for each peer the queue to it and the queue from it; else None."""
@@ -42,12 +46,12 @@ class Endpoint:
         self.capacity = capacity
         naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
         self.signals = Signals(arena, layout, number, spins=spins, naps_seconds=naps)
-        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
+        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.word(number, TOP)))
         self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues
         self.mailboxes: dict[int, Mailbox] = {}
-        self._crowded = arena.words(layout.crowded_word(number))
+        self._crowded = arena.words(layout.word(number, CROWDED))
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = Status(arena, layout)
@@ -101,3 +105,51 @@ class Endpoint:
             return not header[TAKEN] or header[HOLDER] in gone
 
         self.heap.reclaim(is_stray)
+
+
+class Owner(Protocol):
+    """An object that starts operations: the collectives of a device, or the host."""
+
+    endpoint: Endpoint
+    recorder: Recorder
+    unwaited: dict[int, Pending]
+
+
+def issue(owner: Owner, lane: Lane, steps: Steps, text: object, work: int, name: str) -> Pending:
+    """Start an operation and return at once; ``str(text)`` describes it, ``work`` is its number."""
+    pending = owner.unwaited[work] = Pending(owner, owner.endpoint.tasks.issue(lane, steps, text), work, name)
+    return pending
+
+
+class Pending:
+    """An operation that was issued. `wait` returns its result, and `done` tells whether it is finished."""
+
+    def __init__(self, owner: Owner, task: Task, number: int, name: str) -> None:
+        self._owner = owner
+        self._task = task
+        self._number = number
+        self._name = name
+        self._waited = False
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, {'done' if self._task.finished else 'pending'}>"
+
+    def done(self) -> bool:
+        """Whether the result is available. Calling this lets pending operations advance."""
+        if not self._task.finished:
+            self._owner.endpoint.signals.check()
+            self._owner.endpoint.tasks.advance()
+        return self._task.finished
+
+    def wait(self) -> Any:
+        """Block until the operation is finished and return its result. May be called again."""
+        if self._waited:
+            return self._owner.endpoint.tasks.wait(self._task)
+        self._waited = True
+        self._owner.unwaited.pop(self._number, None)
+        with self._owner.recorder as start:
+            try:
+                return self._owner.endpoint.tasks.wait(self._task)
+            finally:
+                times = self._owner.recorder.since(start)
+                self._owner.recorder.add("wait", self._name, None, work=self._number, **times)

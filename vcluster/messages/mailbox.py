@@ -15,17 +15,28 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.operation import Lane
 from vcluster.code import ChannelClosedError, ClusterError
-from vcluster.memory import EPOCH, PAGE, STORES_IN_ORDER, Need
-from vcluster.messages.block_cache import Block, ReusedBlocks
-from vcluster.messages.blocks import BLOCK_NBYTES, LANE, NBYTES, NUMBER, RELEASED, TAG, TAKEN, adopt, lend_block
-from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode
+from vcluster.memory import CROWDED, EPOCH, PAGE, STORES_IN_ORDER, Need
+from vcluster.messages.blocks import (
+    BLOCK_NBYTES,
+    LANE,
+    NBYTES,
+    NUMBER,
+    RELEASED,
+    TAG,
+    TAKEN,
+    Block,
+    ReusedBlocks,
+    adopt,
+    lend_block,
+)
+from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode_alone
 from vcluster.messages.tasks import Wait
 
 if TYPE_CHECKING:
@@ -38,6 +49,11 @@ SLOTS = PAGE // 8 - _FIRST_SLOT
 
 KNOWN_BLOCKS = 1024
 """Maximal number of a peer's reusable blocks whose description the receiver caches."""
+
+
+def name_of(rank: int) -> str:
+    """A rank in words."""
+    return "the host" if rank < 0 else f"rank {rank}"
 
 
 class Envelope(NamedTuple):
@@ -71,10 +87,7 @@ class Mailbox:
         """The reusable blocks of the peer, by their offset."""
         self._reused: list[ReusedBlocks] = []
         self._taking_in = threading.Lock()
-        self.sent = 0
-        self.received = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self.sent = self.received = self.bytes_sent = self.bytes_received = 0
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -112,7 +125,7 @@ class Mailbox:
                         f"{SLOTS} messages from the host to rank {self._peer} are not received yet, and no more fit; "
                         f"run a program that receives them"
                     )
-                endpoint.arena.words(endpoint.layout.crowded_word(self._peer))[0] = 1
+                endpoint.arena.words(endpoint.layout.word(self._peer, CROWDED))[0] = 1
                 endpoint.signals.wake((self._peer,))
                 tail = self._out_place + 8 * _TAIL
                 yield Wait(lambda: out[_HEAD] - out[_TAIL] < SLOTS, lambda: [self._need(None, tail)])
@@ -225,9 +238,8 @@ class Mailbox:
         self.bytes_received += block.nbytes
 
     def has_message(self, key: tuple[int, int]) -> bool:
-        if key in self._arrived:
-            return True
-        self.take_in()
+        if key not in self._arrived:
+            self.take_in()
         return key in self._arrived
 
     def take_in(self) -> None:
@@ -270,10 +282,7 @@ class Mailbox:
                 words[TAKEN] = words[RELEASED] = 1
                 self._endpoint.signals.wake((self._peer,))
 
-            def load(block: bytearray = block) -> Any:
-                return decode(np.frombuffer(block, np.uint8))
-
-            self._sort(Envelope(header[LANE], header[TAG], header[NBYTES], load, taken))
+            self._sort(Envelope(header[LANE], header[TAG], header[NBYTES], partial(decode_alone, block), taken))
 
     def _sort(self, envelope: Envelope) -> None:
         self._arrived.setdefault((envelope.lane, envelope.tag), deque()).append(envelope)
@@ -330,8 +339,7 @@ class Mailbox:
 
     def _needs_message(self, key: tuple[int, int]) -> list[Need]:
         lane, tag = key
-        me = self._endpoint.layout.rank(self._endpoint.number)
-        sends: Lane = ("send", me, tag) if lane == 0 else ("group", lane)
+        sends: Lane = ("send", self._endpoint.layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)
         taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has arrived, but this endpoint did not notice
         return [
             self._need(sends, self._in_place + 8 * _HEAD, taken_in),
@@ -339,11 +347,9 @@ class Mailbox:
         ]
 
     def _needs_room(self, key: tuple[int, int]) -> list[Need]:
-        me = self._endpoint.layout.rank(self._endpoint.number)
-        takes: Lane = ("recv", me, key[1])
-        oldest = self._untaken[key][0][1]
+        takes: Lane = ("recv", self._endpoint.layout.rank(self._endpoint.number), key[1])
         return [
-            self._need(takes, oldest.offset + 8 * TAKEN, 0),
+            self._need(takes, self._untaken[key][0][1].offset + 8 * TAKEN, 0),
             self._need(takes, self._in_place + 8 * _CLOSED),
         ]
 
@@ -364,12 +370,9 @@ class Mailbox:
 
     def _check_open(self, lane: int) -> None:
         if self._is_closed(lane):
-            names = [self._name(self._endpoint.number), self._name(self._peer)]
-            closer = names[0] if self.closed_here else names[1]
-            raise ChannelClosedError(f"the channel between {names[0]} and {names[1]} was closed by {closer}")
-
-    def _name(self, endpoint: int) -> str:
-        return "the host" if endpoint == self._endpoint.layout.host else f"rank {endpoint}"
+            here, there = (name_of(self._endpoint.layout.rank(end)) for end in (self._endpoint.number, self._peer))
+            closer = here if self.closed_here else there
+            raise ChannelClosedError(f"the channel between {here} and {there} was closed by {closer}")
 
     def close(self) -> None:
         """Close the channel in both directions. Messages that have arrived can still be received."""

@@ -42,9 +42,8 @@ class Wire:
         """Bytes from the pipe that do not form a whole message yet."""
         self._left: deque[bytes] = deque()
         """Messages that were read and not received yet."""
-        self._sent = 0
-        """Number of messages sent through the pipe."""
-        self._received = 0
+        self._sent = self._received = 0
+        """Numbers of messages through the pipe."""
 
     def send(self, data: bytes) -> None:
         """Send a message, which must not be empty. ``OSError`` if the other side is gone."""

@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from multiprocessing import Pipe
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from parallelism.events import HOST
 from vcluster.code import OperationCancelled
@@ -38,39 +38,8 @@ class Died(NamedTuple):
     """Whether the host killed it, because it did not respond to the cancellation of its run."""
 
 
-class Crew(Protocol):
-    """The devices, by rank."""
-
-    def start(self, specs: Iterable[DeviceSpec]) -> None:
-        """Start a device for each spec, and return when all are ready."""
-
-    def send(self, rank: int, message: Any) -> None:
-        """Send a message to a device. A dead device is ignored."""
-
-    def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
-        """Messages of devices, as (rank, message). Waits until there is one. A death is reported once, as `Died`."""
-
-    def wake(self) -> None:
-        """Make `receive` return. A signal handler or another thread may call this."""
-
-    def interrupt(self, rank: int) -> None:
-        """Raise `OperationCancelled` in a kernel that computes."""
-
-    def kill(self, rank: int) -> bool:
-        """End a device at once. False if that is impossible."""
-
-    def printing(self) -> AbstractContextManager[object]:
-        """A context for the duration of a run, which redirects the devices' prints."""
-
-    def close(self) -> None:
-        """End all devices. Returns when they are gone."""
-
-    def pids(self) -> list[int]:
-        """The process id of each rank."""
-
-
 class ProcessCrew:
-    """A process for each device."""
+    """The devices by rank, a process each."""
 
     def __init__(self, arena: Arena, start_method: str | None) -> None:
         self._arena = arena
@@ -86,6 +55,7 @@ class ProcessCrew:
         self._selector.register(self._waker[0], selectors.EVENT_READ, (HOST, "wake"))
 
     def start(self, specs: Iterable[DeviceSpec]) -> None:
+        """Start a device for each spec, and return when all are ready."""
         ranks = []
         for spec in specs:
             ours, theirs = Pipe()
@@ -110,17 +80,15 @@ class ProcessCrew:
         _await_ready(self, ranks)
 
     def send(self, rank: int, message: Any) -> None:
+        """Send a message to a device. A dead device is ignored."""
         if message is None or message is not self._last_sent[0]:
             self._last_sent = message, pickle.dumps(message, 5)
-        self.send_bytes(rank, self._last_sent[1])
-
-    def send_bytes(self, rank: int, data: bytes) -> None:
-        wire = self._wires.get(rank)
-        if wire is not None:
+        if rank in self._wires:
             with suppress(OSError):  # `receive` will report its death
-                wire.send(data)
+                self._wires[rank].send(self._last_sent[1])
 
     def receive(self, timeout_seconds: float | None) -> list[tuple[int, Any]]:
+        """Messages of devices, as (rank, message). Waits until there is one. A death is reported once, as `Died`."""
         for _ in range(1 + LOOKS // (1 + len(self._wires))):
             messages = self._look()
             if messages or timeout_seconds == 0:
@@ -163,26 +131,30 @@ class ProcessCrew:
         return messages
 
     def wake(self) -> None:
+        """Make `receive` return. A signal handler or another thread may call this."""
         with suppress(BlockingIOError):  # the pipe is full, so a wake-up is already there
             os.write(self._waker[1], b"!")
 
     def interrupt(self, rank: int) -> None:
-        process = self._processes.get(rank)
-        if process is not None and process.pid is not None and INTERRUPT is not None:
+        """Raise `OperationCancelled` in a kernel that computes."""
+        pid = self._processes[rank].pid if rank in self._processes else None
+        if pid is not None and INTERRUPT is not None:
             with suppress(ProcessLookupError):
-                os.kill(process.pid, INTERRUPT)
+                os.kill(pid, INTERRUPT)
 
     def kill(self, rank: int) -> bool:
-        process = self._processes.get(rank)
-        if process is not None:
+        """End a device at once. False if that is impossible."""
+        if rank in self._processes:
             self._killed.add(rank)
-            process.kill()
+            self._processes[rank].kill()
         return True
 
     def printing(self) -> AbstractContextManager[object]:
+        """A context for the duration of a run, which redirects the devices' prints."""
         return nullcontext()
 
     def close(self) -> None:
+        """End all devices. Returns when they are gone."""
         for rank in list(self._processes):
             self.send(rank, None)
         deadline = time.monotonic() + STOP_SECONDS
@@ -201,6 +173,7 @@ class ProcessCrew:
             os.close(fd)
 
     def pids(self) -> list[int]:
+        """The process id of each rank."""
         return [process.pid or 0 for _, process in sorted(self._processes.items())]
 
     def _bury(self, rank: int, messages: list[tuple[int, Any]]) -> None:
@@ -226,7 +199,7 @@ class ProcessCrew:
 
 
 class ThreadCrew:
-    """A thread for each device, for debugging, doctests, and platforms without processes."""
+    """A thread for each device, for debugging, doctests, and platforms without processes: see `ProcessCrew`."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -238,8 +211,8 @@ class ThreadCrew:
         for spec in specs:
             commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
             link = _QueueLink(spec.rank, commands, self._replies)
-            worker = Worker(spec, self._arena, link, spins=20, own_process=False)
-            thread = threading.Thread(target=_serve, args=(worker,), name=f"vcluster-{spec.rank}", daemon=True)
+            worker = Worker(spec, self._arena, link, own_process=False)
+            thread = threading.Thread(target=worker.serve, name=f"vcluster-{spec.rank}", daemon=True)
             self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
             thread.start()
             ranks.append(spec.rank)
@@ -268,14 +241,13 @@ class ThreadCrew:
     @contextmanager
     def printing(self) -> Iterator[None]:
         """Send what a device's thread prints through its link, like that of a process. Other threads print normally."""
-        before = sys.stdout, sys.stderr
-        outputs = {device.thread.ident: device.worker.output for device in self._devices.values()}
-        sys.stdout = _ByThread(before[0], {ident: streams["stdout"] for ident, streams in outputs.items()})
-        sys.stderr = _ByThread(before[1], {ident: streams["stderr"] for ident, streams in outputs.items()})
-        try:
+        devices = self._devices.values()
+
+        def by_thread(name: str) -> Any:
+            return _ByThread(getattr(sys, name), {each.thread.ident: each.worker.output[name] for each in devices})
+
+        with redirect_stdout(by_thread("stdout")), redirect_stderr(by_thread("stderr")):
             yield
-        finally:
-            sys.stdout, sys.stderr = before
 
     def close(self) -> None:
         for device in self._devices.values():
@@ -293,7 +265,11 @@ class ThreadCrew:
         return [os.getpid()] * len(self._devices)
 
 
-def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
+Crew = ProcessCrew | ThreadCrew
+"""The devices of a cluster."""
+
+
+def _await_ready(crew: ProcessCrew | ThreadCrew, ranks: Iterable[int]) -> None:
     missing = set(ranks)
     while missing:
         for rank, message in crew.receive(None):
@@ -304,11 +280,6 @@ def _await_ready(crew: Crew, ranks: Iterable[int]) -> None:
                     f"the process of rank {rank} ended with exit code {message.exitcode} while it started; "
                     f"see what it printed above"
                 )
-
-
-def _serve(worker: Worker) -> None:
-    worker.link.send("ready")
-    worker.serve()
 
 
 class _QueueLink:

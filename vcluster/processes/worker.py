@@ -34,7 +34,7 @@ from vcluster.code import (
 )
 from vcluster.code.arguments import fill
 from vcluster.device import VirtualDevice
-from vcluster.memory import FINISHED, Arena, HomeCore, Layout
+from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
@@ -99,8 +99,11 @@ class Printed(NamedTuple):
 class Link(Protocol):
     """The connection between a device and its host for short messages."""
 
-    def send(self, message: Any) -> None: ...
-    def receive(self) -> Any: ...
+    def send(self, message: Any) -> None:
+        """Send a message."""
+
+    def receive(self) -> Any:
+        """Block until there is a message, and return it."""
 
     def settle(self) -> None:
         """Wait until a pending interrupt has been raised."""
@@ -122,10 +125,11 @@ class DeviceSpec:
 class Worker:
     """Serves one device."""
 
-    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, spins: int, own_process: bool) -> None:
+    def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, own_process: bool) -> None:
         self.spec = spec
         self._own_process = own_process
         self.link = link
+        spins = SPINS if own_process else SPINS_OF_A_THREAD
         self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
         self.device = VirtualDevice(spec.mesh, spec.rank, self.endpoint, by_messages=spec.queues is not None)
         self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
@@ -137,7 +141,8 @@ class Worker:
         """The code of the program that runs."""
 
     def serve(self) -> None:
-        """Execute the host's commands until it sends None."""
+        """Say that the device is ready, and execute the host's commands until it sends None."""
+        self.link.send("ready")
         if self._own_process:
             self.endpoint.signals.home = HomeCore(self.spec.rank)
         while True:
@@ -180,8 +185,9 @@ class Worker:
         try:
             output = self._call(command)
             self.endpoint.status.set(device.rank, FINISHED)
-            place = self._hand_back(output)
-            return Done(place, self._lent_record(), self._counts(), device.collectives.dropped)
+            place, boxes = self._hand_back(output), self.endpoint.mailboxes
+            counts = {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
+            return Done(place, self._lent_record(), counts, device.collectives.dropped)
         except BaseException as error:
             self._leave_kernel()
             if signals.saw_cancellation:  # the kernel may have made another exception of it
@@ -206,15 +212,13 @@ class Worker:
 
     def _hand_back(self, output: Any) -> int | bytearray:
         """The place of the output in shared memory, or its block if that is small."""
-        recorder = self.device.recorder
-        recorder.enter()    # what packs and unpacks is no work of the kernel's
-        encoded = encode(output, "the result")
-        place = (
-            encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
-            else hand_over(self.endpoint, encoded, self.spec.layout.host)
-        )
-        recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
-        recorder.leave()
+        with self.device.recorder:  # what packs and unpacks is no work of the kernel's
+            encoded = encode(output, "the result")
+            place = (
+                encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
+                else hand_over(self.endpoint, encoded, self.spec.layout.host)
+            )
+            self.device.recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
         return place
 
     def _call(self, command: RunCommand) -> Any:
@@ -270,10 +274,6 @@ class Worker:
             with suppress(MemoryError):     # what the program holds may leave no room
                 return hand_over(self.endpoint, encode(record, "the record"), self.spec.layout.host)
         return pickle.dumps(record, 5)
-
-    def _counts(self) -> dict[int, tuple[int, int]]:
-        boxes = self.endpoint.mailboxes
-        return {peer: (box.sent, box.received) for peer, box in boxes.items() if box.sent or box.received}
 
 
 def keep_freed_memory() -> None:
@@ -363,15 +363,14 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())
-    looks = LOOKS // spec.layout.size
-    link = _WireLink(Wire(arena, spec.layout.wire(spec.rank), connection, host=False, looks=looks))
-    worker = Worker(spec, arena, link, spins=200, own_process=True)
+    place, looks = spec.layout.wire(spec.rank), LOOKS // spec.layout.size
+    link = _WireLink(Wire(arena, place, connection, host=False, looks=looks))
+    worker = Worker(spec, arena, link, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
     save_coverage = measure()
-    link.send("ready")
     with suppress(EOFError, OSError):  # the host is gone
         worker.serve()
     save_coverage()

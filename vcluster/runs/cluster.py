@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -87,7 +88,7 @@ class VirtualCluster:
         self.mesh = _mesh(mesh, axes)
         _one_of("backend", backend, ("process", "thread"))
         _one_of("transport", transport, ("shared_memory", "queue"))
-        self._pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
+        pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         for name, number, unit in (("channel_capacity", channel_capacity, " number of messages"), ("seed", seed, "")):
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ValueError(f"{name} must be an integer{unit}, 0 or more, got {number!r}")
@@ -100,14 +101,13 @@ class VirtualCluster:
             )
         if backend == "process" and start_method in (None, "forkserver"):
             start_early()
-        from vcluster.runs.run_loop import print_with_rank  # this loads NumPy while the fork server starts
+        from vcluster.runs.engine import Body  # this loads NumPy while the fork server starts
+        from vcluster.runs.run_loop import print_with_rank
 
         self._backend = backend
         self._transport = transport
-        self._start_method = start_method
-        self._capacity = channel_capacity
-        self._seed = seed
-        self._deadline_seconds = deadline_seconds
+        self._new_body = partial(
+            Body, self.mesh, backend, transport, start_method, channel_capacity, seed, deadline_seconds, pricing)
         self._running = threading.Lock()
         self._runner: int | None = None
         self._body: Body | None = None
@@ -222,15 +222,10 @@ class VirtualCluster:
         self._start()
 
     def _start(self) -> None:
-        from vcluster.runs.engine import Body, close
+        from vcluster.runs.engine import close
 
-        self._body = Body(
-            self.mesh, self._backend, self._transport, self._start_method, self._capacity, self._seed,
-            self._deadline_seconds, self._pricing,
-        )
-        self._body.finalizer = weakref.finalize(
-            self, close, self._body.crew, self._body.arena, self._body.layout, self._body.endpoints, os.getpid()
-        )
+        self._body = body = self._new_body()
+        body.finalizer = weakref.finalize(self, close, body.crew, body.arena, body.layout, body.endpoints, os.getpid())
 
     def _open(self) -> Body:
         if self._body is None or self._body.closed:

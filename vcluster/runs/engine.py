@@ -16,7 +16,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.pickling import environment
-from vcluster.memory import Arena, Layout, Status
+from vcluster.memory import TOP, Arena, Layout, Status
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
@@ -44,7 +44,8 @@ class Body:
         self._pricing = pricing
         self._capacity = capacity
         self._seed = seed
-        self._deadline_seconds = deadline_seconds
+        self.size = mesh.size
+        self.deadline_seconds = deadline_seconds
         self._processes = backend == "process"
         if self._processes:
             default_start_method()  # this raises on platforms without support for processes
@@ -54,15 +55,13 @@ class Body:
         self._queued = transport == "queue"
         self.endpoints: list[Endpoint] = []
         """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
-        self._number = 0
-        self._generation = 0
+        self._number = self._generation = self._sent_generation = 0
         self._gone: tuple[int, ...] = ()
-        self._status = Status(self.arena, self.layout)
+        self.status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
-        self._conduct: Conduct | None = None
-        self._asked: BaseException | None = None
+        self.asked: BaseException | None = None
+        """The error with which another thread has asked to end the run."""
         self._channels: dict[int, VirtualChannel] = {}
-        self._sent_generation = 0
         self.show_output: ShowOutput = print_with_rank
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
@@ -73,16 +72,14 @@ class Body:
             raise
 
     def _start_devices(self, ranks: Iterable[int]) -> None:
-        if self._queued:
-            queues = _queues(self.layout, self._processes)
+        queues = _queues(self.layout, self._processes) if self._queued else [None] * self.layout.endpoints
         self.crew.start([
-            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed,
-                       queues[rank] if self._queued else None, self._generation)
+            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation)
             for rank in ranks
         ])
         if self._queued or not hasattr(self, "endpoint"):
-            mine = queues[self.layout.host] if self._queued else None
-            self.endpoint = Endpoint(self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=mine)
+            host = self.layout.host
+            self.endpoint = Endpoint(self.arena, self.layout, host, capacity=self._capacity, queues=queues[host])
             self._owner = _HostOwner(self.endpoint)
             for replaced in self.endpoints:
                 replaced.let_go()
@@ -101,9 +98,8 @@ class Body:
 
     def run(self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shipped: Any = None) -> Run:
         """Run ``program`` and return its `Run`. The devices execute ``shipped`` in its place if that is given."""
-        size = self._mesh.size
         if isinstance(program, Operation):
-            args = _by_rank(program.inputs(self._mesh, *args), size, program)
+            args = _by_rank(program.inputs(self._mesh, *args), self.size, program)
         elif not callable(program):
             raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
         encoded, mine = pack(program, shipped, args, kwargs, self._mesh)
@@ -113,22 +109,22 @@ class Body:
             usual = RunCommand(
                 self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None
             )
-            self._conduct = conduct = Conduct(
-                self.crew, self.endpoint, self._status, size, self._deadline_seconds, self.show_output, self.finalizer
-            )
-            if self._asked is not None:
-                conduct.break_off(self._asked)
+            conduct = Conduct(self)
             try:
                 conduct.collect(partial(self._command, usual, environment(processes=self._processes), mine), interrupt)
             finally:
-                self._conduct = None
                 release(self.arena, common)
             replies = conduct.replies
-            replies.update({rank: self._with_record(rank, reply) for rank, reply in replies.items()})
+            for rank, reply in replies.items():
+                if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
+                    replies[rank] = reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
             self._sent_generation = self._generation
             error = conduct.error(self._killed_for_memory)
             if error is not None:
-                self._complete(error, replies)
+                if self.closed:
+                    error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
+                elif isinstance(error, ClusterError):
+                    error.outputs, _ = self._outputs(replies)
                 self._heal(replies)
                 if isinstance(error.__cause__, TypeError):
                     _note_wrong_arguments(error, program, args, kwargs)
@@ -151,19 +147,6 @@ class Body:
             return usual
         own = hand_over(self.endpoint, mine[rank], rank) if mine else None
         return usual._replace(own=own, environment=now if changed else None)
-
-    def _complete(self, error: BaseException, replies: dict[int, Reply]) -> None:
-        """Add the outputs of the devices that came to their end, or a note why there are none."""
-        if self.closed:
-            error.add_note("the cluster is closed: a thread computes on, and cannot be killed")
-        elif isinstance(error, ClusterError):
-            error.outputs, _ = self._outputs(replies)
-
-    def _with_record(self, rank: int, reply: Reply) -> Reply:
-        """The reply with the record itself, in place of the record's offset in shared memory."""
-        if isinstance(reply, Done) and isinstance(reply.record, int) and not self.closed:
-            return reply._replace(record=self.endpoint.mailbox(rank).adopt(reply.record))
-        return reply
 
     def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], Exception | None]:
         """The outputs of the devices that finished, by rank, and the first exception raised while unpickling one."""
@@ -193,9 +176,8 @@ class Body:
 
     def break_off(self, error: BaseException) -> None:
         """End the run in progress with this error. Another thread may call this."""
-        self._asked = error
-        if self._conduct is not None:
-            self._conduct.break_off(error)
+        self.asked = error
+        self.crew.wake()
 
     def _killed_for_memory(self) -> bool | None:
         """Whether the system has killed a process for lack of memory since the last call; None if not known."""
@@ -213,11 +195,11 @@ class Body:
             return
         try:
             if self._queued:  # a dead process may hold the lock of a queue, so all devices are started again
-                for rank in range(self._mesh.size):
+                dead = list(range(self.size))
+                for rank in dead:
                     self.crew.kill(rank)
                 while self.crew.pids():
                     self.crew.receive(None)
-                dead = list(range(self._mesh.size))
             for rank in dead:
                 self._bury_heap(rank)
                 self._environments.pop(rank, None)
@@ -244,7 +226,7 @@ class Body:
         for owner in range(layout.endpoints):
             words(layout.held_word(rank, owner))[0] = 0
         if not any(words(layout.held_word(holder, rank))[0] for holder in range(layout.endpoints)):
-            words(layout.top_word(rank))[0] = 0
+            words(layout.word(rank, TOP))[0] = 0
             self.arena.clear(layout.region(rank), layout.region_nbytes)
 
 
@@ -289,19 +271,18 @@ def _by_rank(inputs: list[tuple[Any, ...]], size: int, program: Operation) -> tu
     if len(inputs) != size:
         raise ValueError(f"{type(program).__name__}.inputs must return one tuple for each of the {size} devices, "
                          f"got {len(inputs)} tuples")
-    if len({len(mine) for mine in inputs}) > 1:
-        lengths = [len(mine) for mine in inputs]
+    lengths = [len(mine) for mine in inputs]
+    if len(set(lengths)) > 1:
         raise ValueError(f"{type(program).__name__}.inputs must return tuples of one length, got lengths {lengths}")
-    columns = zip(*inputs, strict=True)
-    return tuple(column[0] if all(v is column[0] for v in column) else PerDevice(column) for column in columns)
+    return tuple(
+        column[0] if all(value is column[0] for value in column) else PerDevice(column)
+        for column in zip(*inputs, strict=True)
+    )
 
 
-def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]]]:
+def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] | None]:
     """For each endpoint and each peer: the queue to the peer and the queue from it."""
-    context = multiprocessing.get_context("spawn")
-    make: Callable[[], Any] = context.Queue if processes else queue.SimpleQueue
-    all_queues = {(a, b): make() for a in range(layout.endpoints) for b in range(layout.endpoints)}
-    return [
-        {peer: (all_queues[here, peer], all_queues[peer, here]) for peer in range(layout.endpoints)}
-        for here in range(layout.endpoints)
-    ]
+    make: Callable[[], Any] = multiprocessing.get_context("spawn").Queue if processes else queue.SimpleQueue
+    ends = range(layout.endpoints)
+    all_queues = {(a, b): make() for a in ends for b in ends}
+    return [{peer: (all_queues[here, peer], all_queues[peer, here]) for peer in ends} for here in ends]

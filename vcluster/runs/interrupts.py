@@ -24,11 +24,10 @@ class DeferredInterrupt:
         self._noted: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before):
-                self._before = before
-                signal.signal(signal.SIGINT, self._note)
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            self._before = before
+            signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -73,8 +73,7 @@ def error_of(
         return _death(died, {rank: last_seen(rank) for rank in died}, killed_for_memory())
     if failed:
         return _failure(failed, replies)
-    done = {rank: reply for rank, reply in replies.items() if isinstance(reply, Done)}
-    return _undelivered(done)
+    return _undelivered({rank: reply for rank, reply in replies.items() if isinstance(reply, Done)})
 
 
 def _death(
@@ -169,10 +168,9 @@ def _sent_at(ranks: tuple[int, ...], replies: Mapping[int, Reply]) -> str | None
     if not taken:
         return None
     last = max(taken, key=lambda event: event.wall_start_seconds + event.wall_duration_seconds)
-    for event in _events(ranks[1], sender):
-        if event.kind == "send" and event.peer == ranks[0] and (event.tag, event.sequence) == (last.tag, last.sequence):
-            return event.location
-    return None
+    sought = "send", ranks[0], last.tag, last.sequence
+    events = _events(ranks[1], sender)
+    return next((e.location for e in events if (e.kind, e.peer, e.tag, e.sequence) == sought), None)
 
 
 def _events(rank: int, reply: Done | Failed | Cancelled) -> list[Event]:
@@ -186,8 +184,6 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
         for target, (sent, _) in reply.counts.items():
             if target in done:
                 received = done[target].counts.get(source, (0, 0))[1]
-                if source == target:
-                    received = reply.counts[source][1]
                 if sent != received:
                     missing[source, target] = sent - received
     if not missing:

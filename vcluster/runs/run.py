@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
@@ -42,11 +42,7 @@ class Run(Sequence[Any]):
         self._records = records
         self._pricing = pricing
 
-    @overload
-    def __getitem__(self, rank: int) -> Any: ...
-    @overload
-    def __getitem__(self, rank: slice) -> list[Any]: ...
-    def __getitem__(self, rank: int | slice) -> Any:
+    def __getitem__(self, rank: Any) -> Any:
         return self.outputs[rank]
 
     def __len__(self) -> int:

@@ -11,18 +11,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from parallelism.operation import Stuck, deadlock_error
 from parallelism.operation.deadlock import callers
 from parallelism.operation.errors import folded
 from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame
-from vcluster.memory import State, Status
-from vcluster.messages import Endpoint
-from vcluster.processes import Cancelled, Crew, Done, Printed, RunCommand
+from vcluster.memory import State
+from vcluster.processes import Cancelled, Done, Printed, RunCommand
 from vcluster.runs.deadlock import look
 from vcluster.runs.interrupts import DeferredInterrupt
 from vcluster.runs.outcome import Reply, error_of
+
+if TYPE_CHECKING:
+    from vcluster.runs.engine import Body
 
 LOOK_EVERY_SECONDS = 0.05
 """Interval, in seconds, between two checks for a deadlock while no reply arrives."""
@@ -39,19 +42,10 @@ ShowOutput = Callable[[int, str, str], object]
 class Conduct:
     """Conducts one run, from the first command to the last reply."""
 
-    def __init__(
-        self, crew: Crew, endpoint: Endpoint, status: Status, size: int, deadline_seconds: float | None,
-        show_output: ShowOutput, cluster_end: Any,
-    ) -> None:
-        """``endpoint`` is the host's. ``cluster_end`` is the finalizer of the cluster: alive until it is closed."""
-        self._crew = crew
-        self._endpoint = endpoint
-        self._status = status
-        self._size = size
-        self._deadline_seconds = deadline_seconds
-        self._show_output = show_output
-        self._cluster_end = cluster_end
-        self._asked: BaseException | None = None
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._crew = body.crew
+        self._status = body.status
         self.replies: dict[int, Reply] = {}
         """The final reply of each device that has replied."""
         self.broken_off: BaseException | None = None
@@ -66,18 +60,13 @@ class Conduct:
         self._late: dict[int, State] = {}
         """The state of each pending device at the deadline."""
 
-    def break_off(self, error: BaseException) -> None:
-        """End the run with this error. Another thread may call this."""
-        self._asked = error
-        self._crew.wake()
-
     def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
         """Command every device and wait for its reply. After a failure, make sure that every device comes back."""
         with self._crew.printing():
-            for rank in range(self._size):
+            for rank in range(self._body.size):
                 self._status.begin(rank)
             try:
-                for rank in range(self._size):
+                for rank in range(self._body.size):
                     self._crew.send(rank, command(rank))
                     self._pending.add(rank)
             except BaseException as error:  # Ctrl-C, or no memory for the arguments
@@ -85,9 +74,9 @@ class Conduct:
             while True:
                 try:
                     interrupt.deliver()
-                    if not self._cluster_end.alive:
+                    if self._body.closed:
                         raise ClusterError("the cluster was closed while a run was in progress")
-                    self.broken_off = self.broken_off or self._asked
+                    self.broken_off = self.broken_off or self._body.asked
                     if self.broken_off is not None:
                         self._cancel()
                     if not self._pending:
@@ -96,16 +85,15 @@ class Conduct:
                     if not self._in_time():
                         return
                 except BaseException as error:  # Ctrl-C, the signal of a time limit, or an output that fails
-                    closed = not self._cluster_end.alive
-                    if closed or (self.broken_off is not None and isinstance(error, Exception)):
-                        self._cluster_end()
+                    if self._body.closed or (self.broken_off is not None and isinstance(error, Exception)):
+                        self._body.finalizer()
                         raise
                     self.broken_off = error
 
     def _cancel(self) -> None:
         if self._failed_at is None:
             self._failed_at = time.monotonic()
-            self._endpoint.signals.cancel()
+            self._body.endpoint.signals.cancel()
 
     def error(self, killed_for_memory: Callable[[], bool | None]) -> BaseException | None:
         """The error of the run once all replies are there; None if it succeeded."""
@@ -128,7 +116,7 @@ class Conduct:
         for rank, message in messages:
             if isinstance(message, Printed):
                 if self.broken_off is None:
-                    self._show_output(rank, message.stream, message.text)
+                    self._body.show_output(rank, message.stream, message.text)
                 continue
             self._pending.discard(rank)
             self.replies[rank] = message
@@ -140,7 +128,7 @@ class Conduct:
         now = time.monotonic()
         if self._failed_at is not None:
             return self._hurry(now - self._failed_at)
-        if self._deadline_seconds is not None and now - self._started > self._deadline_seconds:
+        if self._body.deadline_seconds is not None and now - self._started > self._body.deadline_seconds:
             self._late = {rank: self._status.read(rank) for rank in sorted(self._pending)}
             self.broken_off = self._too_late()
         return True
@@ -148,10 +136,8 @@ class Conduct:
     def _timeout(self) -> float:
         if self._failed_at is not None:
             return INTERRUPT_AFTER_SECONDS
-        if self._deadline_seconds is not None:
-            left = max(0.0, self._started + self._deadline_seconds - time.monotonic()) + 1e-3
-            return min(LOOK_EVERY_SECONDS, left)
-        return LOOK_EVERY_SECONDS
+        deadline = inf if self._body.deadline_seconds is None else self._started + self._body.deadline_seconds
+        return min(LOOK_EVERY_SECONDS, max(0.0, deadline - time.monotonic()) + 1e-3)
 
     def _look(self) -> bool:
         """Whether there is a deadlock. While other devices still run, it is reported only after several checks, so that
@@ -161,9 +147,9 @@ class Conduct:
         if now - self._looked < 0.9 * LOOK_EVERY_SECONDS:
             return False
         self._looked = now
-        self._endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
+        self._body.endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
         others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
-        self._stuck = look(self._status, self._size, host_may_act=len(others) > 1)
+        self._stuck = look(self._status, self._body.size, host_may_act=len(others) > 1)
         self._looks = self._looks + 1 if self._stuck else 0
         return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
 
@@ -182,7 +168,7 @@ class Conduct:
             if seconds < KILL_AFTER_SECONDS:
                 self._crew.interrupt(rank)
             elif not self._crew.kill(rank):
-                self._cluster_end()  # a thread cannot be killed
+                self._body.finalizer()  # a thread cannot be killed
                 return False
         return True
 
@@ -192,14 +178,13 @@ class Conduct:
             stack = stacks.get(rank, ())
             place = state.location or (stack[-1].place if stack else "")
             seen = self._status.last_seen(rank)
-            if state.operations:
+            activity = f"in {seen.operation}" if seen.operation and seen.location == place else "computing"
+            if state.operations:  # otherwise: a device that has just made a call is not yet published as waiting in it
                 activity = f"in {state.operations[0].text}"
-            else:  # a device that has just made a call is not yet published as waiting in it
-                activity = f"in {seen.operation}" if seen.operation and seen.location == place else "computing"
             lines[rank] = activity + (f" at {place}" if place else "") + callers(stack, place)
             places += [place] if place else []
         return ClusterTimeoutError(
-            "\n".join([f"the run took longer than deadline_seconds={self._deadline_seconds}", *folded(lines)]),
+            "\n".join([f"the run took longer than deadline_seconds={self._body.deadline_seconds}", *folded(lines)]),
             ranks=list(self._late), locations=places,
         )
 

@@ -64,10 +64,8 @@ def _parts(program: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
     for name, value in [*zip(names, args, strict=True), *((f"argument {name!r}", v) for name, v in kwargs.items())]:
         if isinstance(value, PerDevice):
             yield from ((f"{name} of rank {rank}", own) for rank, own in enumerate(value.values))
-        elif isinstance(value, Sharded):
-            yield name, value.value
         else:
-            yield name, value
+            yield name, value.value if isinstance(value, Sharded) else value
 
 
 def _names(program: Any, count: int) -> list[str]:

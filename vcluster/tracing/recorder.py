@@ -269,11 +269,14 @@ class Recorder:
             now = time.perf_counter_ns()
         return now
 
-    def leave(self) -> None:
+    def leave(self, *_: object) -> None:
+        """Note that the call ends."""
         self._depth -= 1
         if self._depth == 0:
             self._cpu_mark = time.thread_time_ns()
             self._wall_mark = time.perf_counter_ns()
+
+    __enter__, __exit__ = enter, leave  # ``with recorder as start:`` around a call
 
     def since(self, start_ns: int) -> dict[str, float]:
         """The wall times of an event that began at ``start_ns`` and ends now."""

@@ -10,8 +10,8 @@ from oracle import assert_same, results
 from paths import DATA
 
 from parallelism.algorithms import COLLECTIVES, closed_form
-from parallelism.algorithms.algorithms import REDUCING, algorithms
-from parallelism.algorithms.kinds import ROOTED
+from parallelism.algorithms.algorithms import algorithms
+from parallelism.algorithms.kinds import REDUCING, ROOTED
 from parallelism.mesh import Mesh
 from vcluster.code import PerDevice
 

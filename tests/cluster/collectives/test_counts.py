@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import Mesh
-from vcluster.collectives import INLINE_BYTES, zero_copy
-from vcluster.collectives.zero_copy import PIECE_BYTES, PRIVATE_PIECE_BYTES, Stretch
+from vcluster.collectives import INLINE_BYTES, thresholds
+from vcluster.collectives.thresholds import PIECE_BYTES, PRIVATE_PIECE_BYTES
+from vcluster.collectives.zero_copy import Stretch
 
 WAITING = {"_wait", "_wait_until_done", "turns"}
 """Called while a device waits, or not, as it happens. What these call is waiting, too."""
@@ -84,7 +85,7 @@ def arrays(device, kind, elements, memory):
 
 def count_calls(device, elements, memory):
     """By collective and whether the result is given: functions called, built-in ones."""
-    zero_copy.PRIVATE_BYTES = zero_copy.OWNED_BYTES = 1
+    thresholds.PRIVATE_BYTES = thresholds.OWNED_BYTES = 1
     found = {}
     for kind in COLLECTIVES:
         x, out = arrays(device, kind, elements, memory)
@@ -161,7 +162,7 @@ def test_who_gives_nothing_is_known_by_its_out(cluster_of):
 
 # -- modules crossed ---------------------------------------------------------------------------------------------------
 
-MOST_MODULES = {"first": 11, "repeated": 9}
+MOST_MODULES = {"first": 10, "repeated": 9}
 PACKAGES = ("parallelism.", "vcluster.")
 
 
@@ -205,7 +206,7 @@ def test_an_all_reduce_crosses_few_modules(cluster_of):
 
 def count_bytes(device, elements, memory):
     """By collective: bytes read from and written to stretches of others' and one's own, and moved by the kernel."""
-    zero_copy.PRIVATE_BYTES = zero_copy.OWNED_BYTES = 1
+    thresholds.PRIVATE_BYTES = thresholds.OWNED_BYTES = 1
     found = {}
     read, write = Stretch.copy_to, Stretch.store
     piece = Stretch.piece

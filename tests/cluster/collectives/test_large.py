@@ -11,7 +11,7 @@ from oracle import results
 
 from parallelism.mesh import Mesh
 from vcluster.code import CollectiveMismatchError, DeviceFailedError
-from vcluster.collectives import INLINE_BYTES, zero_copy
+from vcluster.collectives import INLINE_BYTES, thresholds
 
 ROWS = 3 * INLINE_BYTES // 8 // 7 + 1
 CALLS = {
@@ -34,7 +34,7 @@ def values(rank, dtype=np.float64):
 
 
 def call_all(device, calls, places, private):
-    zero_copy.PRIVATE_BYTES = 1 if private else 1 << 60
+    thresholds.PRIVATE_BYTES = 1 if private else 1 << 60
     found = {}
     for kind, variants in calls.items():
         for number, options in enumerate(variants):
@@ -81,12 +81,12 @@ def call_all(device, calls, places, private):
 ])
 def test_large_collectives_equal_numpy_wherever_the_arrays_lie(cluster_of, backend, devices, private):
     """``private``: read there whatever its size; else copied first, as where the system forbids it."""
-    before = zero_copy.PRIVATE_BYTES
+    before = thresholds.PRIVATE_BYTES
     cluster = cluster_of(Mesh(devices=devices), backend, "shared_memory")
     try:
         run = cluster.run(call_all, CALLS, PLACES, private)
     finally:
-        zero_copy.PRIVATE_BYTES = before  # of threads
+        thresholds.PRIVATE_BYTES = before  # of threads
         cluster.restart()
     xs = [values(rank) for rank in range(devices)]
     checked = 0
@@ -130,7 +130,7 @@ def test_dims_behind_extents_of_one_are_joined_and_cut_like_first_ones(cluster_o
 
 
 def scattered_along_a_negative_dim(device):
-    zero_copy.PRIVATE_BYTES = 1
+    thresholds.PRIVATE_BYTES = 1
     x = values(1) if device.rank == 1 else None
     return [device.scatter(x, root=1, dim=-2) for _ in range(4)]
 
@@ -144,7 +144,7 @@ def test_a_large_scatter_may_count_its_dim_from_the_last(cluster_of):
 
 
 def of_any_dtype(device, dtype):
-    zero_copy.PRIVATE_BYTES = 1
+    thresholds.PRIVATE_BYTES = 1
     x = values(device.rank, dtype)
     return device.all_reduce(x), device.all_reduce(x, op=lambda a, b: np.where(a < b, a, b)), device.all_reduce(x[::2])
 

@@ -87,9 +87,9 @@ def bruck():
 @pytest.fixture(autouse=True)
 def nothing_stays_registered():
     yield
-    for kind in KINDS.outside():
+    for kind in KINDS.outside:
         unregister(kind)
-    for algorithm in ALGORITHMS.outside():
+    for algorithm in ALGORITHMS.outside:
         unregister(algorithm)
     assert "scan" not in KINDS.records and ("all_reduce", "star") not in ALGORITHMS.records
 
@@ -147,7 +147,7 @@ def test_what_is_registered_runs_on_every_device_whenever_it_was_registered(opti
             register_all()
         for elements in (7, 30_000):
             check(cluster.run(large_and_small, elements), elements)
-        unregister(next(kind for kind in KINDS.outside() if kind.name == "scan"))
+        unregister(next(kind for kind in KINDS.outside if kind.name == "scan"))
         with pytest.raises(Exception, match="no collective 'scan'; there are all_reduce"):
             cluster.run(lambda device: device.collective("scan", 1.0))
 
@@ -249,7 +249,7 @@ def kind_like(**changed):
 def test_a_kind_that_is_incomplete_or_contradicts_itself_is_refused(changed, why):
     with pytest.raises(RegistrationError, match=why):
         register_kind(kind_like(**changed))
-    assert not KINDS.outside()
+    assert not KINDS.outside
 
 
 @pytest.mark.parametrize(("changed", "why"), [
@@ -275,13 +275,13 @@ def test_an_algorithm_that_is_incomplete_or_contradicts_itself_is_refused(change
     fields = {name: getattr(star(), name) for name in ("name", "kinds", "formula", "closed_form", "steps", "order")}
     with pytest.raises(RegistrationError, match=why):
         register_algorithm(CollectiveAlgorithm(**{**fields, **changed}))
-    assert not ALGORITHMS.outside()
+    assert not ALGORITHMS.outside
 
 
 def test_a_name_that_is_taken_is_refused_but_the_same_record_may_come_again():
     register_all()
     register_all()
-    assert len(KINDS.outside()) == 2 and len(ALGORITHMS.outside()) == 3
+    assert len(KINDS.outside) == 2 and len(ALGORITHMS.outside) == 3
     with pytest.raises(RegistrationError, match="kind 'scan' is registered; replace=True takes its place"):
         register_kind(kind_like(name="scan"))
     with pytest.raises(RegistrationError, match="kind 'all_reduce' is part of the package"):

@@ -13,6 +13,7 @@ from parallelism.mesh import Mesh
 from vcluster.code import CollectiveMismatchError
 from vcluster.collectives import last_arriver
 from vcluster.collectives.last_arriver import LastArriver
+from vcluster.collectives.thresholds import FEWEST_MEMBERS
 
 TIMES = 6
 
@@ -70,7 +71,7 @@ def test_the_last_one_serves_all(cluster_of, devices):
     released = Counter()
     for _, mine in ranks:
         released.update(mine)
-    if devices < last_arriver.FEWEST_MEMBERS:
+    if devices < FEWEST_MEMBERS:
         assert not released
     else:  # from the third time on all calls are repeated ones
         assert len(released) >= len(expected(devices, 0, 0)) * (TIMES - 2)

@@ -9,6 +9,7 @@ import pytest
 
 from parallelism.mesh import Mesh
 from vcluster.code import DeviceFailedError, UndeliveredMessageError
+from vcluster.memory.layout import TOP
 from vcluster.runs import VirtualCluster
 from vcluster.tracing import columns as records
 from vcluster.tracing.recorder import ENTRIES
@@ -60,7 +61,7 @@ def test_the_memory_of_long_records_is_used_again(cluster_of):
 
     def tops():
         layout = cluster._body.layout
-        return [cluster._body.arena.words(layout.top_word(rank))[0] for rank in range(2)]
+        return [cluster._body.arena.words(layout.word(rank, TOP))[0] for rank in range(2)]
 
     seen = []
     for _ in range(4):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import Algorithm
-from parallelism.algorithms.algorithms import REDUCING, algorithm, algorithms
+from parallelism.algorithms.algorithms import algorithm, algorithms
+from parallelism.algorithms.kinds import REDUCING
 from parallelism.collectives import buffers as chunks
 from parallelism.mesh import split_sizes
 
@@ -314,13 +315,13 @@ def test_inputs_stay_untouched(name):
 
 
 @pytest.mark.parametrize(("collective", "x", "options", "words"), [
-    ("scatter", np.array(1.0), {}, "scatter cuts its array along dim 0, and a 0-d array has none"),
+    ("scatter", np.array(1.0), {}, "scatter splits its array along a dim, and a 0-d one has none"),
     ("reduce_scatter", np.array(1.0), {}, "0-d"),
     ("all_to_all", np.array(1.0), {}, "0-d"),
-    ("scatter", np.ones((2, 3)), {"dim": 2}, r"from -2 to 1 for shape \(2, 3\), got 2"),
-    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 sizes that add up to 5, the extent of dim 0; got \(1, 2, 1\)"),
-    ("all_to_all", np.ones(5), {"sizes": (4, 1)}, r"got \(4, 1\)"),
-    ("all_to_all", np.ones(5), {"sizes": (6, -1, 0)}, r"got \(6, -1, 0\)"),
+    ("scatter", np.ones((2, 3)), {"dim": 2}, r"of 2 dims has dims -2 to 1, got 2"),
+    ("all_to_all", np.ones(5), {"sizes": (1, 2, 1)}, r"3 split_sizes that add up to 5, .* dim 0; got \[1, 2, 1\]"),
+    ("all_to_all", np.ones(5), {"sizes": (4, 1)}, r"got \[4, 1\]"),
+    ("all_to_all", np.ones(5), {"sizes": (6, -1, 0)}, r"got \[6, -1, 0\]"),
     ("all_reduce", None, {}, "all_reduce needs an array at position 0, got None"),
 ])
 def test_what_cannot_be_cut_is_refused(collective, x, options, words):

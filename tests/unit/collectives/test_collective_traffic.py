@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from parallelism.collectives import MemberCall, Moved, moved_alike
-from parallelism.collectives.call import chunks_of, payload_bytes
-from parallelism.collectives.direct_traffic import moved
+from parallelism.collectives.call import chunks_of, moved, payload_bytes
 from parallelism.mesh import split_sizes
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vcluster.collectives.zero_copy import OWNED_BYTES, owners_of
+from vcluster.collectives.thresholds import OWNED_BYTES
+from vcluster.collectives.zero_copy import owners_of
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 32])

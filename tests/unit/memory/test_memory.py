@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from vcluster.memory import LINE, PAGE, Arena, Heap, Layout
 from vcluster.memory.arena import CACHED_BYTES_LIMIT, LARGE_BYTES
+from vcluster.memory.layout import WAKE
 from vcluster.messages import encode_message
 from vcluster.messages.encoding import HEADER_BYTES, decode, encode
 
@@ -108,7 +109,7 @@ def test_parts_of_the_layout_do_not_overlap():
     layout = Layout(3, 16 * PAGE)
     places = [
         (0, 2 * LINE),
-        *((layout.wake_word(e), 4 * LINE) for e in range(4)),
+        *((layout.word(e, WAKE), 4 * LINE) for e in range(4)),
         *((layout.status(r), 8 * PAGE) for r in range(3)),
         *((layout.held_word(a, b), 8) for a in range(4) for b in range(4)),
         *((layout.directory(e), 16 * 4096) for e in range(4)),
