@@ -85,8 +85,8 @@ class Costs:
         if not flops and not nbytes:
             return 0.0
         hardware = self.hardware
-        full = flops / hardware.peak(dtype) if flops else 0.0
-        computing = _ramped(full, hardware.flops_ramp_seconds, hardware.flops_efficiency)
+        computing = _ramped(
+            flops / hardware.peak(dtype) if flops else 0.0, hardware.flops_ramp_seconds, hardware.flops_efficiency)
         moving = _ramped(
             nbytes / hardware.memory_bytes_per_second, hardware.memory_ramp_seconds, hardware.memory_efficiency)
         longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
@@ -206,10 +206,10 @@ class Costs:
         if name == HIERARCHICAL and collective in PARTS:
             halves = self._halves(groups)
             if halves is None:
-                applying = ", ".join(names(collective, len(groups[0])))
                 raise ValueError(
                     f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
-                    f"than one, in each of several units); these apply: {applying}")
+                    f"than one, in each of several units); these apply: "
+                    f"{', '.join(names(collective, len(groups[0])))}")
             return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
         found = self._terms(collective, name, groups, root, pairs)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))

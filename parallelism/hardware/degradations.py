@@ -33,11 +33,11 @@ class LinkFault:
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
             raise ValueError("source or target must be a rank; got None for both")
-        for end in ("source", "target"):
-            if (rank := getattr(self, end)) is not None:
-                checked.store(self, **{end: checked.whole_number(end, rank, least=0)})
-        checked.store(self, delay_seconds=checked.number("delay_seconds", self.delay_seconds, "of seconds"),
-                      bandwidth_factor=checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1))
+        ends = {"source": self.source, "target": self.target}
+        checked.store(
+            self, **{end: checked.whole_number(end, rank, least=0) for end, rank in ends.items() if rank is not None},
+            delay_seconds=checked.number("delay_seconds", self.delay_seconds, "of seconds"),
+            bandwidth_factor=checked.number("bandwidth_factor", self.bandwidth_factor, above=0, most=1))
 
     def concerns(self, source: int, target: int) -> bool:
         """Whether a message from one rank to another meets it."""

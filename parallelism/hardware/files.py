@@ -90,8 +90,8 @@ def build(
              for field in fields(kind)}  # type: ignore[arg-type]
     origin = f"{_printable(path)}: {where}"
     if not isinstance(table, dict):
-        wanted = f"must be a table with {', '.join(known)}"
-        raise HardwareFileError(f"{origin.removesuffix('.')} {wanted}; got {checked.shown(table)}")
+        raise HardwareFileError(
+            f"{origin.removesuffix('.')} must be a table with {', '.join(known)}; got {checked.shown(table)}")
     built = {name: _part(entry, path, f"{where}{name}", parts.get(name), parts) for name, entry in table.items()}
     for name in table:
         if name not in known:

@@ -156,8 +156,8 @@ class Hardware:
             return found
         sides = extents.lower().split("x")
         if not all(side.isascii() and side.isdigit() and len(side) < 9 for side in sides):
-            wanted = _by(found.links[-1].extents)
-            raise ValueError(f"extents of {known} must be like {wanted}; got {checked.shown(extents)}")
+            raise ValueError(
+                f"extents of {known} must be like {_by(found.links[-1].extents)}; got {checked.shown(extents)}")
         return found.resized(*map(int, sides))
 
     @classmethod

@@ -115,11 +115,9 @@ class Link:
 
     def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
         """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""
-        found = self.latency_seconds, self.bytes_per_second
-        for piece in (collective and self.collective_pieces) or self.pieces:
-            if nbytes >= piece.from_bytes:
-                found = piece.latency_seconds, piece.bytes_per_second
-        return found
+        pieces = (collective and self.collective_pieces) or self.pieces
+        line: Piece | Link = next((piece for piece in reversed(pieces) if nbytes >= piece.from_bytes), self)
+        return line.latency_seconds, line.bytes_per_second
 
     def uses(self, inside: int, source: Ints, target: Ints) -> Uses:
         """What messages between devices use, many at once; ``inside`` is how many devices are in a unit.
@@ -173,8 +171,8 @@ def _pieces(field: str, pieces: Sequence[Piece], shape: str) -> tuple[Piece, ...
     if found and shape != "memory":
         raise ValueError(f"{field} are of a memory, where messages share nothing; got some of a {shape}")
     if any(piece.from_bytes >= other.from_bytes for piece, other in pairwise(found)):
-        begins = ", ".join(f"{piece.from_bytes:g}" for piece in found)
-        raise ValueError(f"{field} must begin one after the other, by from_bytes; got {begins}")
+        raise ValueError(f"{field} must begin one after the other, by from_bytes; got "
+                         f"{', '.join(f'{piece.from_bytes:g}' for piece in found)}")
     return found
 
 

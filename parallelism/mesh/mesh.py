@@ -108,13 +108,12 @@ class Mesh(_NumbersOfAxes):
         """The rank at these coordinates, given as a `MeshIndex` or by one keyword for every axis."""
         if index is not None:
             coordinates = {**index, **coordinates}
-        for axis in coordinates:
-            self._check_axis(axis)
+        self.axes_of(tuple(coordinates))
         rank = 0
         for axis, extent in self._numbers.items():
             if axis not in coordinates:
-                given = _names(coordinates) or "none"
-                raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got {given}")
+                raise ValueError(f"a rank of {self!r} needs a coordinate for axis {axis!r}; got "
+                                 f"{_names(coordinates) or 'none'}")
             i = coordinates[axis]
             if not 0 <= i < extent:
                 raise ValueError(f"axis {axis!r} of {self!r} has coordinates 0 to {extent - 1}, got {i}")

@@ -70,10 +70,8 @@ class Blocks:
         common = np.ones((len(others), self.size), np.int64)
         for d, extent in enumerate(self.shape):
             start, stop = self.interval(extent, dims[d])
-            theirs = [self.interval(extent, other[d]) for other in others]
-            first = np.maximum([interval[0] for interval in theirs], start)
-            last = np.minimum([interval[1] for interval in theirs], stop)
-            common *= np.maximum(last - first, 0)
+            firsts, lasts = zip(*(self.interval(extent, other[d]) for other in others), strict=True)
+            common *= np.maximum(np.minimum(lasts, stop) - np.maximum(firsts, start), 0)
         return common
 
     def signature(self, dims: Dims) -> bytes:

@@ -128,8 +128,7 @@ class Reach:
 
     def _permuted(self, level: list[State], permuted: set[Class]) -> list[State]:
         """The members of all classes in ``level`` that are not in ``permuted``, which is updated."""
-        classes = dict.fromkeys(map(self._permutations.class_of, level))
-        new = [kind for kind in classes if kind not in permuted]
+        new = [kind for kind in dict.fromkeys(map(self._permutations.class_of, level)) if kind not in permuted]
         permuted.update(new)
         return [state for kind in new for state in self._permutations.members(kind)]
 

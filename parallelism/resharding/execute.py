@@ -107,10 +107,10 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
     op, grown = device_op(step.before.op, x.dtype), step.grown
     if len(grown) == 1:
         return np.asarray(device.reduce_scatter(x, step.axes, dim=grown[0], op=op))
-    whole, mine = _block(step.before, step, device.rank), _shape(_block(step.after, step, device.rank))
+    mine = _shape(_block(step.after, step, device.rank))
     parts = _blocks(step.after, step, device.group(step.axes))
     sizes = list(map(_size, parts))
-    packed = _packed(x, parts, whole)
+    packed = _packed(x, parts, _block(step.before, step, device.rank))
     if len(set(sizes)) == 1:
         rows = packed.reshape(len(sizes), sizes[0])
         return np.asarray(device.reduce_scatter(rows, step.axes, dim=0, op=op)).reshape(mine)

@@ -15,6 +15,7 @@ tensor is replicated over it.  Axes of extent 1 are left out.
 of whole blocks can do.
 """
 
+from collections.abc import Iterator
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -73,25 +74,18 @@ def gathers(state: State) -> tuple[State, ...]:
 
 def exchanges(state: State) -> tuple[State, ...]:
     """The states after one all_to_all; they are also the states from which one leads to ``state``."""
-    states = []
-    for i, axes in enumerate(state.dims):
-        for n in range(len(axes)):
-            fewer = _with(state.dims, i, axes[:n])
-            states += [
-                State(_with(fewer, j, (*fewer[j], *axes[n:])), state.partial)
-                for j in range(len(state.dims)) if j != i
-            ]
-    return tuple(states)
+    return tuple(
+        State(_with(_with(state.dims, i, axes[:n]), j, (*state.dims[j], *axes[n:])), state.partial)
+        for i, axes in enumerate(state.dims) for n in range(len(axes)) for j in range(len(state.dims)) if j != i
+    )
 
 
-def reductions(state: State) -> tuple[tuple[str, State], ...]:
+def reductions(state: State) -> Iterator[tuple[str, State]]:
     """The states after one all_reduce or reduce_scatter, with its kind."""
-    results = []
     for chosen in _subsets(state.partial):
         rest = tuple(axis for axis in state.partial if axis not in chosen)
-        results.append(("all_reduce", State(state.dims, rest)))
-        results += [("reduce_scatter", State(dims, rest)) for dims in _appended(state.dims, chosen)]
-    return tuple(results)
+        yield "all_reduce", State(state.dims, rest)
+        yield from (("reduce_scatter", State(dims, rest)) for dims in _appended(state.dims, chosen))
 
 
 def unreductions(state: State, axes: int) -> tuple[State, ...]:

@@ -176,5 +176,5 @@ def _html(
 
 def _html_cell(cell: Cell, number: int, op: str) -> str:
     hue = number * 137 % 360                    # Neighbouring cells get very different hues.
-    style = f"background:hsl({hue},55%,88%);color:#000;text-align:center"
-    return f'<td style="{style}">{escape(_cell(cell, op, 60))}</td>'
+    return (f'<td style="background:hsl({hue},55%,88%);color:#000;text-align:center">'
+            f"{escape(_cell(cell, op, 60))}</td>")

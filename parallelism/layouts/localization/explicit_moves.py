@@ -74,8 +74,8 @@ class _Placed:
         return prod(self.devices.stand_in.shape[axis] for axis in layout.axes)
 
     def _reshard(self, before: Value, after: Value, op: Op) -> None:
-        layout = layout_text(layout_of(after))
-        self.ops.append(Op("reshard", (before,), (("layout", layout),), (after,), op.region))
+        layout = "layout", layout_text(layout_of(after))
+        self.ops.append(Op("reshard", (before,), (layout,), (after,), op.region))
 
     def _name(self, value: Value) -> str:
         count = 1

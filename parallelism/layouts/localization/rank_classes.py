@@ -29,8 +29,8 @@ class Ranks:
 
     @cached_property
     def _coordinates(self) -> dict[str, ByRank]:
-        sizes = tuple(self.mesh.shape.values())
-        return dict(zip(self.mesh.axes, np.unravel_index(np.arange(self.mesh.size), sizes), strict=True))
+        coordinates = np.unravel_index(np.arange(self.mesh.size), tuple(self.mesh.shape.values()))
+        return dict(zip(self.mesh.axes, coordinates, strict=True))
 
     def index(self, axes: Iterable[str]) -> ByRank:
         """The row-major index of each rank along these axes; the first axis varies slowest."""

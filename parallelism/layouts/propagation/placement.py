@@ -72,8 +72,8 @@ def _placement(
     of: Relation, types: Sequence[TensorType], called: tuple[str, Attributes], inputs: Sequence[TensorSharding],
     outputs: Sequence[TensorSharding], devices: Devices, kept: Axes,
 ) -> Placement:
-    output_types = meaning(called[0], tuple(types), called[1]).outputs
-    tensors = zip((*of.inputs, *of.outputs), (*types, *output_types), (*inputs, *outputs), strict=True)
+    all_types = (*types, *meaning(called[0], tuple(types), called[1]).outputs)
+    tensors = zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True)
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     pending = {axis for letter in of.reduced for axis in split.get(letter, ())}

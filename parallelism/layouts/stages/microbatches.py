@@ -30,8 +30,8 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     added once for each microbatch).
     """
     if batch not in function.symbols:
-        known = ", ".join(sorted(function.symbols)) or "none"
-        raise ValueError(f"@{function.name} has no symbol {batch} for the rows of a batch: its symbols are {known}")
+        raise ValueError(f"@{function.name} has no symbol {batch} for the rows of a batch: its symbols are "
+                         f"{', '.join(sorted(function.symbols)) or 'none'}")
     for name in (f"{batch}_whole", f"{batch}_first"):
         if name in function.symbols:
             raise ValueError(f"@{function.name} has a symbol {name} already, which the part of a batch needs")
@@ -111,12 +111,10 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
                 [i for i, is_sum in enumerate(summed) if is_sum], len(summed)):
             raise ValueError("it is not linear in a sum over all rows")
         return True
-    if not letters:
-        return False
     if len(letters) > 1 or letters & rule.whole:
         raise ValueError("it does not compute each row alone")
-    letter, = letters
-    if letter in rule.reduced and rule.op != "sum":
+    reduced = not letters.isdisjoint(rule.reduced)
+    if reduced and rule.op != "sum":
         raise ValueError(f"the {rule.op} over all rows is not a sum")
-    return letter in rule.reduced
+    return reduced
 
