@@ -275,8 +275,7 @@ class RecordingDevice:
         self, kind: str, x: Any, axes: Axes, *, groups: Groups | None = None, out: Any = None,
         async_op: bool = False, text: str | None = None, form: bytes | None = None, **options: Any,
     ) -> Any:
-        for name in ("dim", "concat_dim"):
-            options[name] = integer("dim", options.get(name, 0))
+        options |= {name: integer("dim", options.get(name, 0)) for name in ("dim", "concat_dim")}
         group, names, factors = members_of(self.mesh, self.rank, kind, axes, groups)
         if group is None:
             return zeros(x)
