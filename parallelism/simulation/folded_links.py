@@ -111,8 +111,7 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
     ]
     if messages or len(everywhere) > MOST_GROUPS:
         raise ValueError(_SHARED)
-    own: set[Channel] = set()
-    others: set[Channel] = set()
+    own, others = set[Channel](), set[Channel]()
     for look, number in everywhere:
         users = own if (look, number) in simulated else others
         users.update(pricing.collective(*templates.collective(look, number)).crossing)

@@ -120,8 +120,7 @@ def _with_reshardings(
         parts[parent].append(part)
     own = events.isin("name", {*KINDS.records, *NAMED_OTHERWISE})
     keys = list(zip(events.values("rank"), events.values("serial"), strict=True))
-    prices = list(prices)
-    place_of: dict[Any, int] = {}
+    prices, place_of = list(prices), dict[Any, int]()
     members_of = np.split(np.argsort(operation, kind="stable"), np.cumsum(np.bincount(operation))[:-1])
     for alike in members_of:
         if own[alike[0]]:

@@ -74,9 +74,8 @@ def _records(trace: Trace) -> Iterator[Record]:
         yield from ({"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
                     for track, name in enumerate(TRACKS))
     arrows = {place: number for places in sends_of_recvs(trace.columns) for number, place in enumerate(places.tolist())}
-    ends: list[Record] = []         # of arrows to recvs that took time: their slices are begun before
-    others: list[Record] = []
-    arrivals: list[Record] = []
+    ends = list[Record]()       # of arrows to recvs that took time: their slices are begun before
+    others, arrivals = list[Record](), list[Record]()
     for place, event in enumerate(trace):
         if event.parent is not None or event.kind == "memory":
             continue

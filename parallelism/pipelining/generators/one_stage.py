@@ -21,8 +21,7 @@ def gpipe(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
     Huang et al., *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, 2019,
     arXiv:1811.06965 (there the backwards come in the opposite order, which takes as long).
     """
-    yield from ((rank, "F", k) for k in range(microbatches))
-    yield from ((rank, "B", k) for k in range(microbatches))
+    yield from ((rank, kind, k) for kind in "FB" for k in range(microbatches))
 
 
 def one_forward_one_backward(rank: int, stages: int, microbatches: int) -> Iterator[Work]:
