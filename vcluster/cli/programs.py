@@ -218,7 +218,7 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
         raise WrongWords(f"--size must give a value for {', '.join(names)}, as {names[0]}=64")
     if arguments.gradient:
         by = [value.name for value in function.inputs if value.type.dtype.kind == "f"]
-        return _right(ir.gradient, function, by, keep_outputs=True)
+        function = _right(ir.gradient, function, by, keep_outputs=True)
     return function
 
 
