@@ -116,8 +116,7 @@ class DeviceProgram:
                     outputs = run_op(op, inputs)
             else:
                 outputs = run_op(op, inputs)
-            for value, array in zip(op.outputs, outputs, strict=True):
-                values[value.name] = array
+            values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
             del inputs, outputs
             for name in unread:
                 del values[name]
@@ -145,9 +144,8 @@ class DeviceProgram:
 
     @cached_property
     def _category(self) -> dict[str, str]:
-        outputs = dict.fromkeys((value.name for value in self.function.outputs), OUTPUTS)
-        inputs = dict.fromkeys((value.name for value in self.function.inputs), INPUTS)
-        return {**outputs, **inputs, **self.categories}
+        outputs = {value.name: OUTPUTS for value in self.function.outputs}
+        return outputs | {value.name: INPUTS for value in self.function.inputs} | dict(self.categories)
 
 
 def communicates(op: Op) -> bool:
@@ -170,11 +168,11 @@ def array_maker(device: Device) -> ArrayMaker:
     return device if isinstance(device, ArrayMaker) else KernelArrays(device)
 
 
+@dataclass(frozen=True)
 class KernelArrays:
     """Makes NumPy's arrays: runs ops by their kernels, and collectives and messages by the methods of the device."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    device: Device
 
     def full(self, shape: Sequence[int], value: float, dtype: npt.DTypeLike) -> Array:
         """An array of this shape in which every element is ``value``."""

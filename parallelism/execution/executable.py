@@ -39,8 +39,13 @@ class Executable(Operation):
         self, program: Function | Localized, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
     ) -> None:
-        self.seconds = seconds
-        self.programs = _localized(program, mesh)
+        if isinstance(program, Function):
+            if mesh is None:
+                raise TypeError(f"@{program.name} needs a mesh to be laid out on: Executable(function, mesh)")
+            program = localize(program, mesh)
+        elif mesh not in (None, program.mesh):
+            raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")
+        self.programs, self.seconds = program, seconds
         self.categories = dict(categories or {})
         known = {value.name for value in self.programs.function.values}
         if unknown := [name for name in self.categories if name not in known]:
@@ -101,13 +106,3 @@ class Executable(Operation):
         entries = (OPERATORS[kind] for kind in sorted(kinds))
         own = tuple(entry for entry in entries if not entry.rule.__module__.startswith("parallelism."))
         return self.__dict__ | {"_own_operators": own}
-
-
-def _localized(program: Function | Localized, mesh: Mesh | None) -> Localized:
-    if isinstance(program, Function):
-        if mesh is None:
-            raise TypeError(f"@{program.name} needs a mesh to be laid out on: Executable(function, mesh)")
-        return localize(program, mesh)
-    if mesh is not None and mesh != program.mesh:
-        raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")
-    return program

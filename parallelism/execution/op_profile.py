@@ -66,18 +66,15 @@ class Profile:
         if key not in self.seconds:
             self.seconds[key] = float(self._measure(op))
             if self.path is not None:
-                self._write(self.path)
+                document = {"format": FORMAT, "version": VERSION, "seconds": dict(sorted(self.seconds.items()))}
+                beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+                beside.write_text(json.dumps(document, indent=1), encoding="utf-8")
+                beside.replace(self.path)       # a reader sees the old file or the new one
         return self.seconds[key]
 
     def __getstate__(self) -> dict[str, Any]:
         """Devices get the known seconds, without the file and without a way to measure."""
         return {"path": None, "seconds": self.seconds, "_measure": _unknown}
-
-    def _write(self, path: Path) -> None:
-        document = {"format": FORMAT, "version": VERSION, "seconds": dict(sorted(self.seconds.items()))}
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        beside.replace(path)    # a reader sees the old file or the new one
 
 
 def key_of(op: Op) -> str:
@@ -86,8 +83,7 @@ def key_of(op: Op) -> str:
         raise ValueError(f"{op.kind} has symbols, {', '.join(sorted(symbols))}, and cannot be measured")
     inputs = tuple(Value(f"x{i}", type) for i, type in enumerate(op.types))
     outputs = tuple(Value(f"y{i}", value.type) for i, value in enumerate(op.outputs))
-    given = tuple((name, value) for name, value in op.attributes if name != "starts")
-    return str(Op(op.kind, inputs, given, outputs))
+    return str(Op(op.kind, inputs, tuple(item for item in op.attributes if item[0] != "starts"), outputs))
 
 
 def _unknown(op: Op) -> float:

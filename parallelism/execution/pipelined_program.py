@@ -204,8 +204,10 @@ class PipelinedProgram(PipelinedOperation):
             for name, array in outputs[rank].items():
                 parts.setdefault(name, {})[place] = array
         loss = parts.pop("")[0]
-        values = {value.name: value for value in self.stages.function.inputs if value.name in parts}
-        return LossAndGradients(loss, {name: self._whole(parts[name], value.layout) for name, value in values.items()})
+        return LossAndGradients(loss, {
+            value.name: self._whole(parts[value.name], value.layout)
+            for value in self.stages.function.inputs if value.name in parts
+        })
 
     # -- the axes inside a stage ---------------------------------------------------------------------------------------
 
@@ -224,5 +226,5 @@ class PipelinedProgram(PipelinedOperation):
     def _whole(self, parts: Mapping[int, Array], layout: TensorSharding | None) -> Array:
         if layout is None or self.mesh_inside is None:
             return parts[0]
-        shards = [parts[place] for place in range(self.mesh_inside.size)]
-        return np.asarray(gradient_layout(layout).unshard(shards, self.mesh_inside))
+        return np.asarray(gradient_layout(layout).unshard(
+            [parts[place] for place in range(self.mesh_inside.size)], self.mesh_inside))

@@ -58,8 +58,8 @@ class StagePrograms:
     def of(self, part: Part) -> StageFunctions:
         """The functions for some rows of the batch."""
         first, rows = part
-        numbers = {self.batch: rows, f"{self.batch}_whole": self.whole, f"{self.batch}_first": first}
-        return self.functions.specialize(**numbers)
+        return self.functions.specialize(
+            **{self.batch: rows, f"{self.batch}_whole": self.whole, f"{self.batch}_first": first})
 
     def function(self, kind: str, part: Part) -> Function:
         """The function of an action of this kind, of whole tensors."""
@@ -135,5 +135,5 @@ class StagePrograms:
         """The type of this device's part of a value without symbols."""
         if self.inside is None or value.layout is None:
             return value.type
-        shape = [int(extent) for extent in value.type.shape]
-        return TensorType(value.type.dtype, value.layout.local_shape(shape, self.inside, self.place))
+        return TensorType(value.type.dtype, value.layout.local_shape(
+            [int(extent) for extent in value.type.shape], self.inside, self.place))

@@ -30,9 +30,9 @@ class ProgramStage(Stage):
     ) -> None:
         self.device, self.number, self.programs, self.parts = device, number, programs, parts
         self.data, self.weights, self.last = data, weights, last
-        types = programs.types(programs.functions.forward.inputs, programs.functions.trained)
         self.arrays = array_maker(device)
-        self.gradients = Gradients(types, self.arrays)
+        self.gradients = Gradients(
+            programs.types(programs.functions.forward.inputs, programs.functions.trained), self.arrays)
         self.outputs: dict[int, Array] = {}
         """The part of the loss by microbatch, on the last stage."""
         self._kept: dict[int, dict[str, Array]] = {}
@@ -63,8 +63,7 @@ class ProgramStage(Stage):
 
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before; the gradients of the weights are added up."""
-        arrays = self._kept.pop(microbatch)
-        results = self._backward("B", microbatch, arrays, grad)
+        results = self._backward("B", microbatch, self._kept.pop(microbatch), grad)
         back = len(self.programs.functions.returned)
         self._add(microbatch, results[back:])
         return packed(results[:back])
@@ -90,8 +89,7 @@ class ProgramStage(Stage):
     # -- an action -----------------------------------------------------------------------------------------------------
 
     def _backward(self, kind: str, microbatch: int, arrays: dict[str, Array], grad: Array | None) -> Sequence[Array]:
-        stage = self.programs.of(self.parts[microbatch])
-        names = [f"{GRADIENT}{name}" for name in stage.answered]
+        names = [f"{GRADIENT}{name}" for name in self.programs.of(self.parts[microbatch]).answered]
         if self.last:
             for name, type in zip(names, self.programs.answers(self.parts[microbatch]), strict=True):
                 arrays[name] = self.arrays.full(_shape(type), 1, type.dtype)

@@ -81,11 +81,10 @@ class Adam:
         a, b, t = self.beta1, self.beta2, state.updates + 1
         means = [a * m + (1 - a) * g for m, g in zip(state.means, gradients, strict=True)]
         squares = [b * v + (1 - b) * (g * g) for v, g in zip(state.squares, gradients, strict=True)]
-        updated = [
+        return [
             p - self.lr * (m / (1 - a**t)) / (np.sqrt(v / (1 - b**t)) + self.epsilon)
             for p, m, v in zip(parameters, means, squares, strict=True)
-        ]
-        return updated, AdamState(t, means, squares)
+        ], AdamState(t, means, squares)
 
 
 def _check_rate(lr: float) -> None:

@@ -64,12 +64,9 @@ class Builder:
     def function(self, name: str, outputs: Iterable[Value], *, prune: bool = False) -> Function:
         """The function built so far.  With ``prune``, ops that no output needs are left out; messages always stay."""
         outputs = tuple(outputs)
-        ops = self.ops
-        if prune:
-            needed, kept = set(outputs), []
-            for op in reversed(ops):
-                if not op.outputs or not needed.isdisjoint(op.outputs):
-                    needed.update(op.inputs)
-                    kept.append(op)
-            ops = kept[::-1]
-        return Function(name, tuple(self.inputs), tuple(ops), outputs)
+        needed, kept = set(outputs), list[Op]()
+        for op in reversed(self.ops):
+            if not prune or not op.outputs or not needed.isdisjoint(op.outputs):
+                needed.update(op.inputs)
+                kept.append(op)
+        return Function(name, tuple(self.inputs), tuple(reversed(kept)), outputs)

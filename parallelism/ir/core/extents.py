@@ -80,7 +80,8 @@ class Expression:
     __truediv__, __rtruediv__ = __floordiv__, __rfloordiv__
 
     def __index__(self) -> NoReturn:
-        raise TypeError(f"{self} has symbols and is not a number: give them values with specialize({self.example()})")
+        example = ", ".join(f"{name}=..." for name in sorted(self.symbols))
+        raise TypeError(f"{self} has symbols and is not a number: give them values with specialize({example})")
 
     __int__ = __float__ = __index__
 
@@ -92,10 +93,6 @@ class Expression:
         """The names of its symbols."""
         atoms = (atom for monomial, _ in self.terms for atom, _ in monomial)
         return frozenset().union(*({atom} if isinstance(atom, str) else atom.symbols for atom in atoms))
-
-    def example(self) -> str:
-        """The arguments of a call of specialize that gives every symbol a value, for messages."""
-        return ", ".join(f"{name}=..." for name in sorted(self.symbols))
 
     def specialize(self, **numbers: Extent) -> Extent:
         """The expression with symbols replaced by numbers or expressions.
@@ -306,10 +303,7 @@ def _at_least(a: Extent, b: Extent) -> bool:
 
 
 def _text_of(monomial: Monomial, coefficient: Number) -> str:
-    above = [str(atom) for atom, power in monomial for _ in range(power)]
-    below = [str(atom) for atom, power in monomial for _ in range(-power)]
-    if coefficient.numerator != 1 or not above:
-        above.insert(0, str(coefficient.numerator))
-    if coefficient.denominator != 1:
-        below.insert(0, str(coefficient.denominator))
-    return "/".join(["*".join(above), *below])
+    above = [coefficient.numerator, *(atom for atom, power in monomial for _ in range(power))]
+    below = [coefficient.denominator, *(atom for atom, power in monomial for _ in range(-power))]
+    product = "*".join(str(factor) for factor in above if factor != 1) or "1"
+    return "/".join([product, *(str(divisor) for divisor in below if divisor != 1)])

@@ -212,8 +212,7 @@ def verify(function: Function) -> None:
                     raise ValueError(f"%{value.name} is defined already; every value is defined once")
                 known[value.name] = value
         except (ValueError, TypeError) as error:
-            short = f'{names(op.outputs)} = "{op.kind}"({names(op.inputs)})'[:120]
-            raise VerifyError(f"@{function.name}, op {number}, {short}: {error}") from None
+            raise VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}") from None
     for value in function.outputs:
         try:
             _check_known(value, known)
@@ -272,3 +271,7 @@ def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:
 
 def _symbols(value: Any) -> frozenset[str]:
     return frozenset().union(*map(_symbols, value)) if isinstance(value, tuple) else names_in(value)
+
+
+def _short(op: Op) -> str:
+    return f'{names(op.outputs)} = "{op.kind}"({names(op.inputs)})'[:120]

@@ -24,8 +24,12 @@ def print_function(function: Function) -> str:
     """The text of a function; `parallelism.ir.parse` reads it back."""
     inputs = ", ".join(map(print_value, function.inputs))
     outputs = ", ".join(map(print_type, function.outputs))
-    lines = [f"func @{function.name}({inputs}) -> ({outputs}) {{", *(f"  {print_op(op)}" for op in function.ops)]
-    return "\n".join([*lines, f"  return {names(function.outputs)}".rstrip(), "}"]) + "\n"
+    return "\n".join([
+        f"func @{function.name}({inputs}) -> ({outputs}) {{",
+        *(f"  {print_op(op)}" for op in function.ops),
+        f"  return {names(function.outputs)}".rstrip(),
+        "}\n",
+    ])
 
 
 def names(values: Iterable[Value]) -> str:

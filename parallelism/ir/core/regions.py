@@ -53,7 +53,7 @@ def part(function: Function, path: str) -> Function:
     defined = {value for op in ops for value in op.outputs}
     inputs = dict.fromkeys(value for op in ops for value in op.inputs if value not in defined)
     needed = {*function.outputs, *(v for op in function.ops if not inside(op, path) for v in op.inputs)}
-    outputs = [value for op in ops for value in op.outputs if value in needed]
+    outputs = (value for op in ops for value in op.outputs if value in needed)
     return replace(function, name=path, inputs=tuple(inputs), ops=tuple(ops), outputs=tuple(outputs))
 
 
@@ -73,8 +73,8 @@ def replaced(function: Function, path: str, new: Function) -> Function:
         for op in new.ops
     ]
     results = {was: values[now] for was, now in zip(old.outputs, new.outputs, strict=True)}
-    rest = [replace(op, inputs=each(op.inputs, results)) for op in after]
-    return replace(function, ops=(*before, *ops, *rest), outputs=each(function.outputs, results))
+    ops += [replace(op, inputs=each(op.inputs, results)) for op in after]
+    return replace(function, ops=(*before, *ops), outputs=each(function.outputs, results))
 
 
 def each(values: Iterable[Value], new: Mapping[Value, Value]) -> tuple[Value, ...]:

@@ -48,10 +48,9 @@ def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str
     """
     grads = []
     for i, (array, term) in enumerate(zip(x, terms, strict=True)):
-        others = [other for j, other in enumerate(terms) if j != i]
+        others = [*terms[:i], *terms[i + 1:]]
         there = "".join(letter for letter in term if letter in out or any(letter in other for other in others))
-        operands = [g, *(other for j, other in enumerate(x) if j != i)]
-        grad = apply("einsum", *operands, equation=f"{','.join([out, *others])}->{there}")
+        grad = apply("einsum", g, *x[:i], *x[i + 1:], equation=f"{','.join([out, *others])}->{there}")
         if there != term:
             grad = grad.reshape([n if letter in there else 1 for letter, n in zip(term, array.shape, strict=True)])
             grad = apply("broadcast_to", grad, shape=array.shape)

@@ -95,8 +95,8 @@ def _concatenate_rule(*types: TensorType, axis: int) -> Rule:
     for type in types:
         if type.ndim != ndim:
             raise ValueError(f"the inputs must have equally many dims, got {types[0]} and {type}")
-    total = sum((type.shape[axis] for type in types), 0)
-    return rule(f"{','.join(terms[:-1])}->{terms[-1]}", [type.shape for type in types], {own[-1]: total})
+    return rule(f"{','.join(terms[:-1])}->{terms[-1]}", [type.shape for type in types],
+                {own[-1]: sum((type.shape[axis] for type in types), 0)})
 
 
 def _split_rule(x: TensorType, axis: int, sizes: Shape) -> Rule:

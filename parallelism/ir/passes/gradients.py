@@ -55,9 +55,8 @@ def gradient(
                     if part is not None and value in depends:
                         _accumulate(grads_by_value, value, part)
         returned = [_of(grads_by_value, value, builder).value for value in chosen]
-    if keep_outputs:
-        returned = [*function.outputs, *returned]
-    return builder.function(f"{function.name}.gradient", returned, prune=True)
+    kept = function.outputs if keep_outputs else ()
+    return builder.function(f"{function.name}.gradient", [*kept, *returned], prune=True)
 
 
 def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -> list[Value]:

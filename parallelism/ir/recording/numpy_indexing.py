@@ -109,13 +109,11 @@ def _getitem(x: Any, key: Any) -> Any:
         return reshaped(x, shape)
     x, ndim = _taken(x, taken)
     axis = min(taken)
-    picked = x.shape[axis:axis + ndim]
-    x = reshaped(x, (*shape[:first], *picked, *shape[first:]))
+    x = reshaped(x, (*shape[:first], *x.shape[axis:axis + ndim], *shape[first:]))
     # As in NumPy, the dims of index arrays come first if a slice separates the arrays.
     places = [i for i, k in enumerate(keys) if k is not None and k is not Ellipsis and not isinstance(k, slice)]
     if places != list(range(places[0], places[-1] + 1)):
-        rest = [d for d in range(x.ndim) if not first <= d < first + ndim]
-        x = transposed(x, [*range(first, first + ndim), *rest])
+        x = transposed(x, [*range(first, first + ndim), *range(first), *range(first + ndim, x.ndim)])
     return x
 
 

@@ -18,8 +18,7 @@ def _matmul(a: Any, b: Any) -> Any:
     if not a.ndim or not b.ndim:
         refuse("numpy.matmul of a scalar")
     if b.ndim == 1:
-        column = apply("matmul", a.reshape(1, -1) if a.ndim == 1 else a, b.reshape(-1, 1))
-        return column.reshape(a.shape[:-1])
+        return _matmul(a, b.reshape(-1, 1)).reshape(a.shape[:-1])
     return apply("matmul", a.reshape(1, -1), b).reshape((*b.shape[:-2], b.shape[-1]))
 
 

@@ -25,8 +25,7 @@ def record(function: Callable[..., Any], *types: Any, name: str | None = None) -
     names = _parameters(function, len(types))
     with recording(builder):
         arguments = [_traced(builder, parameter, type) for parameter, type in zip(names, types, strict=True)]
-        returned = function(*arguments)
-        outputs = [lift(leaf, builder=builder).value for leaf in _leaves(returned)]
+        outputs = [lift(leaf, builder=builder).value for leaf in _leaves(function(*arguments))]
     title = name or re.sub(r"[^A-Za-z0-9_.]+", "_", getattr(function, "__name__", "recorded")).strip("_") or "recorded"
     return builder.function(title, outputs)
 

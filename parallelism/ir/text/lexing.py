@@ -83,11 +83,10 @@ class Reader:
             self.wrong(wanted)
         return self.take()
 
-    def wrong(self, wanted: str, token: Token | None = None) -> NoReturn:
-        """Raise `ParseError`: ``wanted`` was expected in place of the next token, or of ``token``."""
-        token = token or self.next
-        actual = "the end" if token.kind == "end" else repr(token.text[:60])
-        self.fail(f"expected {wanted}, got {actual}", token.place)
+    def wrong(self, wanted: str) -> NoReturn:
+        """Raise `ParseError`: ``wanted`` was expected in place of the next token."""
+        actual = "the end" if self.next.kind == "end" else repr(self.next.text[:60])
+        self.fail(f"expected {wanted}, got {actual}", self.next.place)
 
     def fail(self, message: str, place: int) -> NoReturn:
         """Raise `ParseError` at this position of the text."""
@@ -203,14 +202,13 @@ class Reader:
                 if not self.text.startswith("x", place):
                     self.fail(f"expected 'x' after an extent, got {self.text[place:place + 1]!r}", place)
                 place += 1
-                continue
-            extent = _EXTENT.match(self.text, place)
-            if extent is None:
+            elif extent := _EXTENT.match(self.text, place):
+                if len(extent[0]) > MOST_DIGITS + 1 and extent[1]:
+                    self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(extent[1])}", place)
+                shape.append(int(extent[1]) if extent[1] else symbol(extent[2]))
+                place = extent.end()
+            else:
                 break
-            if len(extent[0]) > MOST_DIGITS + 1 and extent[1]:
-                self.fail(f"a number has at most {MOST_DIGITS} digits, this one has {len(extent[1])}", place)
-            shape.append(int(extent[1]) if extent[1] else symbol(extent[2]))
-            place = extent.end()
         dtype = _DTYPE.match(self.text, place)
         if dtype is None or dtype[1] not in DTYPES:
             got = self.text[place:place + 12].partition("\n")[0]

@@ -81,9 +81,8 @@ class _Parser(Reader):
         return self.define(token, *self.laid_type())
 
     def op(self) -> Op:
-        results: list[Token] = []
-        if self.next.kind == "value":
-            results = self.listed(lambda: self.expect_kind("value", "a value, as %0"), "=")
+        results = self.listed(lambda: self.expect_kind("value", "a value, as %0"), "=") \
+            if self.next.kind == "value" else []
         start = self.expect_kind("string", "an operator, as \"matmul\"")
         kind = self.string(start)
         try:
@@ -97,10 +96,10 @@ class _Parser(Reader):
             self.listed(lambda: self.attribute(attributes), "}")
         self.expect(":")
         place = self.expect("(").place
-        types = self.listed(self.placed_type, ")")
+        types = self.listed(lambda: (self.next.place, self.type()), ")")
         if len(types) != len(inputs):
             self.fail(f"there must be a type for each input: {len(inputs)} inputs, {len(types)} types", place)
-        for value, (type, at) in zip(inputs, types, strict=True):
+        for value, (at, type) in zip(inputs, types, strict=True):
             if value.type != type:
                 self.fail(f"%{value.name} is defined as {value.type} and used as {type}", at)
         self.expect("->")
@@ -120,10 +119,6 @@ class _Parser(Reader):
         return Op(kind, tuple(inputs), frozen, tuple(outputs), region)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
-
-    def placed_type(self) -> tuple[TensorType, int]:
-        place = self.next.place
-        return self.type(), place
 
     def used(self) -> Value:
         token = self.expect_kind("value", "a value, as %0")

@@ -110,15 +110,12 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             return ufunc(a.reshape((*a.shape, *[1] * b.ndim)), b)
         if method == "accumulate" and ufunc is np.add:
             return np.cumsum(inputs[0], **{"axis": 0, **options})
+        axis = options.get("axis", 0)
+        options = {key: value for key, value in options.items() if value is not None}
         if method == "reduce" and ufunc in _REDUCTIONS:
-            options = {key: value for key, value in options.items() if value is not None or key == "axis"}
-            options.setdefault("axis", 0)
-            return _REDUCTIONS[ufunc](inputs[0], **options)
+            return _REDUCTIONS[ufunc](inputs[0], **{**options, "axis": axis})
         if method != "__call__":
             refuse(f"{name}.{method}")
-        if ufunc is np.matmul and not options:
-            return CALLS[np.matmul](*inputs)
-        options = {key: value for key, value in options.items() if value is not None}
         if "dtype" in options and len(options) == 1 and ufunc.nout == 1:
             dtype = options.pop("dtype")
             inputs = tuple(lift(x, dtype=dtype).astype(dtype) for x in inputs)
@@ -156,11 +153,9 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __pow__(self, exponent: Any) -> Any:
         """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
-        if type(exponent) in (int, float) and self.dtype.kind == "f":
-            function = {2: np.square, 1: np.positive, 0.5: np.sqrt, -1: np.reciprocal}.get(exponent)
-            if function is not None:
-                return function(self)
-        return np.power(self, exponent)
+        known = type(exponent) in (int, float) and self.dtype.kind == "f"
+        function = _POWERS.get(exponent) if known else None
+        return function(self) if function else np.power(self, exponent)
 
     # -- methods, by the function of the same name ---------------------------------------------------------------------
 
@@ -346,9 +341,9 @@ def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
 
 
 _REDUCTIONS: dict[Any, Callable[..., Any]] = {
-    np.add: lambda x, **options: np.sum(x, **options), np.multiply: lambda x, **options: np.prod(x, **options),
-    np.maximum: lambda x, **options: np.max(x, **options), np.minimum: lambda x, **options: np.min(x, **options),
+    np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min,
 }
+_POWERS: dict[float, np.ufunc] = {2: np.square, 1: np.positive, 0.5: np.sqrt, -1: np.reciprocal}
 
 
 @cache
