@@ -20,8 +20,6 @@ starts elsewhere (see `Algorithm.order`).  With each algorithm every position en
 Positions are places in a group, 0 to size-1.  Powers of two: `recursive_doubling`, `halving_doubling`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache

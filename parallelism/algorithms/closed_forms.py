@@ -9,8 +9,6 @@ for recursive doubling, halving-doubling, binomial trees and rings; Hensgen, Fin
 dissemination barrier; NVIDIA's nccl-tests, doc/PERFORMANCE.md, for 2(g-1)/g and (g-1)/g.
 """
 
-from __future__ import annotations
-
 from parallelism.algorithms.algorithms import algorithm, record_of
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.records import ClosedForm

@@ -4,8 +4,6 @@
 priced immediately.  all_reduce has an algorithm of its own: a reduce_scatter and an all_gather.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache, lru_cache

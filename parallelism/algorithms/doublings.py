@@ -5,8 +5,6 @@ recursive doubling, halving-doubling.  Bruck, Ho, Kipnis, Upfal and Weathersby (
 lg g steps.  Hensgen, Finkel and Manber (1988): the dissemination barrier.
 """
 
-from __future__ import annotations
-
 from parallelism.algorithms.patterns import (
     Listed,
     Phase,

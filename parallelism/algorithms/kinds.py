@@ -19,8 +19,6 @@ their blocks.  An algorithm (`parallelism.algorithms.records`) defines how data 
 `register_kind` adds a kind from outside, `device.collective(name, x)` runs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

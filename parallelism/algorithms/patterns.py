@@ -4,8 +4,6 @@ A `Stage` is the messages of one step; all of a stage either reduce or replace. 
 with its part of S.  Positions are 0 to g-1, d is a distance, k a step.  The records of the algorithms compose both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

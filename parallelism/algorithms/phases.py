@@ -40,8 +40,6 @@ reduce.  Chan, Heimlich, Purkayastha and van de Geijn, *Collective communication
 all_gather and all_to_all in lg g steps.  Hensgen, Finkel and Manber (1988): the dissemination barrier.
 """
 
-from __future__ import annotations
-
 from parallelism.algorithms.algorithms import algorithm, record_of, records_of
 from parallelism.algorithms.kinds import Pairs, kind_of
 from parallelism.algorithms.patterns import listed

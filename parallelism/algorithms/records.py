@@ -5,7 +5,7 @@
     phases        the same messages as arrays, for pricing; from the steps where there is no shorter rule
 
 The records of this package are in `parallelism.algorithms.direct`, ``rings``, ``doublings`` and ``trees``;
-`register_algorithm` adds one from outside.  `parallelism.collectives.checks` refuses a
+`register_algorithm` adds one from outside.  `parallelism.collectives.registration` refuses a
 record if its three parts disagree, or if its steps do not give the result of the kind.
 """
 

@@ -4,8 +4,6 @@ A record is frozen, and checked before it stands in a table.  What was added fro
 run to devices that are processes, and is put in place there by `install`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 from typing import Any, Generic, TypeVar

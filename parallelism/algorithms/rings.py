@@ -3,8 +3,6 @@
 Sources: Thakur, Rabenseifner and Gropp, *Optimization of Collective Communication Operations in MPICH* (2005).
 """
 
-from __future__ import annotations
-
 from parallelism.algorithms.kinds import Pairs
 from parallelism.algorithms.patterns import (
     Listed,

@@ -5,8 +5,6 @@ binomial trees, van de Geijn's broadcast and Rabenseifner's reduce.  Chan, Heiml
 *Collective communication: theory, practice, and experience* (2007): the same as compositions of scatter and gather.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from parallelism.algorithms.doublings import ORDER

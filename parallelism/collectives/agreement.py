@@ -1,7 +1,5 @@
 """Checks that the members of a group call the same collective, and raises an error that shows the difference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,6 +91,4 @@ def _difference(a: MemberCall, b: MemberCall) -> str | None:
     free = None if not kind.joins else a.concat_dim if kind.cuts else a.dim
     if any(m != n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != free):
         return "shape" if free is None else f"shape (other than along dim {free})"
-    if kind.blocks_of_all and a.dim != a.concat_dim and a.sizes != b.sizes:
-        return "split_sizes"
-    return None
+    return "split_sizes" if kind.blocks_of_all and a.dim != a.concat_dim and a.sizes != b.sizes else None

@@ -4,8 +4,6 @@ Wrong arguments are ``ValueError`` or ``TypeError``, with what was expected and 
 arrays, which an all_reduce reduces as one flat buffer for each dtype (`TreeBuffers`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import index
 from typing import Any

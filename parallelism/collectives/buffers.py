@@ -19,8 +19,6 @@ What chunk number c is:
     barrier                         there are none
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod

@@ -12,8 +12,6 @@ The steps and the arithmetic are those that run on a cluster (`parallelism.algor
 `print` draws the steps, and a notebook shows them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

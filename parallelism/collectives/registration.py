@@ -1,4 +1,4 @@
-"""Kinds of collectives and algorithms added from outside the package.
+"""Kinds of collectives and algorithms added from outside the package, and the checks that they pass.
 
     register_kind(CollectiveKind("scan", "rank j gets the {op} of ranks 0 to j", "reduced",
                                  sources=lambda position, size: range(position + 1)))
@@ -7,12 +7,41 @@
 A kind that is registered can be called, recorded, explained, priced and traced at once: by a ``direct`` algorithm that
 follows from its record.  Registered records travel with each run to the devices, whether the cluster was started
 before or after.
+
+`check` makes sure that the record of an algorithm is complete and that its parts agree.  For some sizes, roots and
+pairs: the messages stay inside the group and their chunks inside the buffer; the steps give the results of the kind;
+the closed form, the steps and the phases have the same bytes.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
 
-from parallelism.algorithms import ALGORITHMS, KINDS, CollectiveAlgorithm, CollectiveKind, check_kind, direct_of
-from parallelism.collectives.checks import check
+import numpy as np
+
+from parallelism.algorithms import (
+    ALGORITHMS,
+    HIERARCHICAL,
+    KINDS,
+    TORUS,
+    Algorithm,
+    CollectiveAlgorithm,
+    CollectiveKind,
+    Cost,
+    Listed,
+    Pairs,
+    Pairwise,
+    Phase,
+    RegistrationError,
+    check_kind,
+    direct_of,
+)
+from parallelism.algorithms.registry import refuse
+from parallelism.collectives import buffers as chunks
+from parallelism.collectives.call import MemberCall, payload_bytes
+from parallelism.collectives.results import reduction, result_of
+
+SIZES = (2, 3, 4, 5, 8)
 
 
 def _check_with_direct(kind: CollectiveKind) -> None:
@@ -48,3 +77,131 @@ def unregister(record: CollectiveKind | CollectiveAlgorithm) -> None:
         if record.name in algorithm.kinds:
             ALGORITHMS.forget(algorithm)
     KINDS.forget(record)
+
+
+def check(record: CollectiveAlgorithm, sizes: Sequence[int] = SIZES) -> None:
+    """Raises `RegistrationError` for the first error in a record."""
+    what = f"algorithm {record.name!r}"
+    refuse(
+        what,
+        (not (isinstance(record.name, str) and record.name.isidentifier()), "name must be an identifier"),
+        (record.name in (HIERARCHICAL, TORUS), "this name stands for prices that depend on the hardware"),
+        (not record.kinds, "kinds must name at least one kind"))
+    for name in record.kinds:
+        kind = KINDS.records.get(name)
+        refuse(
+            what,
+            (kind is None, f"there is no kind {name!r}; register it first"),
+            (kind is not None and kind.reduces and record.steps is not None and not record.order,
+             f"{name} reduces: order must say in which order"))
+    refuse(
+        what,
+        (not record.formula, "formula must say what a position receives"),
+        (not callable(record.closed_form),
+         f"closed_form must be a function of (size, root, pairs), got {record.closed_form!r}"),
+        (record.steps is None and record.phases is None,
+         "there are neither steps, to be run, nor phases, to be priced"),
+        (record.applies is not None and not record.needs, "needs must say in words what applies() asks of a size"))
+    applying = [size for size in sizes if record.fits(size)]
+    refuse(what, (not applying, f"it applies to none of the sizes {tuple(sizes)}"))
+    for name in record.kinds:
+        for size in applying:
+            for root in (0, size - 1) if KINDS.records[name].rooted else (0,):
+                try:
+                    _check_one(record, KINDS.records[name], size, root)
+                except RegistrationError:
+                    raise
+                except Exception as error:
+                    raise RegistrationError(
+                        f"{what}, {name} over {size} with root {root}: {type(error).__name__}: {error}") from error
+
+
+def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: int) -> None:
+    what = f"algorithm {record.name!r}, {kind.name} over {g} with root {root}"
+    pairs: Pairs = tuple((p, (p + 1) % g) for p in range(g - 1)) if kind.paired else ()
+    cost = Cost(*record.closed_form(g, root, pairs))
+    refuse(
+        what,
+        *((len(numbers) != g, f"closed_form gives {len(numbers)} numbers as {field}, for {g} positions")
+          for field, numbers in (("sent", cost.sent), ("received", cost.received), ("messages", cost.messages))),
+        (sum(cost.sent) != sum(cost.received),
+         f"by closed_form {sum(cost.sent)} parts of S are sent and {sum(cost.received)} received"))
+    sent = [Fraction(part, cost.whole) for part in cost.sent]
+    received = [Fraction(part, cost.whole) for part in cost.received]
+    if record.steps is not None:
+        stages: tuple[Any, ...] = tuple(record.steps(g, root, pairs))
+        refuse(what, *((not isinstance(stage, Listed | Pairwise),
+                        f"a step must be Listed(...) or Pairwise(...), got {type(stage).__name__}")
+                       for stage in stages))
+        plan = Algorithm(kind.name, record.name, g, root, record.chunks(g), record.order, pairs, record, stages)
+        for step in plan.steps:
+            for each in step:
+                refuse(
+                    what,
+                    (each.source == each.target or not all(0 <= p < g for p in (each.source, each.target)),
+                     f"a message goes from position {each.source} to {each.target}"),
+                    (any(not 0 <= chunk < plan.chunks for chunk in each.chunks),
+                     f"a message carries chunks {each.chunks} of {plan.chunks}"),
+                    (each.reduce and not kind.reduces, "a message reduces, and the kind does not"))
+        by_steps = [[Fraction(n, plan.chunks_of_buffer) for n in count([1] * plan.chunks)]
+                    for count in (plan.bytes_sent, plan.bytes_received)]
+        refuse(
+            what,
+            *((by_form != steps, f"closed_form says {_shown(by_form)} S {verb}, the steps {_shown(steps)}")
+              for verb, by_form, steps in zip(("sent", "received"), (sent, received), by_steps, strict=True)),
+            (cost.messages != plan.messages_sent() or cost.steps != len(plan.steps),
+             f"closed_form says {cost.steps} steps and messages {cost.messages}, the steps {len(plan.steps)} and "
+             f"{plan.messages_sent()}"))
+        _check_results(plan, kind, what)
+    if record.phases is not None:
+        priced_sent, priced_received = [Fraction(0)] * g, [Fraction(0)] * g
+        for phase in map(Phase._make, record.phases(g, root, pairs)):
+            times = 1 if phase.piped else phase.times
+            ends_and_parts = (phase.sources.tolist(), phase.targets.tolist(), phase.parts.tolist())
+            for source, target, parts in zip(*ends_and_parts, strict=True):
+                priced_sent[source] += Fraction(times * parts, phase.whole)
+                priced_received[target] += Fraction(times * parts, phase.whole)
+        refuse(what, ((priced_sent, priced_received) != (sent, received),
+                      f"closed_form says {_shown(sent)} S sent, the phases {_shown(priced_sent)}"))
+
+
+def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
+    """Runs the steps with integers, and compares the results with those of the kind."""
+    g, root = plan.size, plan.root
+    shape = (2 * g, g)
+    inputs = [np.arange(2 * g * g).reshape(shape) * (p + 1) + p for p in range(g)]
+    given = [inputs[p] if kind.is_given_by(p, root) else None for p in range(g)]
+    calls = [
+        MemberCall(kind.name, None if x is None else x.dtype, None if x is None else x.shape, root=root,
+                   pairs=plan.pairs if kind.paired else None, sizes=(2,) * g if kind.cuts else ())
+        for x in given
+    ]
+    rule = reduction("sum", inputs[0].dtype) if kind.reduces else None
+    held = [chunks.start(plan, p, given[p]) for p in range(g)]
+    for step in plan.steps:
+        messages = [(each, chunks.outgoing(held[each.source], each)) for each in step]
+        held = [
+            chunks.arrive(
+                held[p], [chunks.Message(each.source, each.chunks, arrays, each.reduce)
+                          for each, arrays in messages if each.target == p],
+                p, rule.combine if rule else None)
+            for p in range(g)
+        ]
+    for p in range(g):
+        result, expected = chunks.finish(plan, p, held[p], inputs[p], shape=shape), result_of(calls, p, inputs, rule)
+        if kind.lists:
+            is_right = all(np.array_equal(a, b) for a, b in zip(result, inputs, strict=True))
+        elif expected is None:
+            is_right = result is None
+        else:
+            array = np.empty(expected.shape, expected.dtype)
+            expected.fill(array)
+            is_right = np.array_equal(result, array)
+        refuse(what, (not is_right, f"position {p} does not get what {kind.name} gives"))
+    nbytes = [inputs[0].nbytes // plan.chunks_of_buffer] * plan.chunks
+    refuse(what, (plan.chunks and payload_bytes(plan, nbytes) != inputs[0].nbytes,
+                  f"{plan.chunks} chunks do not make up one buffer"))
+
+
+def _shown(parts: Sequence[Fraction]) -> str:
+    return ", ".join(map(str, parts))

@@ -4,8 +4,6 @@
 Here the messages really go from process to process, and each is recorded under its collective.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -12,8 +12,6 @@ of `vcluster.collectives` define the ways:
     `last_arriver`  the same for a small call of many members
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial, reduce

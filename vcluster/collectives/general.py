@@ -6,8 +6,6 @@ each member compares the descriptions and computes its own result from the array
 `vcluster.collectives.prepared` is the fast path for a call that was run before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -12,8 +12,6 @@ arriver may be slow or may have taken the general way.  The word is made of all 
 takes it for that of another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

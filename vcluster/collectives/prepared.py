@@ -8,8 +8,6 @@ If a member shows another token, it calls another collective, or one with anothe
 the general path continues the operation, which every member has posted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

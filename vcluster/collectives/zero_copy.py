@@ -6,8 +6,6 @@ its result: the owner of a slice reduces it and stores it into every member's re
 written once. A reduction goes through its terms in pieces that stay in cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple

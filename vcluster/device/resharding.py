@@ -4,8 +4,6 @@ The collectives inside it are its children in the trace: they are in no total, b
 counts what they move.  The exchange that agrees on the global shape counts nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from itertools import islice

@@ -7,8 +7,6 @@ device. A running device may use all cores. A device that waits for its next pro
 awake then, and on the home core it could compete with the host.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 

@@ -5,8 +5,6 @@ An array outside shared memory can be read by peers without a copy to shared mem
 directly. Each connection is tried once before it is used.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os
@@ -104,5 +102,4 @@ def _calls() -> tuple[Callable[..., int], Callable[..., int]]:
 
 def address_of(array: NDArray[Any]) -> int:
     """The address of an array's first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return int(array.__array_interface__["data"][0])

@@ -9,8 +9,6 @@ then checks which endpoints sleep. Each needs a full memory fence between its tw
 other.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -10,8 +10,6 @@ A version word counts the changes. A reader that sees the same version before an
 The device's last call is stored beside its state. It is reported when the process dies.
 """
 
-from __future__ import annotations
-
 import marshal
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -13,8 +13,6 @@ sent. Messages of different tags do not wait for each other.
 [None, 'hello']
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -207,8 +205,7 @@ class VirtualChannel:
         return issue(self._owner, lane, steps, self._text_of(name, lane[2]), work, name)
 
     def _text_of(self, name: str, tag: int) -> str:
-        way = "to" if name == "send" else "from"
-        return f"{name}({way} {name_of(self._peer)}, tag {tag})"
+        return f"{name}({'to' if name == 'send' else 'from'} {name_of(self._peer)}, tag {tag})"
 
     def _receiving(
         self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: Row, start: int,

@@ -8,8 +8,6 @@ The value that a kernel passes to a collective is an array, a scalar, or tuples,
 one contiguous array. Its *form* describes how the receiver rebuilds the value from that array.
 """
 
-from __future__ import annotations
-
 import pickle
 import struct
 from collections.abc import Callable

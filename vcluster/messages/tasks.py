@@ -8,8 +8,6 @@ Operations that must take effect in the order they were issued share a *lane*, f
 or the receives from one source under one tag. Only the first operation of a lane advances.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
@@ -131,8 +129,7 @@ class Tasks:
         if wait is None and own is not None:
             wait = own.waits_for
         first = Operation(lane, str(what), _needs(wait))
-        others = (Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items())
-        return [first, *others]
+        return [first, *(Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items())]
 
     def _block(self, ready: Ready) -> None:
         if not self.lanes:

@@ -1,7 +1,5 @@
 """A device has one BLAS thread: the variables that libraries read, and a limit for libraries that are loaded."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from contextlib import suppress

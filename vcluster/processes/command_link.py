@@ -5,8 +5,6 @@ it sleeps and waits at the pipe; the sender of the next message then writes to t
 one note. A message that does not fit goes through the pipe, and the next note tells how many such messages precede it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

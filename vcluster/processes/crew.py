@@ -3,8 +3,6 @@
 A `ProcessCrew` has one process for each device, a `ThreadCrew` one thread.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle

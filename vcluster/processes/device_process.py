@@ -349,8 +349,7 @@ def _run(started: Process, life: int) -> int:
     _end_with(life)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # a fork has a copy of the global generator's state
-    code: int = started._bootstrap(parent_sentinel=life)  # type: ignore[attr-defined]
-    return code
+    return int(started._bootstrap(parent_sentinel=life))  # type: ignore[attr-defined]
 
 
 def _end_with(life: int) -> None:

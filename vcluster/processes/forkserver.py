@@ -13,8 +13,6 @@ outlive it.
     ends in any way -----(end of file)-> kills its children, ends -----------------> (is killed if the server ends)
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

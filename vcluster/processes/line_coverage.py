@@ -4,8 +4,6 @@ coverage.py's own support for multiprocessing does not reach a device, which is 
 without the interpreter's exit hooks. vcluster does not depend on coverage.py and imports it only on request.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The main loop of a device's process or thread: wait for a command, run a kernel, reply, repeat."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import io

@@ -9,8 +9,6 @@ No timeout decides: a slow kernel runs, and a starved device that has not yet no
 has changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from parallelism.operation import Stuck

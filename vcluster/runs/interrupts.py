@@ -1,7 +1,5 @@
 """Ctrl-C is deferred until the exchange with the devices is in a consistent state."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The outcome of a run: one error is built from the replies of all devices."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 If a part cannot be pickled, the error names it by the program's parameter, as the caller knows it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -3,7 +3,7 @@
 import pytest
 
 from parallelism.algorithms import ALGORITHMS, COLLECTIVES, KINDS, bus_factor, check_kind, phases
-from parallelism.collectives.checks import check
+from parallelism.collectives.registration import check
 
 EVERY = list(dict.fromkeys(ALGORITHMS.records.values()))
 
