@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import judged, page
+from benchmarks import figures_page, page
 from benchmarks.cases import COLLECTIVES, ITEM_BYTES, WrongAnswerError
 from benchmarks.installed import missing
 from benchmarks.machine import in_a_line, machine, versions
@@ -34,14 +34,14 @@ EXAMPLES = f"""examples:
   {PROGRAM} --json figures.json             also for programs to read
   {PROGRAM} peers --svg curves              also as pictures
   {PROGRAM} page figures.json               all tables and curves, as a page
-  {PROGRAM} judged                          kept figures that have a target
+  {PROGRAM} figures                         kept figures that have a target
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Run what the words ask for; the exit status: 1 if a timed operation gave a wrong answer or vcluster failed."""
-    if words and words[0] in ("page", "judged"):
-        return (page if words[0] == "page" else judged).main(words[1:])
+    if words and words[0] in ("page", "figures"):
+        return (page if words[0] == "page" else figures_page).main(words[1:])
     asked = _parser().parse(words)
     if asked.list:
         width = max(map(len, SUITES))

@@ -20,6 +20,13 @@ REASONS: dict[Any, str] = {
 }
 """For NumPy functions that cannot be recorded: the reason, or what to write instead."""
 
+CONVERSIONS = {
+    "__index__": ("an array as an index or a count",), "__int__": ("int() of an array",),
+    "__float__": ("float() of an array",), "__complex__": ("complex() of an array",),
+    "__round__": ("round() of an array", "numpy.round can be"), "item": ("item() of an array",),
+}
+"""For methods that give a number: what cannot be recorded, and what to write instead."""
+
 
 def refuse(what: str, why: str = "") -> NoReturn:
     """Raise `RecordError` with the line of the user's code that made the call."""

@@ -30,7 +30,7 @@ from parallelism.ir.core import (
 )
 from parallelism.ir.tracing.current import current
 from parallelism.ir.tracing.in_place import Writable
-from parallelism.ir.tracing.refusing import REASONS, refuse
+from parallelism.ir.tracing.refusing import CONVERSIONS, REASONS, refuse
 
 MOST_CONSTANT = 4096
 """The largest number of elements of an array that may be a constant of a program."""
@@ -229,11 +229,7 @@ def _refused(what: str, why: str = "") -> Callable[..., NoReturn]:
     return lambda self, *_: refuse(what, why)
 
 
-for _name, _what in {
-    "__index__": ("an array as an index or a count",), "__int__": ("int() of an array",),
-    "__float__": ("float() of an array",), "__complex__": ("complex() of an array",),
-    "__round__": ("round() of an array", "numpy.round can be"), "item": ("item() of an array",),
-}.items():
+for _name, _what in CONVERSIONS.items():
     setattr(Traced, _name, _refused(*_what))
 
 

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from simulated_runs import ON, TENSOR, assert_simulated, run, told
 
 from parallelism import Mesh, TensorSharding, ir
 from parallelism.execution import Executable
@@ -16,32 +17,6 @@ from parallelism.recorder import record
 from parallelism.simulation import equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 from vcluster import VirtualCluster
-
-ON = {"hardware": "dgx-h100", "compute": "modelled", "priced_dtype": "bfloat16"}
-S = TensorSharding
-
-
-def told(trace, rank=None):
-    """All that must be the same, whoever tells it; what goes to and from the host is told by a run only."""
-    found, serials = [], {}
-    for e in trace:
-        if e.kind in ("h2d", "d2h") or e.parent is not None or rank not in (None, e.rank):
-            continue
-        serial = serials[e.rank] = serials.get(e.rank, -1) + 1
-        found.append((
-            e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds, e.bytes_sent, e.bytes_received, e.messages,
-            e.flops, e.nbytes, e.axes, e.group, e.peer, e.algorithm, e.stage, e.microbatch, e.phase, e.tag, e.sequence,
-            e.sources, e.dtype, e.seconds, serial))
-    return found
-
-
-def run(program, mesh, inputs, backend="thread"):
-    """What came of it, and its trace in virtual time."""
-    with VirtualCluster(mesh, backend=backend, **ON) as cluster:
-        done = cluster.run(program, inputs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UndeclaredComputeWarning)
-            return done.result, done.trace
 
 
 def test_a_program_that_declares_every_op_leaves_nothing_undeclared(monkeypatch):
@@ -64,13 +39,6 @@ def test_a_program_that_declares_every_op_leaves_nothing_undeclared(monkeypatch)
     assert {event.name for event in done.trace.filter(kind="compute")} >= {"@mlp", "matmul"}
 
 
-def assert_simulated(simulated, trace):
-    assert told(simulated) == told(trace)
-    assert simulated.peaks() == trace.peaks()
-    assert simulated.makespan_seconds == trace.makespan_seconds
-    np.testing.assert_array_equal(simulated.communication_matrix(), trace.communication_matrix())
-
-
 def inputs_of(function):
     """Floats, and integers that every table has a place for."""
     rng = np.random.default_rng(0)
@@ -86,15 +54,11 @@ LOSSES = {
     "gpt": lambda: models.gpt(vocabulary=12, width=8, heads=4, layers=2, sequence=4, batch=4),
     "mixture": lambda: models.mixture(6, 8, 4, 2, 5, 4, 6),
 }
+S = TensorSharding
 DATA = {
     "mlp": {"x": S("dp", None), "targets": S("dp", None)},
     "convolutional": {"x": S("dp", ...), "targets": S("dp")},
     "gpt": {"tokens": S("dp", None), "targets": S("dp", None)},
-}
-TENSOR = {
-    "mlp": {"p.w0": S(None, "tp"), "p.b0": S("tp"), "p.w1": S("tp", None)},
-    "gpt": {f"p.{i}.{name}": layout for i in range(2) for name, layout in {
-        "qkv": S(None, "tp"), "out": S("tp", None), "up": S(None, "tp"), "down": S("tp", None)}.items()},
 }
 VOCABULARY = TENSOR["gpt"] | {"p.tokens": S("tp", None)}
 SEQUENCE = {"tokens": S(None, "sp"), "targets": S(None, "sp"), "p.positions": S("sp", None)}

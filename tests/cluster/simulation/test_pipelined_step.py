@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from test_executable import TENSOR, assert_simulated, run, told
+from simulated_runs import TENSOR, assert_simulated, run, told
 
 from parallelism import Mesh, Pipeline, ir
 from parallelism.execution import PipelinedProgram

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import command, judged, page
+from benchmarks import command, figures_page, page
 from benchmarks.copying import name_of
 from benchmarks.results import Results, write_json
 from benchmarks.targets import PLAIN
@@ -143,12 +143,12 @@ DOCUMENT = Path(page.__file__).parents[1] / "docs" / "performance.md"
 
 
 def test_the_tables_of_the_performance_page_are_those_of_the_figures_that_are_kept(capsys):
-    assert serve(command.PROGRAM, command.main, ["judged"]) == 0
+    assert serve(command.PROGRAM, command.main, ["figures"]) == 0
     printed = capsys.readouterr().out.strip()
     text = DOCUMENT.read_text(encoding="utf-8")
     assert printed in text
     assert len(text.splitlines()) <= 150
-    figures = judged.read()
+    figures = figures_page.read()
     peers = [figure for figure in figures if figure.suite == "peers"]
     assert f"{sum(figure.met == 'yes' for figure in peers)} of {len(peers)}" in text
     assert printed.count("**NO**") == sum(
@@ -156,21 +156,21 @@ def test_the_tables_of_the_performance_page_are_those_of_the_figures_that_are_ke
 
 
 def test_every_target_of_another_suite_has_a_figure_that_is_kept():
-    assert {suite for suite, _, _ in PLAIN} <= {figure.suite for figure in judged.read()}
-    assert all(figure.met in ("yes", "no") and figure.target for figure in judged.read())
+    assert {suite for suite, _, _ in PLAIN} <= {figure.suite for figure in figures_page.read()}
+    assert all(figure.met in ("yes", "no") and figure.target for figure in figures_page.read())
 
 
 def test_other_figures_can_be_judged_and_a_file_of_none_is_refused(tmp_path, capsys):
     path = tmp_path / "figures.csv"
-    rows = [",".join(judged.Figure._fields), "peers,barrier,private,,4,16.0 us,0.66,at most 1 MPICH,yes",
+    rows = [",".join(figures_page.Figure._fields), "peers,barrier,private,,4,16.0 us,0.66,at most 1 MPICH,yes",
             "peers,round_trip,private,8 B,4,21.4 us,0.71,at most 1.5 MPICH,no"]
     path.write_text("\n".join(rows), encoding="utf-8")
-    assert serve(command.PROGRAM, command.main, ["judged", "--figures", str(path)]) == 0
+    assert serve(command.PROGRAM, command.main, ["figures", "--figures", str(path)]) == 0
     out = capsys.readouterr().out
     assert "| collectives up to 64 KiB | 4 | 1 of 1 | 0.66 | 0.66 |" in out
     assert "| round trips | 4 | 0 of 1 | 0.71 | 0.71 |" in out
     path.write_text("a,b\n", encoding="utf-8")
-    assert serve(command.PROGRAM, command.main, ["judged", "--figures", str(path)]) == 2
+    assert serve(command.PROGRAM, command.main, ["figures", "--figures", str(path)]) == 2
     assert "has no figures: its columns are a, b" in capsys.readouterr().err
 
 

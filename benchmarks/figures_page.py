@@ -1,4 +1,4 @@
-"""``python -m benchmarks judged``: the figures that have a target, summed up as ``docs/performance.md`` has them.
+"""``python -m benchmarks figures``: the figures that have a target, summed up as ``docs/performance.md`` has them.
 
 ``figures.csv`` holds each such figure of the last full measurement, as it was printed: what was measured, its ratio to
 what the target names, the target, and whether it was met.
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
 
 def main(words: Sequence[str]) -> int:
     """Prints the tables of the page; status 0."""
-    parser = Parser(prog="python -m benchmarks judged", description="Figures that have a target, as tables.")
+    parser = Parser(prog="python -m benchmarks figures", description="Figures that have a target, as tables.")
     parser.add_argument("--figures", type=Path, default=FIGURES, metavar="FILE.csv", help="others than those kept")
     path = parser.parse(words).figures
     try:
