@@ -72,7 +72,9 @@ class Body:
             raise
 
     def _start_devices(self, ranks: Iterable[int]) -> None:
-        queues = _queues(self.layout, self._processes) if self._queued else [None] * self.layout.endpoints
+        queues: list[dict[int, tuple[Any, Any]] | None] = [None] * self.layout.endpoints
+        if self._queued:
+            queues = _queues(self.layout, self._processes)
         self.crew.start([
             DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation)
             for rank in ranks

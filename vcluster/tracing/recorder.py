@@ -276,7 +276,8 @@ class Recorder:
             self._cpu_mark = time.thread_time_ns()
             self._wall_mark = time.perf_counter_ns()
 
-    __enter__, __exit__ = enter, leave  # ``with recorder as start:`` around a call
+    __enter__ = enter  # ``with recorder as start:`` around a call
+    __exit__ = leave
 
     def since(self, start_ns: int) -> dict[str, float]:
         """The wall times of an event that began at ``start_ns`` and ends now."""
