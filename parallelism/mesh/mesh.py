@@ -42,6 +42,12 @@ class _NumbersOfAxes:
         return f"{type(self).__name__}({', '.join(f'{axis}={number}' for axis, number in self._numbers.items())})"
 
 
+class NoSuchAxisError(ValueError, KeyError):
+    """A mesh has no axis of this name.  It is a `KeyError`, too, so that ``in`` and ``get`` of a `MeshIndex` work."""
+
+    __str__ = ValueError.__str__    # that of a KeyError would put the sentence in quotes
+
+
 class MeshIndex(_NumbersOfAxes, Mapping[str, int]):
     """The coordinates of one rank, one for each axis, in the order of the mesh.
 
@@ -59,7 +65,7 @@ class MeshIndex(_NumbersOfAxes, Mapping[str, int]):
         try:
             return self._numbers[axis]
         except KeyError:
-            raise ValueError(f"no axis {axis!r} in {self!r}; the axes are {_names(self._numbers)}") from None
+            raise NoSuchAxisError(f"no axis {axis!r} in {self!r}; the axes are {_names(self._numbers)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)

@@ -126,3 +126,10 @@ def test_the_drawing_of_a_mesh_escapes_what_its_names_say():
     assert "<b>" not in page
     assert "&lt;b&gt;=1 &amp;=0" in page
     assert page.count("<td>") == 4
+
+
+def test_an_index_is_a_mapping_that_can_be_asked_for_an_axis_it_lacks():
+    index = Mesh(dp=2, tp=4).index(5)
+    assert "pp" not in index
+    assert index.get("pp", 7) == 7
+    assert (index.get("tp"), "tp" in index) == (1, True)
