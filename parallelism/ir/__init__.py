@@ -25,6 +25,8 @@ from parallelism.ir.core.extents import largest, symbol, symbols
 from parallelism.ir.core.function import verify
 from parallelism.ir.core.table import operator
 from parallelism.ir.operators import (  # noqa: F401
+    activations,
+    attention,
     collectives,
     contractions,
     elementwise,
@@ -35,6 +37,7 @@ from parallelism.ir.operators import (  # noqa: F401
     reductions,
     reshard_op as relayouts,
     shapes,
+    vocabulary,
 )
 from parallelism.ir.passes import Interpreted, freed_after, live_bytes, peak_bytes
 from parallelism.ir.passes.gradients import gradient

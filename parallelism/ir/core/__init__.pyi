@@ -22,6 +22,7 @@ from .table import (
     Attributes as Attributes,
     Linear as Linear,
     Operator as Operator,
+    Span as Span,
     checked_axis as checked_axis,
     of_a_part as of_a_part,
 )

@@ -99,9 +99,12 @@ class Op:
 
     @property
     def nbytes(self) -> Extent:
-        """Bytes read and written: each input and output once; 0 for a view."""
-        if self.operator.view:
+        """Bytes read and written: each input and output once, unless its operator says otherwise; 0 for a view."""
+        entry = self.operator
+        if entry.view:
             return 0
+        if entry.nbytes is not None:
+            return entry.nbytes(self.types, tuple(value.type for value in self.outputs))
         return sum((value.type.nbytes for value in (*self.inputs, *self.outputs)), 0)
 
     @property

@@ -51,7 +51,9 @@ def gradient(
             derivative = op.operator.derivative
             if derivative is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_laid_out(_of(grads_by_value, value, builder), value) for value in op.outputs]
+            grads = [
+                _laid_out(grads_by_value[value], value) if value in grads_by_value else None for value in op.outputs
+            ]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):

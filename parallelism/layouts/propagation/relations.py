@@ -32,8 +32,8 @@ class Relation(NamedTuple):
     """For each letter, the products of the letters inside of it, in the dims that it shares with others."""
     above: tuple[tuple[int, ...], ...]
     """For each tensor (inputs, then outputs), the numbers of the tensors that have all of its letters."""
-    reduced: frozenset[str]
-    """The letters whose split leaves the outputs partial."""
+    reduced: tuple[frozenset[str], ...]
+    """For each output, the letters whose split leaves it partial."""
     op: str
     """The reduction of these letters: sum, prod, max or min."""
 
@@ -48,7 +48,7 @@ class Relation(NamedTuple):
         if isinstance(extent, Expression) or len(numbers) < len(factors) or extent % prod(numbers) == 0:
             return True
         sizes = split_sizes(extent, numbers)
-        if self.op in ("max", "min") and letter in self.reduced and 0 in sizes:
+        if self.op in ("max", "min") and 0 in sizes and any(letter in reduced for reduced in self.reduced):
             return False                        # An empty shard has no largest or smallest element.
         return all(
             isinstance(n, int) and split_sizes(extent * n, numbers) == tuple(n * size for size in sizes)
@@ -67,9 +67,6 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         blocked.update(dim[:at], dim[at + 1:])
         rest = product(rule.extents[letter] for letter in dim[at + 1:])
         inside.setdefault(dim[at], []).extend([rest] if rest != 1 else [])
-    for letter in rule.letters:
-        if 0 < sum(letter in dims for dims in map(_letters, rule.outputs)) < len(rule.outputs):
-            blocked.add(letter)
 
     def splitting(dims: tuple[Dim, ...]) -> Letters:
         outermost = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
@@ -82,7 +79,7 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
     )
     return Relation(
         inputs, outputs, rule.extents, {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, above,
-        frozenset(rule.reduced), rule.op,
+        tuple(frozenset(rule.letters) - blocked - _letters(dims) for dims in rule.outputs), rule.op,
     )
 
 
