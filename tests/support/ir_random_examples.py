@@ -58,8 +58,8 @@ BOUNDED = ("arcsin", "arccos", "tan")
 
 
 @maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-       "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not", "invert",
-       "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt")
+       "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not",
+       "invert", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt")
 def _one(kind, rng):
     return made(kind, extents(rng))
 

@@ -1,9 +1,9 @@
 """Attention, and the operators around it: rotary positions, and the weights of attention that keeps its scores.
 
 ``attention`` is one operator that never writes the scores: its gradient computes them again from the log-sum-exp of
-each row (Dao, *FlashAttention-2*, 2023, arXiv:2307.08691).  Without it the scores are a product,
-``attention_weights`` makes their softmax, and ``dropout`` and a second product follow; then the weights, the mask of one
-byte per element and the weights after dropout are kept for the gradient.
+each row (Dao, *FlashAttention-2*, 2023, arXiv:2307.08691).  Without it the scores are a product, ``attention_weights``
+makes their softmax, and ``dropout`` and a second product follow; then the weights, the mask of one byte per element and
+the weights after dropout are kept for the gradient.
 
 Queries are ``(batch, rows, heads, width)``, keys and values ``(batch, columns, groups, width)``; each group of keys and
 values serves ``heads / groups`` adjacent heads (Ainslie et al., *GQA*, 2023, arXiv:2305.13245).  With ``causal`` a row
@@ -213,8 +213,8 @@ register(Operator(
 def _rotary_rule(x: TensorType, base: float, inverse: bool, starts: Shape) -> Rule:
     width = x.shape[-1] if x.ndim >= 3 else None
     if width is None or (isinstance(width, int) and width % 2) or len(starts) != x.ndim:
-        raise ValueError(f"the input must have dims (..., sequence, heads, an even width), and starts an entry for each; "
-                         f"got {x} and {len(starts)} entries")
+        raise ValueError(f"the input must have dims (..., sequence, heads, an even width), with an entry of starts for "
+                         f"each, got {x} and {len(starts)} entries")
     names = letters(x.ndim - 1, "z")
     return rule(f"{names}z!->{names}z!", [x.shape])
 

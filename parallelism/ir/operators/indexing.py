@@ -119,12 +119,11 @@ register(Operator("take", _take_rule, first_dtype, lambda x, indices, axis: np.t
                       apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
                   ], attributes=_AXIS, linear=(0,), grows=True, nbytes=_taken_bytes, indexed="z", part="take_part"))
 register(Operator("take_gradient", _take_gradient_rule, first_dtype, _take_gradient,
-                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], _additions, _AXIS_OF,
-                  linear=(0,), grows=True, indexed="z", part="take_gradient_part"))
+                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], _additions,
+                  _AXIS_OF, linear=(0,), grows=True, indexed="z", part="take_gradient_part"))
 register(Operator("take_part", _take_rule, first_dtype, _take_part,
-                  lambda g, y, x, indices, axis, first, whole: [
-                      apply("take_gradient_part", g, indices, axis=axis, extent=x.shape[axis], first=first, whole=whole),
-                      None,
+                  lambda g, y, x, indices, axis, **part: [
+                      apply("take_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part), None
                   ], attributes={**_AXIS, **_PART}, linear=(0,), grows=True, nbytes=_taken_bytes, indexed="z"))
 register(Operator("take_gradient_part", _take_gradient_rule, first_dtype, _take_gradient,
                   lambda g, y, x, indices, axis, extent, first, whole: [

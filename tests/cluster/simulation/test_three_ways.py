@@ -9,6 +9,7 @@ message, on memory to the byte, and on the time of every event.
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from functools import cache
 from unittest import mock
 
@@ -16,10 +17,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir
+from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir, models
 from parallelism.execution import Executable, PipelinedProgram
-from parallelism.ir import models
 from parallelism.layouts import annotate, localize, partition, propagate
+from parallelism.models import convolutions, experts, layers, perceptron, plain_gpt
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 
@@ -32,6 +33,9 @@ MODELS = {
     "gpt": lambda: models.gpt(vocabulary=11, width=8, heads=4, layers=2, sequence=5, batch=B),
     "mixture": lambda: models.mixture(6, 5, 4, 2, 3, B, 7),
 }
+
+
+MODULES = (perceptron, convolutions, plain_gpt, experts)
 
 
 # -- in plain NumPy ----------------------------------------------------------------------------------------------------
@@ -50,8 +54,9 @@ def _layer_norm(x, weight, bias, epsilon):
 PLAIN = {
     "softmax": _softmax, "layer_norm": _layer_norm,
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x))),
-    "softmax_cross_entropy": lambda logits, classes, rows: -np.sum(
-        np.log(_softmax(logits, 1))[np.arange(len(classes)), classes]) / rows,
+    "exponential_sums": lambda logits, largest: np.sum(np.exp(logits - largest[..., None]), axis=-1),
+    "cross_entropy": lambda logits, classes, largest, sums, rows, first, whole: np.sum(
+        np.log(sums) + largest - np.take_along_axis(logits, classes[..., None], -1)[..., 0]) / rows,
     "iota": lambda dim, shape, starts, dtype: np.indices(shape)[dim] + starts[dim],
     "one_hot": lambda places, extent, dtype: np.eye(extent, dtype=dtype)[np.minimum(places, extent - 1)] * (
         places < extent)[..., None],
@@ -60,11 +65,16 @@ PLAIN = {
 
 def in_plain_numpy(model):
     """The function that the model is recorded from, on arrays."""
-    with mock.patch.object(models, "record", lambda function, *_, name: function):
+    with ExitStack() as patches:
+        for module in MODULES:
+            patches.enter_context(mock.patch.object(module, "record", lambda function, *_, name: function))
         loss = MODELS[model]()
 
     def plain(*arguments):
-        with mock.patch.object(models, "apply", lambda kind, *operands, **options: PLAIN[kind](*operands, **options)):
+        with ExitStack() as patches:
+            for module in (plain_gpt, experts, layers):
+                patches.enter_context(mock.patch.object(
+                    module, "apply", lambda kind, *operands, **options: PLAIN[kind](*operands, **options)))
             return loss(*arguments)
 
     return plain

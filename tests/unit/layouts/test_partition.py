@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import Mesh, TensorSharding, ir
-from parallelism.ir import models
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.layouts import annotate, propagate
 from parallelism.layouts.stages import Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt

@@ -9,8 +9,7 @@ import pytest
 from localized_runs import COLLECTIVES, run_everywhere
 from numpy.testing import assert_allclose
 
-from parallelism import Mesh, TensorSharding, ir
-from parallelism.ir import models
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.ir.core import rules, table
 from parallelism.layouts import annotate, constrain, localize, microbatched, propagate
 
