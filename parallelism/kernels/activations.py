@@ -79,7 +79,8 @@ def _silu(z: Array) -> Array:
 
 def _silu_backward(z: Array, grad: Array) -> Array:
     share = _sigmoid(z)
-    return grad * share * (1 + z * (1 - share))
+    slope: Array = share * (1 + z * (1 - share))
+    return grad * slope
 
 
 def swiglu(gate: Array, z: Array) -> Array:

@@ -114,7 +114,7 @@ class _Part:
         self, q: Any, k: Any, v: Any, step: Sequence[Any], causal: bool, rate: float, seed: int, whole: Sequence[int],
         starts: Sequence[int],
     ) -> None:
-        self.served = np.repeat(np.arange(k.shape[2]), q.shape[2] // max(1, k.shape[2]))
+        self.served = [head for head in range(k.shape[2]) for _ in range(q.shape[2] // k.shape[2])]
         self.dtype = sums_dtype(q.dtype)
         self.q = q.astype(self.dtype, copy=False)
         self.k, self.v = (spread_heads(x.astype(self.dtype, copy=False), self.served) for x in (k, v))

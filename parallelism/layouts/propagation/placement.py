@@ -1,9 +1,10 @@
 """Placement of one op: the layouts that its inputs need and its outputs get, from the rule of its dims alone.
 
 An axis splits one letter of the rule.  Inputs and outputs may split several letters over it; the letter of most tensors
-wins, then that of the larger tensors, then the first in the rule.  So few and small tensors have to move.  All inputs
-are then split by the winning letters and are whole otherwise.  If an axis splits a letter that an output does not have,
-this output is partial over the axis.
+wins, then the letter along which elements are picked by number, then that of the larger tensors, then the first in the
+rule.  So few and small tensors have to move, and a table is gathered only if the indices are split over its axes.  All
+inputs are then split by the winning letters and are whole otherwise.  If an axis splits a letter that an output does
+not have, this output is partial over the axis.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def letters_split(
                 for axis in axes:
                     votes.setdefault(axis, {}).setdefault(letter, []).append(_weight(type))
     winner = {
-        axis: max(asked, key=lambda letter: (len(asked[letter]), sum(asked[letter])))
+        axis: max(asked, key=lambda letter: (len(asked[letter]), letter == of.indexed, sum(asked[letter])))
         for axis, asked in votes.items()
     }
     split = {}

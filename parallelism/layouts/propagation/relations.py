@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from parallelism.ir.core import Attributes, Dim, Expression, Extent, TensorType
+from parallelism.ir.core import OPERATORS, Attributes, Dim, Expression, Extent, TensorType
 from parallelism.ir.core.extents import product
 from parallelism.ir.core.table import meaning
 from parallelism.layouts.propagation.devices import Axes, Devices
@@ -36,6 +36,8 @@ class Relation(NamedTuple):
     """For each output, the letters whose split leaves it partial."""
     op: str
     """The reduction of these letters: sum, prod, max or min."""
+    indexed: str | None
+    """The letter along which the operator picks elements by their numbers."""
 
     def exact(self, letter: str, axes: Axes, devices: Devices) -> Axes:
         """The longest prefix of these axes over which the letter may be split."""
@@ -59,7 +61,7 @@ class Relation(NamedTuple):
 @lru_cache(maxsize=8192)
 def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Relation:
     """The relation of an op, memoized for equal ops."""
-    rule = meaning(kind, types, attributes).rule
+    rule, entry = meaning(kind, types, attributes).rule, OPERATORS[kind]
     blocked = set(rule.whole)
     inside: dict[str, list[Extent]] = {}
     for dim in (dim for tensor in (*rule.inputs, *rule.outputs) for dim in tensor if dim != ("1",)):
@@ -80,6 +82,7 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
     return Relation(
         inputs, outputs, rule.extents, {letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()}, above,
         tuple(frozenset(rule.letters) - blocked - _letters(dims) for dims in rule.outputs), rule.op,
+        entry.indexed,
     )
 
 
