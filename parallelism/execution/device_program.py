@@ -4,7 +4,7 @@
 (`parallelism.simulation.typed_device`) with types for results.  So a run and a simulation have the same events.  A
 step holds the memory of its outputs, computes or communicates, and then frees the values that no later op reads:
 
-    memory +     one event for each category of the outputs; a view owns no memory
+    memory +     one event for each category of the outputs; a view, or a sum in a buffer, owns no memory
     compute      has the name of the op, its flops, bytes and dtype; an op that costs nothing has no event
     collective   or a send or recv, in place of compute
     memory -     one event for each category of the freed values
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value, freed_after
+from parallelism.ir.passes import owns_nothing
 from parallelism.ir.passes.interpreter import run as run_kernel
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
@@ -104,7 +105,7 @@ class DeviceProgram:
                 unread[number].append(name)
         return tuple(
             ProgramStep(
-                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed), tuple(names))
+                op, self._cost(op), () if owns_nothing(op) else self._held(op.outputs), self._held(freed), tuple(names))
             for op, freed, names in zip(function.ops, freed_after(function), unread, strict=True)
         )
 
@@ -201,7 +202,7 @@ class KernelArrays:
             return ()
         method = METHODS.get(op.kind)
         if method is None:
-            return run_kernel(op, inputs)
+            return run_kernel(op, inputs, in_place=True)
         array = np.asarray(method(self.device, op, inputs[0]))
         if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
             array = np.array(array, order="C")

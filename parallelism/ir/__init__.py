@@ -25,6 +25,7 @@ from parallelism.ir.core.extents import largest, symbol, symbols
 from parallelism.ir.core.function import verify
 from parallelism.ir.core.table import operator
 from parallelism.ir.operators import (  # noqa: F401
+    accumulation,
     activations,
     attention,
     collectives,

@@ -178,7 +178,7 @@ example("take_gradient_part", (2, 4, 3), Ints((2, 4), 9), axis=0, extent=5, firs
 example("take_gradient_part", (1,), Ints((1,), 7), axis=0, extent=7, first=0, whole=7)
 example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
 
-for _kind in ("gelu_gradient", "silu_gradient", "swiglu"):
+for _kind in ("gelu_gradient", "silu_gradient", "swiglu", "accumulate"):
     for _shape in ONES:
         example(_kind, _shape, _shape)
 for _shape in ONES:

@@ -74,7 +74,7 @@ def _two(kind, rng):
     return made(kind, *map(tuple, pair))
 
 
-@maker("gelu_gradient", "silu_gradient", "swiglu", "swiglu_gradient")
+@maker("gelu_gradient", "silu_gradient", "swiglu", "swiglu_gradient", "accumulate")
 def _alike(kind, rng):
     return Example(kind, (extents(rng),) * (3 if kind == "swiglu_gradient" else 2))
 

@@ -52,6 +52,9 @@ class Operator:
     """The name of each attribute, and its kind: a key of `KINDS`."""
     view: bool = False
     """Whether the output shares the memory of the first input."""
+    reuses: bool = False
+    """Whether the output takes the memory of the first input, which no later op may read.  The kernel then has a
+    parameter ``out``, an array to write into."""
     received: Callable[..., Extent] | None = None
     """For a collective or a message, ``received(*types, **attributes)`` returns the bytes that a device receives."""
     nbytes: Callable[[Sequence[TensorType], Sequence[TensorType]], Extent] | None = None
