@@ -1,7 +1,8 @@
 """Lifetimes of values and the memory that they need, computed from types alone.
 
 Inputs stay in memory because the caller owns them, and outputs stay, too.  Any other value is freed after the last op
-that reads it or a view of it (``reshape`` makes views), or that reads what was accumulated in its memory.  While an op runs, its inputs and its outputs are in memory.
+that reads it, or that reads a view of it (``reshape`` makes views) or what was accumulated in its memory.  While an op
+runs, its inputs and its outputs are in memory.
 """
 
 from __future__ import annotations
