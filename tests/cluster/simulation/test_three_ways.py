@@ -209,7 +209,7 @@ CONTEXT = {
 EXPERTS = {"p.up": S("ep", None, None), "p.down": S("ep", None, None)}
 
 
-def sequence(function):
+def sequence(function, model="gpt"):
     """Between the products of the blocks activations lie by rows of a sequence, inside by columns."""
     found = {}
     for op in function.ops:
@@ -217,7 +217,7 @@ def sequence(function):
             inside = op.inputs[1].name.endswith(("out", "down"))
             found[op.inputs[0].name] = S(None, None, "tp") if inside else S(None, "tp", None)
             found[op.outputs[0].name] = S(None, "tp", None) if inside else S(None, None, "tp")
-    return TENSOR["gpt"] | found
+    return TENSOR[model] | found
 
 
 def further(layout, axis, ndim):
@@ -246,6 +246,10 @@ def strategies():
             yield model, f"zero {stage} x tp", Mesh(dp=2, tp=2), data(model) | TENSOR[model], stage
     for n in (2, 3, 4):
         yield "gpt", "sequence", Mesh(tp=n), sequence, 0
+    for model in ("transformer", "llama"):
+        for n, m in ((1, 2), (2, 2), (2, 4)):
+            yield (model, "dp x sequence", Mesh(dp=n, tp=m),
+                   lambda f, model=model: data(model) | sequence(f, model), 0)
     yield "gpt", "dp x sequence", Mesh(dp=2, tp=4), lambda f: data("gpt") | sequence(f), 0
     yield "gpt", "zero 3 x sequence", Mesh(dp=2, tp=2), lambda f: data("gpt") | sequence(f), 3
     for n in (2, 3):
