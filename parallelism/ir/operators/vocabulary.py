@@ -60,10 +60,15 @@ def _loss_rule(
     return rule(f"{names}z,{names},{names},{names}->", [x.shape for x in (logits, classes, largest, sums)])
 
 
+def _at_least_1(sums: Any) -> Any:
+    """The sums: each has the term exp(0) of the largest logit.  They are zero only where no device moved its terms."""
+    return np.maximum(sums, 1)
+
+
 def _loss(logits: Any, classes: Any, largest: Any, sums: Any, rows: int, first: int, whole: int) -> Any:
     place = places(classes, whole)
     here = (place >= first) & (place < first + logits.shape[-1])
-    each = np.log(sums) + largest - target_logits(logits, place, first)
+    each = np.log(_at_least_1(sums)) + largest - target_logits(logits, place, first)
     return np.asarray(np.sum(each, where=here) / rows, logits.dtype)
 
 
@@ -80,7 +85,8 @@ def _gradient_rule(
 def _gradient(grad: Any, logits: Any, classes: Any, largest: Any, sums: Any, rows: int, first: int, whole: int) -> Any:
     flat, place = logits.reshape(classes.size, logits.shape[-1]), places(classes, whole).reshape(-1)
     powers = exponentials(flat, largest.reshape(-1))
-    return cross_entropy_backward(powers, sums.reshape(-1), place, grad / rows, first).reshape(logits.shape)
+    sums = _at_least_1(sums.reshape(-1))
+    return cross_entropy_backward(powers, sums, place, grad / rows, first).reshape(logits.shape)
 
 
 def _derivative(g: Any, y: Any, *inputs: Any, **attributes: Any) -> list[Any]:
