@@ -188,10 +188,12 @@ def test_a_half_for_the_input_has_no_product_with_a_weights_gradient():
 def test_views_and_constants_are_not_kept():
     function, numbers = MODELS["gpt"]
     made = {value.name: op for op in function.ops for value in op.outputs}
+    again = set()
     for stage in partition(function, 3, sizes=numbers).functions:
         kept = [made[name] for name in stage.saved if name in made]
         assert kept and not any(op.operator.view or not op.inputs for op in kept)
-        assert {"reshape", "constant"} <= {op.kind for op in stage.backward.ops}
+        again |= {op.kind for op in stage.backward.ops}
+    assert {"reshape", "constant"} <= again
 
 
 def test_a_stage_that_recomputes_keeps_its_inputs_alone():
