@@ -11,6 +11,7 @@ MOVED = {
     "parallelism.communication": "parallelism.algorithms.algorithms",
     "parallelism.event": "parallelism.events.event",
     "parallelism.executable": "parallelism.execution.executable",
+    "parallelism.ir.models": "parallelism.models",
     "parallelism.link_sharing": "parallelism.timeline.fair_sharing",
     "parallelism.links": "parallelism.hardware.links",
     "parallelism.phases": "parallelism.algorithms.phases",

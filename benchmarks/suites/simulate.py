@@ -23,9 +23,8 @@ from benchmarks.results import Results
 from benchmarks.systems import OURS, Say
 from benchmarks.tables import seconds_text, table
 from benchmarks.targets import PLAIN, against
-from parallelism import Hardware, Mesh, Pipeline, TensorSharding, Trace, ir
+from parallelism import Hardware, Mesh, Pipeline, TensorSharding, Trace, ir, models
 from parallelism.execution import Executable, PipelinedProgram
-from parallelism.ir import models
 from parallelism.layouts import annotate, localize, partition, propagate
 from parallelism.simulation import PipelinedStep, simulate
 

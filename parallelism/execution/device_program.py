@@ -4,7 +4,7 @@
 (`parallelism.simulation.typed_device`) with types for results.  So a run and a simulation have the same events.  A
 step holds the memory of its outputs, computes or communicates, and then frees the values that no later op reads:
 
-    memory +     one event for each category of the outputs; a view owns no memory
+    memory +     one event for each category of the outputs; a view, or a sum in a buffer, owns no memory
     compute      has the name of the op, its flops, bytes and dtype; an op that costs nothing has no event
     collective   or a send or recv, in place of compute
     memory -     one event for each category of the freed values
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from parallelism.arrays import Array
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
-from parallelism.ir.passes import freed_after, unread_after
+from parallelism.ir.passes import freed_after, owns_nothing, unread_after
 from parallelism.ir.passes.interpreter import run as run_kernel
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
@@ -93,7 +93,7 @@ class DeviceProgram:
         function = self.function
         return tuple(
             ProgramStep(
-                op, self._cost(op), () if op.operator.view else self._held(op.outputs), self._held(freed),
+                op, self._cost(op), () if owns_nothing(op) else self._held(op.outputs), self._held(freed),
                 tuple(value.name for value in unread))
             for op, freed, unread in zip(function.ops, freed_after(function), unread_after(function), strict=True)
         )
@@ -186,7 +186,7 @@ class KernelArrays:
             self.device.send(inputs[0], op["destination"], tag=op["tag"])
             return ()
         if op.kind not in METHODS:
-            return run_kernel(op, inputs)
+            return run_kernel(op, inputs, in_place=True)
         array = np.asarray(METHODS[op.kind](self.device, op, inputs[0]))
         if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
             array = np.array(array, order="C")

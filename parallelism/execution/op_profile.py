@@ -83,7 +83,8 @@ def key_of(op: Op) -> str:
         raise ValueError(f"{op.kind} has symbols, {', '.join(sorted(symbols))}, and cannot be measured")
     inputs = tuple(Value(f"x{i}", type) for i, type in enumerate(op.types))
     outputs = tuple(Value(f"y{i}", value.type) for i, value in enumerate(op.outputs))
-    return str(Op(op.kind, inputs, tuple(item for item in op.attributes if item[0] != "starts"), outputs))
+    given = tuple((name, value) for name, value in op.attributes if name not in ("first", "starts"))
+    return str(Op(op.kind, inputs, given, outputs))
 
 
 def _unknown(op: Op) -> float:

@@ -27,6 +27,9 @@ from parallelism.ir.core import (
     verify,
 )
 from parallelism.ir.operators import (  # noqa: F401
+    accumulation,
+    activations,
+    attention,
     collectives,
     contractions,
     elementwise,
@@ -37,6 +40,7 @@ from parallelism.ir.operators import (  # noqa: F401
     reductions,
     reshard_op as relayouts,
     shapes,
+    vocabulary,
 )
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes
 from parallelism.ir.recording import (  # noqa: F401

@@ -4,7 +4,7 @@ Every function is pure: it reads its arguments and returns new arrays of the sam
 array of shape ``(rows, features)``; it may have no rows.
 """
 
-from parallelism.kernels.activations import ACTIVATIONS, IDENTITY, Activation
+from parallelism.kernels.activations import ACTIVATIONS, IDENTITY, Activation, swiglu, swiglu_backward
 from parallelism.kernels.attention import (
     Attended,
     attend,
@@ -31,10 +31,12 @@ from parallelism.kernels.normalization import (
     feature_products,
     feature_sums,
     layer_norm,
+    layer_norm_backward,
     normalization_backward,
     normalization_backward_sums,
     normalization_scale,
     rms_norm,
+    rms_norm_backward,
 )
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, Optimizer
 from parallelism.kernels.rotary import rotate, rotate_backward
@@ -92,6 +94,7 @@ __all__ = [
     "gather_heads",
     "largest_logits",
     "layer_norm",
+    "layer_norm_backward",
     "lookup",
     "lookup_backward",
     "mean_squared_error",
@@ -101,6 +104,7 @@ __all__ = [
     "normalization_scale",
     "places_before",
     "rms_norm",
+    "rms_norm_backward",
     "rotate",
     "rotate_backward",
     "row_products",
@@ -108,5 +112,7 @@ __all__ = [
     "splitmix64",
     "spread_heads",
     "sum_of_rows",
+    "swiglu",
+    "swiglu_backward",
     "target_logits",
 ]

@@ -66,6 +66,31 @@ def _gelu_backward(z: Array, grad: Array) -> Array:
     return t
 
 
+def _sigmoid(z: Array) -> Array:
+    y: Array = np.exp(-np.logaddexp(0, -z))
+    return y
+
+
+def _silu(z: Array) -> Array:
+    return z * _sigmoid(z)
+
+
+def _silu_backward(z: Array, grad: Array) -> Array:
+    share = _sigmoid(z)
+    slope: Array = share * (1 + z * (1 - share))
+    return grad * slope
+
+
+def swiglu(gate: Array, z: Array) -> Array:
+    """``silu(gate) * z``: a gated activation.  Shazeer, *GLU Variants Improve Transformer*, 2020, arXiv:2002.05202."""
+    return _silu(gate) * z
+
+
+def swiglu_backward(gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
+    """The gradients of ``gate`` and ``z``, given that of `swiglu`."""
+    return _silu_backward(gate, grad * z), grad * _silu(gate)
+
+
 def _identity(z: Array) -> Array:
     return z
 
@@ -80,6 +105,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation("relu", _relu, _relu_backward),
     "tanh": Activation("tanh", np.tanh, _tanh_backward),
     "gelu": Activation("gelu", _gelu, _gelu_backward),
+    "silu": Activation("silu", _silu, _silu_backward),
     "identity": IDENTITY,
 }
 """All activations by name.  The slope of relu at 0 is 0.  Gelu is the tanh form of Hendrycks and Gimpel, *Gaussian

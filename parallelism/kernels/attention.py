@@ -2,7 +2,8 @@
 
 Queries are ``(batch, rows, heads, head_dim)``; keys and values are ``(batch, columns, heads, head_dim)``; results have
 the shape of the queries.  Quantities per row of the scores are ``(batch, heads, rows)``.  ``mask`` is ``(rows,
-columns)``, true where a row may attend to a column; None allows every column.
+columns)``, true where a row may attend to a column; None allows every column.  ``factors``, of the shape of the scores,
+multiply the weights after the softmax, as dropout does.  ``scale`` is 1 / sqrt(d) if it is None.
 
 `merge` joins the results over two sets of columns; it needs only the logarithm of each softmax's denominator (the
 log-sum-exp ``lse``).  So keys may arrive block by block, and no row of scores is ever held whole (Milakov and
@@ -29,13 +30,17 @@ class Attended(NamedTuple):
     """The log-sum-exp of each row's scores, ``(batch, heads, rows)``."""
 
 
-def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Attended:
+def attend(
+    q: Array, k: Array, v: Array, mask: Array | None = None, *, factors: Array | None = None, scale: float | None = None
+) -> Attended:
     """Attention of all rows to all columns that ``mask`` allows."""
-    weights = _scores(q * _scale(q), k, mask)
+    weights = _scores(q * _scale(q, scale), k, mask)
     highest = _finite(weights.max(axis=-1, keepdims=True, initial=-np.inf))
     weights -= highest
     np.exp(weights, out=weights)
     totals = weights.sum(axis=-1)
+    if factors is not None:
+        weights *= factors
     out = np.empty(q.shape, q.dtype)
     np.matmul(weights, _by_head(v), out=_by_head(out))
     out /= np.where(totals == 0, 1, totals).swapaxes(1, 2)[..., None].astype(q.dtype, copy=False)
@@ -53,7 +58,7 @@ def merge(a: Attended, b: Attended) -> Attended:
 
 def attend_backward(
     q: Array, k: Array, v: Array, lse: Array, delta: Array, grad: Array, mask: Array | None = None, *,
-    out: tuple[Array, Array, Array] | None = None,
+    out: tuple[Array, Array, Array] | None = None, factors: Array | None = None, scale: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v through these columns, given ``grad``, that of the result.  ``out`` receives them.
 
@@ -61,16 +66,19 @@ def attend_backward(
     returned ones over all blocks of columns.
     """
     q_grad, k_grad, v_grad = out or (np.empty(x.shape, x.dtype) for x in (q, k, v))
-    scaled = q * _scale(q)
+    scaled = q * _scale(q, scale)
     weights = _scores(scaled, k, mask)
     weights -= _finite(lse)[..., None]
     np.exp(weights, out=weights)
-    np.matmul(weights.swapaxes(2, 3), _by_head(grad), out=_by_head(v_grad))
+    used = weights if factors is None else weights * factors
+    np.matmul(used.swapaxes(2, 3), _by_head(grad), out=_by_head(v_grad))
     scores_grad = _by_head(grad) @ _by_head(v).swapaxes(2, 3)
+    if factors is not None:
+        scores_grad *= factors
     scores_grad -= delta[..., None]
     scores_grad *= weights
     np.matmul(scores_grad, _by_head(k), out=_by_head(q_grad))
-    q_grad *= _scale(q)
+    q_grad *= _scale(q, scale)
     np.matmul(scores_grad.swapaxes(2, 3), _by_head(scaled), out=_by_head(k_grad))
     return q_grad, k_grad, v_grad
 
@@ -127,8 +135,8 @@ def _scores(scaled: Array, k: Array, mask: Array | None) -> Array:
     return scores
 
 
-def _scale(q: Array) -> Any:
-    return q.dtype.type(1 / math.sqrt(max(q.shape[3], 1)))
+def _scale(q: Array, scale: float | None) -> Any:
+    return q.dtype.type(1 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale)
 
 
 def _by_head(x: Array) -> Array:

@@ -17,6 +17,7 @@ If the features are sharded, the sums must be reduced over the shards; nothing e
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.kernels.dense import sum_of_rows
 
 
 def feature_sums(x: Array) -> Array:
@@ -73,3 +74,24 @@ def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> Array:
     """``x`` normalized to mean square 1 along the last dim, times ``weight``."""
     y: Array = x * normalization_scale(feature_products(x, x), x.shape[-1], epsilon) * weight
     return y
+
+
+def layer_norm_backward(grad: Array, x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
+    """The gradients of x, weight and bias, given that of `layer_norm`.  Those of weight and bias are sums over rows."""
+    centred = x - feature_sums(x) / x.shape[-1]
+    x_grad, weight_grad = _backward(grad, centred, weight, epsilon, centred=True)
+    return x_grad, weight_grad, sum_of_rows(grad)
+
+
+def rms_norm_backward(grad: Array, x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Array]:
+    """The gradients of x and weight, given that of `rms_norm`.  That of the weight is a sum over rows."""
+    return _backward(grad, x, weight, epsilon, centred=False)
+
+
+def _backward(grad: Array, values: Array, weight: Array, epsilon: float, *, centred: bool) -> tuple[Array, Array]:
+    features = values.shape[-1]
+    scale = normalization_scale(feature_products(values, values), features, epsilon)
+    hat = values * scale
+    products = grad * hat
+    sums = normalization_backward_sums(grad, products, weight)
+    return (normalization_backward(grad, hat, weight, scale, sums, features, centred=centred), sum_of_rows(products))

@@ -85,7 +85,7 @@ for _kind in ("divide", "power", "arctan2", "hypot", "floor_divide", "remainder"
     for _pair in PAIRS:
         example(_kind, *_pair, low=POSITIVE)
 for _kind in ("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-              "isfinite", "isnan", "relu", "gelu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2"):
+              "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "trunc", "sinh", "cosh", "arctan", "exp2"):
     for _shape in ONES:
         example(_kind, _shape)
 for _kind in ("arcsin", "arccos", "tan"):
@@ -172,8 +172,17 @@ example("take_along", (3, 5), Ints((3, 2), 5), axis=1)
 example("take_along", (1, 7), Ints((3, 7), 1), axis=0)
 example("take_along_gradient", (3, 2), Ints((3, 2), 5), axis=1, extent=5)
 example("take_along_gradient", (3, 1), Ints((3, 1), 1), axis=1, extent=1)
+example("take_part", (5, 3), Ints((2, 4), 9), axis=0, first=3, whole=9)
+example("take_part", (2, 1, 3), Ints((5,), 2), axis=1, first=1, whole=2)
+example("take_gradient_part", (2, 4, 3), Ints((2, 4), 9), axis=0, extent=5, first=3, whole=9)
+example("take_gradient_part", (1,), Ints((1,), 7), axis=0, extent=7, first=0, whole=7)
 example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
 
+for _kind in ("gelu_gradient", "silu_gradient", "swiglu", "accumulate"):
+    for _shape in ONES:
+        example(_kind, _shape, _shape)
+for _shape in ONES:
+    example("swiglu_gradient", _shape, _shape, _shape)
 for _kind in ("softmax", "log_softmax"):
     example(_kind, (3, 4), axis=1)
     example(_kind, (2, 1, 3), axis=0)
@@ -181,6 +190,42 @@ example("layer_norm", (3, 2, 4), (4,), (4,), epsilon=1e-5)
 example("layer_norm", (5, 1), (1,), (1,), epsilon=0.5)
 example("rms_norm", (3, 4), (4,), epsilon=1e-5)
 example("rms_norm", (1,), (1,), epsilon=0.5)
+example("softmax_gradient", (3, 4), (3, 4), axis=0, scale=0.5)
+example("layer_norm_gradient", (3, 2, 4), (3, 2, 4), (4,), epsilon=1e-5)
+example("rms_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
+
+
+def attention(kind, batch, rows, columns, heads, groups, width, *, causal=True, rate=0.0, starts=(0, 0, 0, 0)):
+    """An example of attention, or of its gradient; the rows may be a part of all rows."""
+    q, kv = (batch, rows, heads, width), (batch, columns, groups, width)
+    inputs = (q, kv, kv) if kind == "attention" else (q, q, (batch, heads, rows), q, kv, kv)
+    whole = tuple(2 * start + extent for start, extent in zip(starts, q, strict=True))
+    return Example(kind, (*inputs, *([Ints((), 9)] if rate else [])), {
+        "scale": 0.5, "causal": causal, "rate": rate, "seed": 3, "whole": whole, "starts": starts})
+
+
+for _kind in ("attention", "attention_gradient"):
+    EXAMPLES.append(attention(_kind, 2, 3, 3, 2, 2, 2))
+    EXAMPLES.append(attention(_kind, 1, 5, 5, 4, 2, 3, rate=0.5))
+    EXAMPLES.append(attention(_kind, 2, 2, 4, 6, 2, 1, causal=False))
+    EXAMPLES.append(attention(_kind, 1, 2, 5, 3, 1, 2, rate=0.25, starts=(1, 3, 3, 0)))
+example("attention_weights", (2, 3, 3), scale=0.5, causal=True, starts=(0, 0, 0))
+example("attention_weights", (1, 2, 7), scale=2.0, causal=True, starts=(0, 5, 0))
+example("attention_weights", (3, 4), scale=1, causal=False, starts=(0, 0))
+example("rotary", (3, 2, 4), base=100.0, inverse=False, starts=(0, 0, 0))
+example("rotary", (2, 5, 1, 2), base=7.0, inverse=True, starts=(0, 4, 0, 0))
+for _kind in ("dropout", "dropout_gradient"):
+    for _x in ((3, 5), (1,), ()):
+        if _kind == "dropout":
+            example(_kind, _x, Ints((), 9), rate=0.5, seed=3, whole=tuple(n + 2 for n in _x), starts=(1,) * len(_x))
+        else:
+            example(_kind, _x, Bools(_x), rate=0.25)
+example("exponential_sums", (2, 3, 4), (2, 3), low=0, high=2)
+example("exponential_sums", (1,), ())
+for _x, _whole, _first in (((2, 3, 4), 4, 0), ((3, 5), 9, 2), ((1,), 1, 0)):
+    _y = _x[:-1]
+    example("cross_entropy", _x, Ints(_y, _whole), _y, _y, low=1, rows=5, first=_first, whole=_whole)
+    example("cross_entropy_gradient", (), _x, Ints(_y, _whole), _y, _y, low=1, rows=5, first=_first, whole=_whole)
 example("mean_squared_error", (3, 2), (3, 2), rows=4)
 example("mean_squared_error", (5, 1), (5, 1), rows=1)
 example("softmax_cross_entropy", (3, 4), Ints((3,), 4), rows=5)

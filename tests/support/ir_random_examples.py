@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints
+from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints, attention
 
 EXTENTS = (1, 2, 3, 5, 7)
 BOOLEAN = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
@@ -58,8 +58,8 @@ BOUNDED = ("arcsin", "arccos", "tan")
 
 
 @maker("negative", "absolute", "square", "exp", "expm1", "sin", "cos", "tanh", "sign", "floor", "ceil", "rint",
-       "isfinite", "isnan", "relu", "gelu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not", "invert",
-       "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt")
+       "isfinite", "isnan", "relu", "gelu", "silu", "sigmoid", "sqrt", "reciprocal", "log", "log1p", "logical_not",
+       "invert", "trunc", "sinh", "cosh", "arctan", "exp2", "arcsin", "arccos", "tan", "log2", "log10", "cbrt")
 def _one(kind, rng):
     return made(kind, extents(rng))
 
@@ -72,6 +72,11 @@ def _two(kind, rng):
     pair = [shape, fitting(rng, shape)]
     rng.shuffle(pair)
     return made(kind, *map(tuple, pair))
+
+
+@maker("gelu_gradient", "silu_gradient", "swiglu", "swiglu_gradient", "accumulate")
+def _alike(kind, rng):
+    return Example(kind, (extents(rng),) * (3 if kind == "swiglu_gradient" else 2))
 
 
 @maker("where")
@@ -196,14 +201,17 @@ def _iota(kind, rng):
                               "starts": tuple(rng.integers(0, 9, len(shape)).tolist())})
 
 
-@maker("take", "take_gradient")
+@maker("take", "take_gradient", "take_part", "take_gradient_part")
 def _take(kind, rng):
     shape, places = extents(rng, 1), extents(rng, 0, 2)
     axis = of_dim(rng, shape)
-    picked = Ints(places, shape[axis])
-    if kind == "take":
-        return Example(kind, (shape, picked), {"axis": axis})
-    return Example(kind, (replaced(shape, axis, *places), picked), {"axis": axis, "extent": shape[axis]})
+    first, spare = rng.integers(0, 3, 2).tolist() if kind.endswith("part") else (0, 0)
+    whole = first + shape[axis] + spare
+    part = {"first": first, "whole": whole} if kind.endswith("part") else {}
+    picked = Ints(places, whole)
+    if "gradient" not in kind:
+        return Example(kind, (shape, picked), {"axis": axis, **part})
+    return Example(kind, (replaced(shape, axis, *places), picked), {"axis": axis, "extent": shape[axis], **part})
 
 
 @maker("take_along", "take_along_gradient")
@@ -222,6 +230,55 @@ def _one_hot(kind, rng):
     return Example(kind, (Ints(extents(rng), 5),), {"extent": 5, "dtype": F64})
 
 
+@maker("softmax_gradient")
+def _softmax_gradient(kind, rng):
+    shape = extents(rng, 1)
+    return Example(kind, (shape, shape), {"axis": of_dim(rng, shape), "scale": float(rng.choice([1, 0.25]))})
+
+
+@maker("layer_norm_gradient", "rms_norm_gradient")
+def _normalized_gradient(kind, rng):
+    shape = extents(rng, 1)
+    return Example(kind, (shape, shape, shape[-1:]), {"epsilon": 0.5})
+
+
+@maker("attention", "attention_gradient")
+def _attention(kind, rng):
+    batch, rows, groups, served, width = (int(n) for n in rng.choice((1, 2, 3), 5))
+    rate = float(rng.choice([0, 0.5]))
+    starts = (*rng.integers(0, 3, 3).tolist(), 0)
+    return attention(kind, batch, rows, rows + starts[1], groups * served, groups, width, causal=bool(rng.integers(2)),
+                     rate=rate, starts=starts)
+
+
+@maker("attention_weights")
+def _attention_weights(kind, rng):
+    shape = (*extents(rng), int(rng.integers(1, 5)))
+    shape = (*shape, shape[-1]) if len(shape) < 2 else shape
+    return Example(kind, (shape,), {"scale": 0.5, "causal": bool(rng.integers(2)),
+                                    "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
+
+
+@maker("rotary")
+def _rotary(kind, rng):
+    shape = (*extents(rng, 2), 2 * int(rng.integers(1, 4)))
+    return Example(kind, (shape,), {"base": 100.0, "inverse": bool(rng.integers(2)),
+                                    "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
+
+
+@maker("exponential_sums", "cross_entropy", "cross_entropy_gradient")
+def _entropy(kind, rng):
+    shape = extents(rng, 1)
+    rows = shape[:-1]
+    if kind == "exponential_sums":
+        return Example(kind, (shape, rows))
+    first, spare = rng.integers(0, 3, 2).tolist()
+    whole = first + shape[-1] + spare
+    grad = [()] if kind == "cross_entropy_gradient" else []
+    return Example(kind, (*grad, shape, Ints(rows, whole), rows, rows), {"rows": 8, "first": first, "whole": whole},
+                   low=1)
+
+
 @maker("layer_norm", "rms_norm")
 def _normalized(kind, rng):
     shape = extents(rng, 1)
@@ -235,12 +292,21 @@ def _loss(kind, rng):
     return Example(kind, (shape, shape if kind == "mean_squared_error" else Ints(shape[:1], shape[1])), {"rows": 8})
 
 
-@maker("dropout_mask", "uniform")
+@maker("dropout_gradient")
+def _dropout_gradient(kind, rng):
+    shape = extents(rng)
+    return Example(kind, (shape, Bools(shape)), {"rate": 0.5})
+
+
+@maker("dropout_mask", "uniform", "dropout")
 def _random(kind, rng):
     shape = extents(rng)
     starts, spare = rng.integers(0, 4, (2, len(shape))).tolist()
     whole = tuple(a + b + c for a, b, c in zip(starts, shape, spare, strict=True))
-    return Example(kind, (Ints((), 9),), {"seed": 3, "whole": whole, "starts": tuple(starts), "shape": shape,
+    part = {"seed": 3, "whole": whole, "starts": tuple(starts)}
+    if kind == "dropout":
+        return Example(kind, (shape, Ints((), 9)), {**part, "rate": 0.5})
+    return Example(kind, (Ints((), 9),), {**part, "shape": shape,
                                           **({"dtype": F64} if kind == "uniform" else {"rate": 0.5})})
 
 

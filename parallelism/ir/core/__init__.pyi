@@ -44,6 +44,7 @@ from .table import (
     Attributes as Attributes,
     Linear as Linear,
     Operator as Operator,
+    Span as Span,
     along_whole as along_whole,
     checked_axis as checked_axis,
     first_dtype as first_dtype,

@@ -96,9 +96,13 @@ class Op:
 
     @property
     def nbytes(self) -> Extent:
-        """Bytes read and written: each input and output once; 0 for a view."""
-        values = () if self.operator.view else (*self.inputs, *self.outputs)
-        return sum((value.type.nbytes for value in values), 0)
+        """Bytes read and written: each input and output once, unless its operator says otherwise; 0 for a view."""
+        entry = self.operator
+        if entry.view:
+            return 0
+        if entry.nbytes is not None:
+            return entry.nbytes(self.types, tuple(value.type for value in self.outputs))
+        return sum((value.type.nbytes for value in (*self.inputs, *self.outputs)), 0)
 
     @property
     def bytes_received(self) -> Extent:
@@ -218,6 +222,29 @@ def verify(function: Function) -> None:
             _check_known(value, known)
         except ValueError as error:
             raise VerifyError(f"@{function.name}, return: {error}") from None
+    if any(op.operator.reuses for op in function.ops):
+        _check_reused(function)
+
+
+def _check_reused(function: Function) -> None:
+    """Check that no value is read after an op wrote into its memory."""
+    owner = {value.name: value.name for value in function.inputs}
+    writer: dict[str, Op] = {}
+
+    def check_read(value: Value) -> None:
+        if owner[value.name] in writer:
+            raise VerifyError(f"@{function.name}: %{value.name} is read after its memory was written into: "
+                              f"{_short(writer[owner[value.name]])}")
+
+    for op in function.ops:
+        for value in op.inputs:
+            check_read(value)
+        if op.operator.reuses:
+            writer[owner[op.inputs[0].name]] = op
+        for value in op.outputs:
+            owner[value.name] = owner[op.inputs[0].name] if op.operator.view else value.name
+    for value in function.outputs:
+        check_read(value)
 
 
 def check_outputs(op: Op, expected: tuple[TensorType, ...]) -> None:

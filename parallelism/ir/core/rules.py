@@ -7,7 +7,8 @@
     ij->1j              a reduced dim is kept with extent 1, or a dim of extent 1 is new
 
 A rule determines the shapes of the outputs, which dims may be split over devices, which outputs are then partial (a
-reduction over shards is pending), and how many points the operator visits; flops are counted per point.
+reduction over shards is pending), and how many points the operator visits; flops are counted per point.  An output is
+reduced over each letter that it does not have and that is not needed whole, even if another output has the letter.
 """
 
 import re

@@ -34,7 +34,7 @@ class Operator:
     The kernel takes arrays and returns one, or a tuple if there are several outputs.  The derivative takes the gradient
     of the output, the output and the inputs, all traced (`parallelism.ir.tracing`), and returns the gradient of each
     input or None.  The caller sums a gradient over broadcast dims and converts its dtype.  With several outputs,
-    gradients and outputs are tuples.
+    gradients and outputs are tuples; the gradient of an output that nothing depends on is None.
     """
 
     name: str
@@ -50,11 +50,20 @@ class Operator:
     """The name of each attribute, and its kind: a key of `KINDS`."""
     view: bool = False
     """Whether the output shares the memory of the first input."""
+    reuses: bool = False
+    """Whether the output takes the memory of the first input, which no later op may read.  The kernel then has a
+    parameter ``out``, an array to write into."""
     received: Callable[..., Extent] | None = None
     """For a collective or a message, ``received(*types, **attributes)`` returns the bytes that a device receives."""
+    nbytes: Callable[[Sequence[TensorType], Sequence[TensorType]], Extent] | None = None
+    """Bytes read and written, from the types of inputs and outputs; None: each input and each output once."""
     linear: Linear = ()
     grows: bool = False
     """Whether its output may be larger than its inputs are together, not counting those that are broadcast."""
+    indexed: str | None = None
+    """The letter along which elements are picked by their numbers; see `of_a_part`."""
+    part: str | None = None
+    """The operator that computes a part of this one if the letter ``indexed`` is split."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.linear, tuple) and self.linear not in ("together", "each", "moves"):
@@ -138,18 +147,38 @@ def flops(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> E
     return count(rule) if callable(count) else count * rule.points if count else 0
 
 
-def of_a_part(attributes: Attributes, shape: Sequence[Extent], starts: Sequence[Extent]) -> Attributes:
-    """The attributes of the op that computes only a part of the output: of this shape, starting at ``starts``.
+Span = tuple[Extent, Extent]
+"""The start and the extent of a part of a dim."""
 
-    This changes two attributes.  ``shape`` is always the shape of the output; ``starts`` is the output's position in a
-    larger tensor.
+
+def of_a_part(
+    kind: str, attributes: Attributes, block: Sequence[Span], indexed: tuple[Span, Extent] | None = None
+) -> tuple[str, Attributes]:
+    """The kind and the attributes of the op that computes only a part of an op.
+
+    ``block`` is the part of the first output, by dims.  It changes two attributes: ``shape`` is always the shape of the
+    output; ``starts`` is the output's position in a larger tensor.
+
+    ``indexed`` has the part of the letter `Operator.indexed`, and the letter's whole extent, if the letter is split.
+    ``extent`` is then the extent of the part, ``first`` the number of its first element, and ``whole`` the extent of
+    all.  An operator without an attribute ``first`` becomes its `Operator.part`, which has it.
     """
     given = dict(attributes)
     if "shape" in given:
-        given["shape"] = tuple(shape)
+        given["shape"] = tuple(extent for _, extent in block)
     if "starts" in given:
-        given["starts"] = tuple(a + b for a, b in zip(given["starts"], starts, strict=True))
-    return tuple(given.items())
+        given["starts"] = tuple(a + b for a, (b, _) in zip(given["starts"], block, strict=True))
+    if indexed is not None:
+        (first, extent), whole = indexed
+        if "extent" in given:
+            given["extent"] = extent
+        if "first" in given:
+            given["first"] = given["first"] + first
+        else:
+            part = OPERATORS[kind].part
+            assert part is not None, kind
+            kind, given = part, {**given, "first": first, "whole": whole}
+    return kind, tuple(sorted(given.items()))
 
 
 # -- attributes --------------------------------------------------------------------------------------------------------

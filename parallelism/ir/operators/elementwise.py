@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
-from parallelism.kernels import ACTIVATIONS
 
 Derivative = Callable[..., Sequence[Any]]
 
@@ -18,17 +17,6 @@ def _ufunc(kernel: np.ufunc, derivative: Derivative | None, linear: Linear) -> N
         lambda *types: resolved(kernel, *(type.dtype for type in types))[-1], kernel, derivative, 1,
         linear=linear,
     ))
-
-
-def _function(name: str, kernel: Callable[..., Any], derivative: Derivative | None, flops: int) -> None:
-    """Register a function of one floating-point array that keeps the dtype."""
-    register(Operator(name, lambda x: aligned([x.shape]), lambda x: _floating(x), kernel, derivative, flops))
-
-
-def _floating(x: TensorType) -> np.dtype[Any]:
-    if x.dtype.kind != "f":
-        raise TypeError(f"the input must be floating-point, got {x.dtype}")
-    return x.dtype
 
 
 def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtype[Any]:
@@ -87,10 +75,6 @@ _DERIVATIVES: dict[np.ufunc, Derivative | None] = {
 for _kernel, _derivative in _DERIVATIVES.items():
     _ufunc(_kernel, _derivative, _LINEAR.get(_kernel, ()))
 
-_function("relu", ACTIVATIONS["relu"].forward, lambda g, y, x: (g * (x > 0),), 1)
-_function("gelu", ACTIVATIONS["gelu"].forward, lambda g, y, x: (g * _gelu_slope(x),), 8)
-_function("sigmoid", lambda x: np.exp(-np.logaddexp(0, -x)), lambda g, y, x: (g * y * (1 - y),), 4)
-
 register(Operator(
     "where", lambda *types: aligned([type.shape for type in types]),
     _where_dtype, np.where,
@@ -110,9 +94,3 @@ def _share(a: Any, b: Any) -> Any:
     """The share of the gradient of ``maximum(a, b)`` that goes to ``a``: 1, 0, or 0.5 if both are equal."""
     kind = (a + b).dtype
     return (a > b).astype(kind) + (a == b).astype(kind) * 0.5
-
-
-def _gelu_slope(x: Any) -> Any:
-    slope = float(np.sqrt(2 / np.pi))
-    t = np.tanh(slope * (x + 0.044715 * x * x * x))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (slope * (1 + 3 * 0.044715 * x * x))

@@ -1,5 +1,6 @@
 """Operators that pick elements by index, and that sort.  Gradients of one element that was picked twice are summed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from parallelism.ir.core import (
     checked_axis,
     first_dtype,
     letters,
+    product,
     register,
     rule,
     terms_along,
@@ -26,29 +28,62 @@ def _check_indices(indices: TensorType) -> None:
         raise TypeError(f"indices must be integers, got {indices.dtype}")
 
 
-def _take_terms(indices: TensorType, ndim: int, axis: int) -> list[str]:
-    """The terms of indices, table and result, for example ``ij``, ``az!d`` and ``aijd``."""
+def _take_terms(ndim: int, axis: int, indices: int) -> tuple[str, str, str]:
+    """The terms of table, indices and result, for example ``azd``, ``ij`` and ``aijd``."""
+    rest, own = letters(ndim - 1, "z"), letters(ndim - 1 + indices, "z")[ndim - 1:]
+    return f"{rest[:axis]}z{rest[axis:]}", own, f"{rest[:axis]}{own}{rest[axis:]}"
+
+
+def _take_rule(x: TensorType, indices: TensorType, axis: int, **_: Any) -> Rule:
+    """A part of the dim ``axis`` gives zeros for elements of other parts, so the result is a sum over the parts."""
     _check_indices(indices)
-    own = letters(ndim - 1 + indices.ndim, "z")[ndim - 1:]
-    return [own, *terms_along(ndim, checked_axis(axis, ndim), "z!", own)]
-
-
-def _take_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
-    own, table, out = _take_terms(indices, x.ndim, axis)
+    table, own, out = _take_terms(x.ndim, checked_axis(axis, x.ndim), indices.ndim)
     return rule(f"{table},{own}->{out}", [x.shape, indices.shape])
 
 
-def _take_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent) -> Rule:
-    own, table, out = _take_terms(indices, grad.ndim - indices.ndim + 1, axis)
+def _take_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent, **_: Any) -> Rule:
+    _check_indices(indices)
+    ndim = grad.ndim - indices.ndim + 1
+    table, own, out = _take_terms(ndim, checked_axis(axis, ndim), indices.ndim)
     return rule(f"{out},{own}->{table}", [grad.shape, indices.shape], {"z": extent})
 
 
-def _take_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
-    places = np.where(indices < 0, indices + extent, indices)
+def places(indices: Any, whole: int) -> Any:
+    """Indices from 0 on: a negative one counts from the end.  ``IndexError`` for one that is out of range."""
+    if indices.size and not (indices.max() < whole and indices.min() >= -whole):
+        wrong = indices[(indices >= whole) | (indices < -whole)].flat[0]
+        raise IndexError(f"index {wrong} is out of bounds for a dim of {whole}")
+    return np.where(indices < 0, indices + whole, indices)
+
+
+def _take_part(x: Any, indices: Any, axis: int, first: int, whole: int) -> Any:
+    place = places(indices, whole) - first
+    here = (place >= 0) & (place < x.shape[axis])
+    if not x.shape[axis]:
+        return np.zeros((*x.shape[:axis], *indices.shape, *x.shape[axis + 1:]), x.dtype)
+    taken = np.take(x, np.where(here, place, 0), axis=axis)
+    return np.where(here.reshape(here.shape + (1,) * (x.ndim - axis - 1)), taken, np.zeros((), x.dtype))
+
+
+def _take_gradient(grad: Any, indices: Any, axis: int, extent: int, first: int = 0, whole: int | None = None) -> Any:
+    place = places(indices, extent if whole is None else whole)
     rest = grad.shape[:axis] + grad.shape[axis + indices.ndim:]
-    moved = np.moveaxis(grad.reshape(*rest[:axis], places.size, *rest[axis:]), axis, 0)
-    rows = lookup_backward(moved.reshape(places.size, int(np.prod(rest))), places.reshape(-1), extent)
+    moved = np.moveaxis(grad.reshape(*grad.shape[:axis], -1, *grad.shape[axis + indices.ndim:]), axis, 0) \
+        if grad.size else np.zeros((place.size, *rest), grad.dtype)
+    if grad.ndim == indices.ndim:
+        return lookup_backward(moved.reshape(-1, 1), place.reshape(-1), extent, first).reshape(-1)
+    rows = lookup_backward(moved.reshape(place.size, int(np.prod(rest))), place.reshape(-1), extent, first)
     return np.moveaxis(rows.reshape(extent, *rest), 0, axis)
+
+
+def _additions(rule: Rule) -> Extent:
+    """One for each element that is added to the table."""
+    return product(extent for letter, extent in rule.extents.items() if letter != "z")
+
+
+def _taken_bytes(types: Sequence[TensorType], outputs: Sequence[TensorType]) -> Extent:
+    """Only the elements that are taken are read."""
+    return types[1].nbytes + 2 * outputs[0].nbytes
 
 
 def _take_along_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
@@ -80,20 +115,30 @@ def _one_hot_rule(indices: TensorType, extent: Extent, dtype: np.dtype[Any]) -> 
 _AXIS = {"axis": "an integer"}
 _AXIS_OF = {"axis": "an integer", "extent": "an extent"}
 
+_PART = {"first": "an extent", "whole": "an extent"}
+
 register(Operator("take", _take_rule, first_dtype, lambda x, indices, axis: np.take(x, indices, axis=axis),
                   lambda g, y, x, indices, axis: [
                       apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
-                  ], attributes=_AXIS, linear=(0,), grows=True))
+                  ], attributes=_AXIS, linear=(0,), grows=True, nbytes=_taken_bytes, indexed="z", part="take_part"))
 register(Operator("take_gradient", _take_gradient_rule, first_dtype, _take_gradient,
-                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], 1, _AXIS_OF,
-                  linear=(0,), grows=True))
+                  lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None], _additions,
+                  _AXIS_OF, linear=(0,), grows=True, indexed="z", part="take_gradient_part"))
+register(Operator("take_part", _take_rule, first_dtype, _take_part,
+                  lambda g, y, x, indices, axis, **part: [
+                      apply("take_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part), None
+                  ], attributes={**_AXIS, **_PART}, linear=(0,), grows=True, nbytes=_taken_bytes, indexed="z"))
+register(Operator("take_gradient_part", _take_gradient_rule, first_dtype, _take_gradient,
+                  lambda g, y, x, indices, axis, extent, first, whole: [
+                      apply("take_part", g, indices, axis=axis, first=first, whole=whole), None
+                  ], _additions, {**_AXIS_OF, **_PART}, linear=(0,), grows=True, indexed="z"))
 register(Operator("take_along", _take_along_rule, first_dtype,
                   lambda x, indices, axis: np.take_along_axis(x, indices, axis),
                   lambda g, y, x, indices, axis: [
                       apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]), None
                   ], attributes=_AXIS, linear=(0,), grows=True))
 register(Operator("take_along_gradient", _take_along_gradient_rule, first_dtype, _take_along_gradient,
-                  lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None], 1,
+                  lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None], _additions,
                   _AXIS_OF, linear=(0,), grows=True))
 register(Operator("one_hot", _one_hot_rule, lambda indices, extent, dtype: dtype,
                   lambda indices, extent, dtype: (indices[..., None] == np.arange(extent)).astype(dtype),

@@ -1,18 +1,17 @@
-"""Operators that need a whole dim at once: softmax, and the normalizations along the last dim."""
+"""Operators that need a whole dim at once: softmax, and the normalizations along the last dim.
+
+The gradient of each is one operator.  It computes the statistics of its rows again, so that none are kept.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from parallelism.ir.core import Operator, Rule, TensorType, along_whole, letters, register, rule
-from parallelism.kernels import layer_norm, rms_norm
-
-
-def _dtype(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
-    for type in (x, *others):
-        if type.dtype.kind != "f" or type.dtype != x.dtype:
-            raise TypeError(f"the inputs must be floating-point and of one dtype, got {x.dtype} and {type.dtype}")
-    return x.dtype
+from parallelism.ir.core.rules import along
+from parallelism.ir.operators.activations import floating
+from parallelism.ir.tracing import apply
+from parallelism.kernels import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 
 
 def softmax(x: Any, axis: int) -> Any:
@@ -27,6 +26,17 @@ def log_softmax(x: Any, axis: int) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
+def _softmax_gradient(grad: Any, y: Any, axis: int, scale: float) -> Any:
+    product = grad * y
+    product -= y * product.sum(axis=axis, keepdims=True)
+    return product if scale == 1 else product * y.dtype.type(scale)
+
+
+def _softmax_gradient_rule(grad: TensorType, y: TensorType, axis: int, scale: float) -> Rule:
+    term = along(y.ndim, axis, "z!")
+    return rule(f"{term},{term}->{term}", [grad.shape, y.shape])
+
+
 def _normalization(*types: TensorType, epsilon: float) -> Rule:
     if not types[0].ndim:
         raise ValueError("the input must have at least one dim")
@@ -34,38 +44,42 @@ def _normalization(*types: TensorType, epsilon: float) -> Rule:
     return rule(f"{names}z!{',z!' * (len(types) - 1)}->{names}z!", [type.shape for type in types])
 
 
-def _row_sums(x: Any) -> Any:
-    return np.sum(x, axis=-1, keepdims=True)
+def _normalization_gradient(*types: TensorType, weights: int) -> Rule:
+    """``grad, x, weight -> gradients of x and of the weights``; those of the weights are sums over the rows."""
+    if not types[0].ndim:
+        raise ValueError("the input must have at least one dim")
+    names = letters(types[0].ndim - 1, "z")
+    return rule(f"{names}z!,{names}z!,z!->{names}z!{',z!' * weights}", [type.shape for type in types])
 
 
-def _layer_norm_derivative(g: Any, y: Any, x: Any, weight: Any, bias: Any, epsilon: float) -> list[Any]:
-    features = x.shape[-1]
-    centred = x - _row_sums(x) / features
-    scale = 1 / np.sqrt(_row_sums(centred * centred) / features + epsilon)
-    hat, scaled = centred * scale, g * weight
-    return [scale * (scaled - _row_sums(scaled) / features - hat * (_row_sums(scaled * hat) / features)), g * hat, g]
-
-
-def _rms_norm_derivative(g: Any, y: Any, x: Any, weight: Any, epsilon: float) -> list[Any]:
-    features = x.shape[-1]
-    scale = 1 / np.sqrt(_row_sums(x * x) / features + epsilon)
-    hat, scaled = x * scale, g * weight
-    return [scale * (scaled - hat * (_row_sums(scaled * hat) / features)), g * hat]
-
+_EPSILON = {"epsilon": "a number"}
 
 register(Operator(
-    "softmax", along_whole, _dtype, softmax,
-    lambda g, y, x, axis: [y * (g - np.sum(g * y, axis=axis, keepdims=True))], 4, {"axis": "an integer"},
+    "softmax", along_whole, floating, softmax,
+    lambda g, y, x, axis: [apply("softmax_gradient", g, y, axis=axis, scale=1.0)], 4, {"axis": "an integer"},
 ))
 register(Operator(
-    "log_softmax", along_whole, _dtype, log_softmax,
+    "softmax_gradient", _softmax_gradient_rule, floating, _softmax_gradient, flops=4, linear=(0,),
+    attributes={"axis": "an integer", "scale": "a number"},
+))
+register(Operator(
+    "log_softmax", along_whole, floating, log_softmax,
     lambda g, y, x, axis: [g - np.exp(y) * np.sum(g, axis=axis, keepdims=True)], 4, {"axis": "an integer"},
 ))
 register(Operator(
-    "layer_norm", lambda x, weight, bias, epsilon: _normalization(x, weight, bias, epsilon=epsilon), _dtype,
-    layer_norm, _layer_norm_derivative, 8, {"epsilon": "a number"},
+    "layer_norm", lambda x, weight, bias, epsilon: _normalization(x, weight, bias, epsilon=epsilon), floating,
+    layer_norm, lambda g, y, x, weight, bias, epsilon: apply("layer_norm_gradient", g, x, weight, epsilon=epsilon), 8,
+    _EPSILON,
 ))
 register(Operator(
-    "rms_norm", lambda x, weight, epsilon: _normalization(x, weight, epsilon=epsilon), _dtype, rms_norm,
-    _rms_norm_derivative, 5, {"epsilon": "a number"},
+    "layer_norm_gradient", lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=2),
+    floating, layer_norm_backward, flops=18, attributes=_EPSILON, linear=(0,),
+))
+register(Operator(
+    "rms_norm", lambda x, weight, epsilon: _normalization(x, weight, epsilon=epsilon), floating, rms_norm,
+    lambda g, y, x, weight, epsilon: apply("rms_norm_gradient", g, x, weight, epsilon=epsilon), 5, _EPSILON,
+))
+register(Operator(
+    "rms_norm_gradient", lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=1),
+    floating, rms_norm_backward, flops=13, attributes=_EPSILON, linear=(0,),
 ))

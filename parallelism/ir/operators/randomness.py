@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Operator, Rule, Shape, TensorType, is_negative, register, shape_text
+from parallelism.ir.operators.activations import alike, floating
 from parallelism.ir.operators.shapes import created
-from parallelism.kernels import dropout_mask, splitmix64
+from parallelism.ir.tracing.tracing import apply
+from parallelism.kernels import dropout, dropout_mask, splitmix64
 
 
 def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape, rate: float = 0) -> Rule:
@@ -62,4 +64,38 @@ register(Operator(
 register(Operator(
     "uniform", lambda step, seed, whole, starts, shape, dtype: _rule(step, seed, whole, starts, shape),
     _uniform_dtype, _uniform, flops=10, attributes={"dtype": "a dtype", **_PART},
+))
+
+
+# -- dropout -----------------------------------------------------------------------------------------------------------
+
+
+def _dropout_rule(x: TensorType, step: TensorType, rate: float, seed: int, whole: Shape, starts: Shape) -> Rule:
+    """The values and the mask, of one byte per element, which the gradient reads."""
+    new = _rule(step, seed, whole, starts, x.shape, rate)
+    names, = new.outputs
+    return Rule((names, ()), (names, names), new.extents, new.whole)
+
+
+def _dropout(x: Any, step: Any, rate: float, seed: int, whole: Sequence[int], starts: Sequence[int]) -> Any:
+    mask = dropout_mask(rate, seed, int(step), whole, _block(starts, x.shape))
+    return dropout(x, mask, rate), mask
+
+
+def _dropout_gradient_rule(grad: TensorType, mask: TensorType, rate: float) -> Rule:
+    if mask.dtype != bool or not 0 <= rate < 1:
+        raise TypeError(f"the mask must be of bools (i1) and the rate in [0, 1), got {mask.dtype} and rate={rate}")
+    return alike(grad, mask)
+
+
+register(Operator(
+    "dropout", _dropout_rule, lambda x, step, **_: (floating(x), np.dtype(bool)), _dropout,
+    lambda g, y, x, step, rate, **_: [None if g[0] is None else apply("dropout_gradient", g[0], y[1], rate=rate), None],
+    10, {"rate": "a number", "seed": "an integer", "whole": "a shape", "starts": "a shape"},
+))
+register(Operator(
+    "dropout_gradient", _dropout_gradient_rule, lambda grad, mask, rate: floating(grad),
+    lambda grad, mask, rate: dropout(grad, mask, rate),
+    lambda g, y, grad, mask, rate: [apply("dropout_gradient", g, mask, rate=rate), None], 1, {"rate": "a number"},
+    linear=(0,),
 ))

@@ -116,13 +116,23 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
+def or_zeros(g: Any, y: Any) -> Any:
+    """The gradient ``g`` of an output ``y``; zeros if nothing depends on the output."""
+    return apply("constant", value=0, shape=y.shape, dtype=y.dtype) if g is None else g
+
+
+def _split_derivative(g: Any, y: Any, x: Any, axis: int, sizes: Shape) -> list[Any]:
+    pieces = (or_zeros(*each) for each in zip(_as_tuple(g), _as_tuple(y), strict=True))
+    return [apply("concatenate", *pieces, axis=axis)]
+
+
 register(Operator("concatenate", _concatenate_rule, lambda *types, axis: np.result_type(*(t.dtype for t in types)),
                   lambda *arrays, axis: np.concatenate(arrays, axis),
                   lambda g, y, *x, axis: list(_as_tuple(
                       apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x)))),
                   attributes={"axis": "an integer"}, linear="moves"))
 register(Operator("split", _split_rule, first_dtype, _split,
-                  lambda g, y, x, axis, sizes: [apply("concatenate", *_as_tuple(g), axis=axis)],
+                  _split_derivative,
                   attributes={"axis": "an integer", "sizes": "a shape"}, linear="moves"))
 
 

@@ -3,6 +3,8 @@ from .interpreter import Interpreted as Interpreted, checked_arrays as checked_a
 from .memory import (
     freed_after as freed_after,
     live_bytes as live_bytes,
+    owners as owners,
+    owns_nothing as owns_nothing,
     peak_bytes as peak_bytes,
     unread_after as unread_after,
 )

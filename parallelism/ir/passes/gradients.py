@@ -46,7 +46,7 @@ def gradient(
                 continue
             if (derivative := op.operator.derivative) is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_of(grads_by_value, value, builder) for value in op.outputs]
+            grads = [_of(grads_by_value, value, builder) if value in grads_by_value else None for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):

@@ -7,7 +7,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.ir.core import Extent, Function, Op, Value, names_in
-from parallelism.ir.passes.memory import freed_after, unread_after
+from parallelism.ir.passes.memory import freed_after, owners, owns_nothing, unread_after
 
 
 class Interpreted(NamedTuple):
@@ -29,14 +29,17 @@ def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> 
     if function.symbols:
         function = function.specialize(**_numbers(function, arrays))
     values: dict[Value, Array] = {}
+    owner = owners(function)
+    written = {owner[op.inputs[0]] for op in function.ops if op.operator.reuses}
     for value, array in zip(function.inputs, checked_arrays(function, arrays), strict=True):
-        values[value] = np.ascontiguousarray(array) if array.ndim else array
+        own = np.array(array, order="C") if value in written else array
+        values[value] = np.ascontiguousarray(own) if own.ndim else own
     held = peak = sum(array.nbytes for array in values.values())
     for op, freed, unread in zip(function.ops, freed_after(function), unread_after(function), strict=True):
-        outputs = run(op, [values[value] for value in op.inputs])
+        outputs = run(op, [values[value] for value in op.inputs], in_place=True)
         for value, array in zip(op.outputs, outputs, strict=True):
             values[value] = array
-            held += 0 if op.operator.view else array.nbytes
+            held += 0 if owns_nothing(op) else array.nbytes
         peak = max(peak, held)
         held -= sum(int(value.type.nbytes) for value in freed)
         for value in unread:
@@ -44,16 +47,21 @@ def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> 
     return Interpreted(tuple(values[value] for value in function.outputs), peak)
 
 
-def run(op: Op, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """Run one op by its kernel.  The outputs are contiguous and own their memory, unless the op is a view."""
+def run(op: Op, arrays: Sequence[Array], *, in_place: bool = False) -> tuple[Array, ...]:
+    """Run one op by its kernel.  The outputs are contiguous and own their memory, unless the op is a view.
+
+    With ``in_place`` an op that reuses the memory of its first input writes into that array; without it no input is
+    written.
+    """
     entry = op.operator
-    result = entry.kernel(*arrays, **dict(op.attributes))
+    out = {"out": arrays[0]} if in_place and entry.reuses and arrays[0].flags.writeable else {}
+    result = entry.kernel(*arrays, **dict(op.attributes), **out)
     owned = []
     for value, output in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True):
         array = np.asarray(output)
         if array.dtype != value.type.dtype or array.shape != value.type.shape:
             raise RuntimeError(f"the kernel of {op.kind} returned {array.dtype}{list(array.shape)} for {value}")
-        if not entry.view and (array.base is not None or not array.flags.c_contiguous):
+        if not entry.view and not out and (array.base is not None or not array.flags.c_contiguous):
             array = np.array(array, order="C")
         owned.append(array)
     return tuple(owned)

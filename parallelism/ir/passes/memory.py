@@ -1,19 +1,31 @@
 """Lifetimes of values and the memory that they need, computed from types alone.
 
 Inputs stay in memory because the caller owns them, and outputs stay, too.  Any other value is freed after the last op
-that reads it or a view of it (``reshape`` makes views).  While an op runs, its inputs and its outputs are in memory.
+that reads it, or that reads a view of it (``reshape`` makes views) or what was accumulated in its memory.  While an op
+runs, its inputs and its outputs are in memory.
 """
 
 from collections.abc import Collection, Mapping
 
-from parallelism.ir.core import Extent, Function, Value, largest
+from parallelism.ir.core import Extent, Function, Op, Value, largest
+
+
+def owns_nothing(op: Op) -> bool:
+    """Whether the outputs of an op lie in the memory of its first input."""
+    return op.operator.view or op.operator.reuses
+
+
+def owners(function: Function) -> dict[Value, Value]:
+    """For each value, the value in whose memory it lies: itself, or an earlier one."""
+    owner = {value: value for value in function.inputs}
+    for op in function.ops:
+        owner.update((value, owner[op.inputs[0]] if owns_nothing(op) else value) for value in op.outputs)
+    return owner
 
 
 def freed_after(function: Function) -> tuple[tuple[Value, ...], ...]:
     """For each op, the values whose memory is freed after it.  A view owns no memory and is in no list."""
-    owner = {value: value for value in function.inputs}
-    for op in function.ops:
-        owner.update((value, owner[op.inputs[0]] if op.operator.view else value) for value in op.outputs)
+    owner = owners(function)
     return _last_used(function, owner, {owner[value] for value in (*function.inputs, *function.outputs)})
 
 
@@ -39,7 +51,7 @@ def live_bytes(function: Function) -> tuple[Extent, ...]:
     held: Extent = sum((value.type.nbytes for value in function.inputs), 0)
     live = []
     for op, freed in zip(function.ops, freed_after(function), strict=True):
-        if not op.operator.view:
+        if not owns_nothing(op):
             held = held + sum((value.type.nbytes for value in op.outputs), 0)
         live.append(held)
         held = held - sum((value.type.nbytes for value in freed), 0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from parallelism.ir.core import Attributes, Extent, Function, Op, TensorType, Value, of_a_part
+from parallelism.ir.core import Attributes, Extent, Function, Op, Span, TensorType, Value, of_a_part
 from parallelism.layouts.localization.moves import Move, moves
 from parallelism.layouts.propagation import Devices
 from parallelism.memoized import memoized
@@ -30,7 +30,7 @@ class _Shards:
     devices: Devices
     place: Mapping[str, int]
 
-    def block(self, shape: Sequence[Extent], layout: TensorSharding) -> list[tuple[Extent, Extent]]:
+    def block(self, shape: Sequence[Extent], layout: TensorSharding) -> list[Span]:
         """The start and the extent of the shard along each dim."""
         return [self.devices.part(n, dim.axes, self.place) for n, dim in zip(shape, layout.dims, strict=True)]
 
@@ -41,12 +41,30 @@ class _Shards:
     def value(self, value: Value) -> Value:
         return Value(value.name, self.type(value.type, layout_of(value)))
 
-    def attributes(self, op: Op) -> Attributes:
-        names = op.operator.attributes
-        if "shape" not in names and "starts" not in names:
-            return op.attributes
-        block = self.block(op.outputs[0].type.shape, layout_of(op.outputs[0]))
-        return of_a_part(op.attributes, [size for _, size in block], [start for start, _ in block])
+    def part(self, op: Op) -> tuple[str, Attributes]:
+        """The kind and the attributes of the op that computes the shards of the outputs of ``op``."""
+        if "shape" not in op.operator.attributes and not _has_place(op):
+            return op.kind, op.attributes
+        output = op.outputs[0]
+        return of_a_part(op.kind, op.attributes, self.block(output.type.shape, layout_of(output)), self._indexed(op))
+
+    def _indexed(self, op: Op) -> tuple[Span, Extent] | None:
+        """The part of the letter along which the op picks elements, and its whole extent; None if it is not split."""
+        letter = op.operator.indexed
+        if letter is None:
+            return None
+        rule = op.rule
+        for values, side in ((op.inputs, rule.inputs), (op.outputs, rule.outputs)):
+            for value, dims in zip(values, side, strict=True):
+                for dim, split, extent in zip(dims, layout_of(value).dims, value.type.shape, strict=True):
+                    if dim == (letter,) and split.axes:
+                        return self.devices.part(extent, split.axes, self.place), extent
+        return None
+
+
+def _has_place(op: Op) -> bool:
+    """Whether the op of a device may depend on the place of its shards in the whole tensors."""
+    return op.operator.indexed is not None or "starts" in op.operator.attributes
 
 
 def local_program(
@@ -65,15 +83,16 @@ def local_program(
             outputs = tuple(map(shards.value, op.outputs))
             values.update((value.name, value) for value in outputs)
             inputs = tuple(values[value.name] for value in op.inputs)
-            ops.append(Op(op.kind, inputs, shards.attributes(op), outputs, op.region))
+            kind, attributes = shards.part(op)
+            ops.append(Op(kind, inputs, attributes, outputs, op.region))
             continue
         x, result = values[op.inputs[0].name], op.outputs[0]
         todo = moves_of(op, devices)
         for count, move in enumerate(todo, 1):
             name = result.name if count == len(todo) else free_name(f"{result.name}.{count}", names)
             y = Value(name, shards.type(result.type, move.after))
-            attributes = move.attributes(result.type, devices, y.type.shape, received(move))
-            ops.append(Op(move.kind, (x,), tuple(attributes.items()), (y,), op.region))
+            given = move.attributes(result.type, devices, y.type.shape, received(move))
+            ops.append(Op(move.kind, (x,), tuple(given.items()), (y,), op.region))
             x = y
         values[result.name] = x
     inputs, outputs = (tuple(values[value.name] for value in side) for side in (function.inputs, function.outputs))
@@ -91,10 +110,10 @@ def free_name(name: str, names: set[str]) -> str:
 def begun_at(program: Function, whole: Function, devices: Devices, place: Mapping[str, int]) -> Function:
     """The program of another device of the same class: only the positions of its shards differ."""
     shards = _Shards(devices, place)
-    starts = {op.outputs[0].name: shards.attributes(op) for op in whole.ops if "starts" in op.operator.attributes}
-    if not starts:
+    places = {op.outputs[0].name: shards.part(op)[1] for op in whole.ops if _has_place(op)}
+    if not places:
         return program
     return replace(program, ops=tuple(
-        replace(op, attributes=starts[op.outputs[0].name]) if op.outputs and op.outputs[0].name in starts else op
+        replace(op, attributes=places[op.outputs[0].name]) if op.outputs and op.outputs[0].name in places else op
         for op in program.ops
     ))

@@ -60,7 +60,8 @@ class Localized:
     def classes(self) -> tuple[Class, ...]:
         """The classes of equal devices, ordered by their lowest ranks.
 
-        Programs of one class have the same ops, shapes and bytes received; only the attribute ``starts`` may differ.
+        Programs of one class have the same ops, shapes and bytes received; only the attributes ``starts`` and
+        ``first`` may differ.
         ``ValueError`` if a number of devices is a symbol.
         """
         first, counts = np.unique(self._classes, return_index=True, return_counts=True)[1:]

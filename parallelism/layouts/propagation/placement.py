@@ -1,9 +1,10 @@
 """Placement of one op: the layouts that its inputs need and its outputs get, from the rule of its dims alone.
 
 An axis splits one letter of the rule.  Inputs and outputs may split several letters over it; the letter of most tensors
-wins, then that of the larger tensors, then the first in the rule.  So few and small tensors have to move.  All inputs
-are then split by the winning letters and are whole otherwise.  If an axis splits a letter that no output has, the
-output is partial over the axis.
+wins, then the letter along which elements are picked by number, then that of the larger tensors, then the first in the
+rule.  So few and small tensors have to move, and a table is gathered only if the indices are split over its axes.  All
+inputs are then split by the winning letters and are whole otherwise.  If an axis splits a letter that an output does
+not have, this output is partial over the axis.
 """
 
 from collections import Counter
@@ -76,18 +77,23 @@ def _placement(
     tensors = zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True)
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
-    pending = {axis for letter in of.reduced for axis in split.get(letter, ())}
-    partial = tuple(axis for axis in devices.shape if axis in pending or axis in kept)
 
     def lying(letters: Letters) -> Dims:
         return tuple(split.get(letter, ()) if letter else () for letter in letters)
+
+    def partial(reduced: frozenset[str]) -> Axes:
+        pending = {*kept, *(axis for letter in reduced for axis in split.get(letter, ()))}
+        return tuple(axis for axis in devices.shape if axis in pending)
 
     return Placement(
         tuple(
             sharding(lying(letters), kept if layout.partial else (), op if layout.partial and kept else "sum")
             for letters, layout in zip(of.inputs, inputs, strict=True)
         ),
-        tuple(sharding(lying(letters), partial, op) for letters in of.outputs),
+        tuple(
+            sharding(lying(letters), partial(reduced), op)
+            for letters, reduced in zip(of.outputs, of.reduced, strict=True)
+        ),
     )
 
 
@@ -108,7 +114,7 @@ def letters_split(
                 for axis in axes:
                     votes.setdefault(axis, {}).setdefault(letter, []).append(weight)
     winner = {
-        axis: max(asked, key=lambda letter: (len(asked[letter]), sum(asked[letter])))
+        axis: max(asked, key=lambda letter: (len(asked[letter]), letter == of.indexed, sum(asked[letter])))
         for axis, asked in votes.items()
     }
     split = {}

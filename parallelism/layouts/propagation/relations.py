@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from parallelism.ir.core import Attributes, Dim, Expression, Extent, TensorType
+from parallelism.ir.core import OPERATORS, Attributes, Dim, Expression, Extent, TensorType
 from parallelism.ir.core.extents import product
 from parallelism.ir.core.table import meaning
 from parallelism.layouts.propagation.devices import Axes, Devices
@@ -30,10 +30,12 @@ class Relation(NamedTuple):
     """For each letter, the products of the letters inside of it, in the dims that it shares with others."""
     above: tuple[tuple[int, ...], ...]
     """For each tensor (inputs, then outputs), the numbers of the tensors that have all of its letters."""
-    reduced: frozenset[str]
-    """The letters whose split leaves the outputs partial."""
+    reduced: tuple[frozenset[str], ...]
+    """For each output, the letters whose split leaves it partial."""
     op: str
     """The reduction of these letters: sum, prod, max or min."""
+    indexed: str | None
+    """The letter along which the operator picks elements by their numbers."""
 
     def exact(self, letter: str, axes: Axes, devices: Devices) -> Axes:
         """The longest prefix of these axes over which the letter may be split."""
@@ -46,7 +48,7 @@ class Relation(NamedTuple):
         if isinstance(extent, Expression) or len(numbers) < len(factors) or extent % prod(numbers) == 0:
             return True
         sizes = split_sizes(extent, numbers)
-        if self.op in ("max", "min") and letter in self.reduced and 0 in sizes:
+        if self.op in ("max", "min") and 0 in sizes and any(letter in reduced for reduced in self.reduced):
             return False                        # An empty shard has no largest or smallest element.
         return all(
             isinstance(n, int) and split_sizes(extent * n, numbers) == tuple(n * size for size in sizes)
@@ -57,7 +59,7 @@ class Relation(NamedTuple):
 @lru_cache(maxsize=8192)
 def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Relation:
     """The relation of an op, memoized for equal ops."""
-    rule = meaning(kind, types, attributes).rule
+    rule, entry = meaning(kind, types, attributes).rule, OPERATORS[kind]
     blocked = set(rule.whole)
     inside: dict[str, list[Extent]] = {}
     for dim in (dim for tensor in (*rule.inputs, *rule.outputs) for dim in tensor if dim != ("1",)):
@@ -65,9 +67,6 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         blocked.update(dim[:at], dim[at + 1:])
         rest = product(rule.extents[letter] for letter in dim[at + 1:])
         inside.setdefault(dim[at], []).extend([rest] if rest != 1 else [])
-    for letter in rule.letters:
-        if 0 < sum(any(letter in dim for dim in dims) for dims in rule.outputs) < len(rule.outputs):
-            blocked.add(letter)
 
     def splitting(dims: tuple[Dim, ...]) -> Letters:
         outermost = (dim[_outermost(dim, rule.extents)] if dim != ("1",) else "1" for dim in dims)
@@ -80,7 +79,9 @@ def relation(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -
         inside={letter: tuple(dict.fromkeys(rests)) for letter, rests in inside.items()},
         above=tuple(
             tuple(j for j, theirs in enumerate(sets) if j != i and own <= theirs) for i, own in enumerate(sets)),
-        reduced=frozenset(rule.reduced), op=rule.op,
+        reduced=tuple(
+            frozenset(rule.letters) - blocked - {letter for dim in dims for letter in dim} for dims in rule.outputs),
+        op=rule.op, indexed=entry.indexed,
     )
 
 

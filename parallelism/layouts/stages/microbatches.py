@@ -58,7 +58,7 @@ def _of_rows(op: Op, batch: str) -> Op:
     if "starts" in given:
         given["starts"] = tuple(
             start + (specialized(extent, first) if batch in names_in(extent) else 0)
-            for start, extent in zip(given["starts"], given["shape"], strict=True)
+            for start, extent in zip(given["starts"], op.outputs[0].type.shape, strict=True)
         )
     for name in given.keys() & {"value", "rows", "whole"}:
         given[name] = _with(given[name], whole)

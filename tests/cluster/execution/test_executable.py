@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from simulated_runs import ON, TENSOR, assert_simulated, run, told
 
-from parallelism import Mesh, TensorSharding, ir
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.execution import Executable
-from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
 from parallelism.recorder import record
 from parallelism.simulation import equal_devices, simulate

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import Mesh, TensorSharding, ir
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.execution import PipelinedProgram
-from parallelism.ir import models
 from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages.batches import dealt
 from parallelism.pipelining import Pipeline

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from simulated_runs import TENSOR, assert_simulated, run, told
 
-from parallelism import Mesh, Pipeline, ir
+from parallelism import Mesh, Pipeline, ir, models
 from parallelism.execution import PipelinedProgram
-from parallelism.ir import models
 from parallelism.layouts import annotate, partition
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace.breakdown import split

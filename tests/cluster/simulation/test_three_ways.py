@@ -9,6 +9,7 @@ message, on memory to the byte, and on the time of every event.
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from functools import cache
 from unittest import mock
 
@@ -16,10 +17,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir
+from parallelism import Hardware, Mesh, Pipeline, TensorSharding, ir, models
 from parallelism.execution import Executable, PipelinedProgram
-from parallelism.ir import models
+from parallelism.kernels import dropout_mask
 from parallelism.layouts import annotate, localize, partition, propagate
+from parallelism.models import TransformerSpec, convolutions, experts, layers, perceptron, plain_gpt, spec
 from parallelism.simulation import PipelinedStep, equal_devices, simulate
 from parallelism.trace import UndeclaredComputeWarning
 
@@ -31,7 +33,17 @@ MODELS = {
     "convolutional": lambda: models.convolutional((6, 5, 2), (3, 4), 5, B),
     "gpt": lambda: models.gpt(vocabulary=11, width=8, heads=4, layers=2, sequence=5, batch=B),
     "mixture": lambda: models.mixture(6, 5, 4, 2, 3, B, 7),
+    "transformer": lambda: TransformerSpec(
+        layers=2, width=8, heads=4, vocabulary=11, sequence=5, attention_dropout=0.25, hidden_dropout=0.5,
+        fused_attention=False, dtype="f64").function(B),
+    "llama": lambda: TransformerSpec(
+        layers=2, width=16, heads=4, key_value_heads=2, feed_forward=6, vocabulary=10, sequence=5, norm="rms",
+        activation="swiglu", positions="rotary", biases=False, tied=False, attention_dropout=0.25, dtype="f64",
+    ).function(B),
 }
+
+
+MODULES = (perceptron, convolutions, plain_gpt, experts, spec)
 
 
 # -- in plain NumPy ----------------------------------------------------------------------------------------------------
@@ -47,11 +59,39 @@ def _layer_norm(x, weight, bias, epsilon):
     return centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + epsilon) * weight + bias
 
 
+def _attention_weights(scores, scale, causal, starts):
+    places = np.arange(scores.shape[-1])
+    return _softmax(np.where(places <= places[:scores.shape[-2], None], scores * scale, -np.inf), -1)
+
+
+def _dropout(x, step, rate, seed, whole, starts):
+    kept = dropout_mask(rate, seed, int(step), whole)
+    return x * kept / (1 - rate), kept
+
+
+def _attention(q, k, v, step, scale, causal, rate, seed, whole, starts):
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    weights = _attention_weights(np.einsum("bqhd,bkhd->bhqk", q, k), scale, causal, starts)
+    weights, _ = _dropout(weights, step, rate, seed, weights.shape, starts)
+    return np.einsum("bhqk,bkhd->bqhd", weights, v), None
+
+
+def _rotary(x, base, inverse, starts):
+    angles = np.arange(x.shape[1])[:, None, None] * base ** (-np.arange(0, x.shape[3], 2) / x.shape[3])
+    a, b = x[..., ::2], x[..., 1::2]
+    turned = a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)
+    return np.stack(turned, axis=-1).reshape(x.shape)
+
+
 PLAIN = {
+    "attention": _attention, "attention_weights": _attention_weights, "dropout": _dropout, "rotary": _rotary,
+    "take": np.take, "swiglu": lambda gate, x: gate / (1 + np.exp(-gate)) * x,
+    "rms_norm": lambda x, weight, epsilon: x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight,
     "softmax": _softmax, "layer_norm": _layer_norm,
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x))),
-    "softmax_cross_entropy": lambda logits, classes, rows: -np.sum(
-        np.log(_softmax(logits, 1))[np.arange(len(classes)), classes]) / rows,
+    "exponential_sums": lambda logits, largest: np.sum(np.exp(logits - largest[..., None]), axis=-1),
+    "cross_entropy": lambda logits, classes, largest, sums, rows, first, whole: np.sum(
+        np.log(sums) + largest - np.take_along_axis(logits, classes[..., None], -1)[..., 0]) / rows,
     "iota": lambda dim, shape, starts, dtype: np.indices(shape)[dim] + starts[dim],
     "one_hot": lambda places, extent, dtype: np.eye(extent, dtype=dtype)[np.minimum(places, extent - 1)] * (
         places < extent)[..., None],
@@ -60,11 +100,16 @@ PLAIN = {
 
 def in_plain_numpy(model):
     """The function that the model is recorded from, on arrays."""
-    with mock.patch.object(models, "record", lambda function, *_, name: function):
+    with ExitStack() as patches:
+        for module in MODULES:
+            patches.enter_context(mock.patch.object(module, "record", lambda function, *_, name: function))
         loss = MODELS[model]()
 
     def plain(*arguments):
-        with mock.patch.object(models, "apply", lambda kind, *operands, **options: PLAIN[kind](*operands, **options)):
+        with ExitStack() as patches:
+            for module in (plain_gpt, experts, layers, spec):
+                patches.enter_context(mock.patch.object(
+                    module, "apply", lambda kind, *operands, **options: PLAIN[kind](*operands, **options)))
             return loss(*arguments)
 
     return plain
@@ -129,9 +174,12 @@ def with_adam(gradient):
 # -- strategies --------------------------------------------------------------------------------------------------------
 
 
+LANGUAGE = ("gpt", "transformer", "llama")
+
+
 def data(model, axes="dp"):
     """The batch, over the replicas."""
-    names = ("tokens", "targets") if model == "gpt" else ("x", "targets")
+    names = ("tokens", "targets") if model in LANGUAGE else ("x", "targets")
     return {name: S(axes, ...) for name in names}
 
 
@@ -140,6 +188,12 @@ TENSOR = {
     "convolutional": {"p.w0": S(None, None, None, "tp"), "p.w1": S(None, None, "tp", None), "p.head": S(None, "tp")},
     "gpt": {f"p.{i}.{name}": layout for i in range(2) for name, layout in {
         "qkv": S(None, "tp"), "out": S("tp", None), "up": S(None, "tp"), "down": S("tp", None)}.items()},
+    "transformer": {f"p.{i}.{name}": layout for i in range(2) for name, layout in {
+        "qkv": S(None, "tp"), "qkv_bias": S("tp"), "out": S("tp", None), "up": S(None, "tp"), "up_bias": S("tp"),
+        "down": S("tp", None)}.items()} | {"p.tokens": S("tp", None)},
+    "llama": {f"p.{i}.{name}": layout for i in range(2) for name, layout in {
+        "qkv": S(None, "tp"), "out": S("tp", None), "gate": S(None, "tp"), "up": S(None, "tp"),
+        "down": S("tp", None)}.items()} | {"p.tokens": S("tp", None), "p.head": S("tp", None)},
     "mixture": {"p.up": S(None, None, "tp"), "p.down": S(None, "tp", None)},
 }
 """Columns, then rows, as in Megatron."""
@@ -147,14 +201,15 @@ VOCABULARY = TENSOR["gpt"] | {"p.tokens": S("tp", None)}
 CONTEXT = {
     "mlp": {"x": S(None, "cp")},
     "convolutional": {"x": S(None, "cp", None, None)},
-    "gpt": {"tokens": S(None, "cp"), "targets": S(None, "cp"), "p.positions": S("cp", None)},
+    **{model: {"tokens": S(None, "cp"), "targets": S(None, "cp")} | (
+        {"p.positions": S("cp", None)} if model != "llama" else {}) for model in LANGUAGE},
     "mixture": {"x": S(None, "cp", None), "targets": S(None, "cp", None)},
 }
 """The dim of the batch's arrays that is not the rows."""
 EXPERTS = {"p.up": S("ep", None, None), "p.down": S("ep", None, None)}
 
 
-def sequence(function):
+def sequence(function, model="gpt"):
     """Between the products of the blocks activations lie by rows of a sequence, inside by columns."""
     found = {}
     for op in function.ops:
@@ -162,7 +217,7 @@ def sequence(function):
             inside = op.inputs[1].name.endswith(("out", "down"))
             found[op.inputs[0].name] = S(None, None, "tp") if inside else S(None, "tp", None)
             found[op.outputs[0].name] = S(None, "tp", None) if inside else S(None, None, "tp")
-    return TENSOR["gpt"] | found
+    return TENSOR[model] | found
 
 
 def further(layout, axis, ndim):
@@ -191,6 +246,10 @@ def strategies():
             yield model, f"zero {stage} x tp", Mesh(dp=2, tp=2), data(model) | TENSOR[model], stage
     for n in (2, 3, 4):
         yield "gpt", "sequence", Mesh(tp=n), sequence, 0
+    for model in ("transformer", "llama"):
+        for n, m in ((1, 2), (2, 2), (2, 4)):
+            yield (model, "dp x sequence", Mesh(dp=n, tp=m),
+                   lambda f, model=model: data(model) | sequence(f, model), 0)
     yield "gpt", "dp x sequence", Mesh(dp=2, tp=4), lambda f: data("gpt") | sequence(f), 0
     yield "gpt", "zero 3 x sequence", Mesh(dp=2, tp=2), lambda f: data("gpt") | sequence(f), 3
     for n in (2, 3):
@@ -438,7 +497,7 @@ def some_layout(rng, value, mesh):
 @pytest.mark.parametrize("seed", range(36))
 def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed):
     rng = np.random.default_rng(seed)
-    model, mesh = [*MODELS][seed % 4], MESHES[seed % len(MESHES)]
+    model, mesh = [*MODELS][seed % len(MODELS)], MESHES[seed % len(MESHES)]
     rows = int(rng.integers(1, 6))
     loss = MODELS[model]().specialize(B=rows)
     function = ir.gradient(loss, weights_of(loss), keep_outputs=True)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import Mesh, TensorSharding, ir, plan_resharding
-from parallelism.ir import models
+from parallelism import Mesh, TensorSharding, ir, models, plan_resharding
 from parallelism.kernels import attend, causal_mask, choose_experts, layer_norm
 
 T = ir.TensorType

@@ -9,8 +9,7 @@ import pytest
 from localized_runs import run_everywhere
 from numpy.testing import assert_array_equal
 
-from parallelism import Mesh, TensorSharding, ir
-from parallelism.ir import models
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.layouts import Devices, annotate, constrain, localize, step_of
 
 T = ir.TensorType

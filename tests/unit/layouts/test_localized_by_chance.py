@@ -13,9 +13,8 @@ from ir_random_examples import drawn
 from localized_runs import COLLECTIVES, run_everywhere
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import Mesh, TensorSharding, ir
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.execution import Executable
-from parallelism.ir import models
 from parallelism.layouts import annotate, localize, propagate
 from parallelism.recorder import record
 

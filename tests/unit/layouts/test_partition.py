@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from parallelism import Mesh, TensorSharding, ir
-from parallelism.ir import models
+from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.layouts import annotate, propagate
 from parallelism.layouts.stages import Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
@@ -189,10 +188,12 @@ def test_a_half_for_the_input_has_no_product_with_a_weights_gradient():
 def test_views_and_constants_are_not_kept():
     function, numbers = MODELS["gpt"]
     made = {value.name: op for op in function.ops for value in op.outputs}
+    again = set()
     for stage in partition(function, 3, sizes=numbers).functions:
         kept = [made[name] for name in stage.saved if name in made]
         assert kept and not any(op.operator.view or not op.inputs for op in kept)
-        assert {"reshape", "constant"} <= {op.kind for op in stage.backward.ops}
+        again |= {op.kind for op in stage.backward.ops}
+    assert {"reshape", "constant"} <= again
 
 
 def test_a_stage_that_recomputes_keeps_its_inputs_alone():

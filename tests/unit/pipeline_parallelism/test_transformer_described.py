@@ -56,7 +56,7 @@ def test_a_layer_is_drawn_from_the_seed_and_its_number():
         ({"width": 10}, "the model is no multiple of the heads, got x of shape"),
         ({"head_dim": 5}, "rotary positions turn pairs of features, got wq of shape"),
         ({"policy": "ring"}, "policy is one of megatron, sequence, got 'ring'"),
-        ({"activation": "gleu"}, "activation is one of relu, tanh, gelu, identity, got 'gleu'"),
+        ({"activation": "gleu"}, "activation is one of relu, tanh, gelu, silu, identity, got 'gleu'"),
         ({"pipeline": Pipeline(5, 1)}, "5 stages need a layer each; blocks=2 makes 4 layers"),
         ({"pipeline": Pipeline(2, 1, "local")}, "a Transformer has one loss, at its end; schedule 'local' needs one"),
         ({"dtype": int}, "the dtype of a Transformer must be a floating one, got int64"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from local_programs import ByHand, feed_forward, integers
 
-from parallelism import ir
+from parallelism import ir, models
 from parallelism.execution import Executable
 from parallelism.hardware import Hardware
-from parallelism.ir import Builder, TensorType, models
+from parallelism.ir import Builder, TensorType
 from parallelism.mesh import Mesh
 from parallelism.recorder import record
 from parallelism.sharding import TensorSharding

@@ -1,0 +1,12 @@
+from .convolutions import convolution as convolution, convolutional as convolutional
+from .experts import mixture as mixture
+from .layers import (
+    attention as attention,
+    cross_entropy as cross_entropy,
+    dropout as dropout,
+    rotary as rotary,
+)
+from .perceptron import mlp as mlp
+from .plain_gpt import gpt as gpt
+from .published import TRANSFORMERS as TRANSFORMERS, transformer as transformer
+from .spec import TransformerSpec as TransformerSpec

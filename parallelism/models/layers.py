@@ -1,0 +1,67 @@
+"""Layers of Transformers, from operators of the table.  They are recorded, or computed at once on NumPy's arrays."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.tracing.tracing import apply
+
+
+def attention(
+    q: Any, k: Any, v: Any, *, causal: bool = True, scale: float | None = None, step: Any = None, rate: float = 0.0,
+    seed: int = 0, fused: bool = True,
+) -> Any:
+    """Attention, softmax(scale * q k^T) v.
+
+    ``q`` is ``(batch, rows, heads, width)``; ``k`` and ``v`` are ``(batch, columns, groups, width)``, and each of their
+    groups serves ``heads / groups`` adjacent heads.  The result has the shape of ``q``.  ``scale`` is 1 / sqrt(width)
+    if it is None.  With ``causal`` a row attends to the columns up to its own position.  ``rate`` is that of dropout of
+    the weights; ``step`` and ``seed`` select the mask, as for `dropout`.
+
+    ``fused``: one operator, whose scores are never written.  Without it scores, weights, mask and dropped weights are
+    arrays; the numbers are the same.
+    """
+    batch, rows, heads, width = q.shape
+    groups = k.shape[2]
+    scale = 1 / sqrt(width) if scale is None else scale
+    if fused:
+        random = {"rate": rate, "seed": seed if rate else 0, "whole": q.shape, "starts": (0, 0, 0, 0)}
+        mixed, _ = apply("attention", q, k, v, *([step] if rate else []), scale=scale, causal=causal, **random)
+        return mixed
+    grouped = q.reshape((batch, rows, groups, heads // groups, width))
+    scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k)
+    weights = apply("attention_weights", scores, scale=scale, causal=causal, starts=(0,) * 5)
+    weights = dropout(weights, step, rate, seed)
+    return np.einsum("bgrqk,bkgd->bqgrd", weights, v).reshape(q.shape)
+
+
+def dropout(x: Any, step: Any, rate: float, seed: int = 0) -> Any:
+    """``x`` with each element zero with probability ``rate``, the others divided by 1 - ``rate``.
+
+    The mask depends on ``seed``, on ``step`` (a single integer) and on the position of an element, so it is the same on
+    any mesh.  The gradient reads a mask of one byte per element.
+    """
+    if not rate:
+        return x
+    dropped, _ = apply("dropout", x, step, rate=rate, seed=seed, whole=x.shape, starts=(0,) * x.ndim)
+    return dropped
+
+
+def rotary(x: Any, base: float = 10000.0) -> Any:
+    """Rotary positions (`parallelism.kernels.rotate`) of ``x``, of shape ``(batch, sequence, heads, width)``."""
+    return apply("rotary", x, base=base, inverse=False, starts=(0,) * x.ndim)
+
+
+def cross_entropy(logits: Any, classes: Any) -> Any:
+    """The mean over all rows of the cross-entropy of ``classes``, integers, with logits of shape ``(..., classes)``.
+
+    It is computed in float32 at least.  The classes may be split over devices: then one maximum and one sum are reduced
+    for each row, and the loss.
+    """
+    logits = logits.astype(np.result_type(logits.dtype, np.float32))
+    largest = np.max(logits, axis=-1)
+    sums = apply("exponential_sums", logits, largest)
+    return apply("cross_entropy", logits, classes, largest, sums, rows=classes.size, first=0, whole=logits.shape[-1])
