@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
 from parallelism.kernels import ACTIVATIONS
 
@@ -26,7 +27,7 @@ def _function(name: str, kernel: Callable[..., Any], derivative: Derivative | No
 
 
 def _floating(x: TensorType) -> np.dtype[Any]:
-    if x.dtype.kind != "f":
+    if not is_floating(x.dtype):
         raise TypeError(f"the input must be floating-point, got {x.dtype}")
     return x.dtype
 
@@ -34,7 +35,7 @@ def _floating(x: TensorType) -> np.dtype[Any]:
 def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtype[Any]:
     if condition.dtype != bool:
         raise TypeError(f"the condition must be of bools (i1), got {condition.dtype}")
-    return np.result_type(a.dtype, b.dtype)
+    return common_dtype(a.dtype, b.dtype)
 
 
 _LINEAR: dict[np.ufunc, Linear] = {

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.ir.core import Operator, Rule, TensorType, along_whole, letters, register, rule
 from parallelism.kernels import layer_norm, rms_norm
 
 
 def _dtype(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
     for type in (x, *others):
-        if type.dtype.kind != "f" or type.dtype != x.dtype:
+        if not is_floating(type.dtype) or type.dtype != x.dtype:
             raise TypeError(f"the inputs must be floating-point and of one dtype, got {x.dtype} and {type.dtype}")
     return x.dtype
 

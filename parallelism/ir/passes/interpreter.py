@@ -47,7 +47,7 @@ def interpret(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> 
 def run(op: Op, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """Run one op by its kernel.  The outputs are contiguous and own their memory, unless the op is a view."""
     entry = op.operator
-    result = entry.kernel(*arrays, **dict(op.attributes))
+    result = entry.run(arrays, op.attributes)
     owned = []
     for value, output in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True):
         array = np.asarray(output)

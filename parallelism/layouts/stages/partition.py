@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from parallelism.dtypes import is_floating
 from parallelism.ir import Function, Op, Value
 from parallelism.layouts.stages.backwards import needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
@@ -46,7 +47,7 @@ def partition(
 
     ``ValueError`` for a function, a batch or names that do not fit, and for more stages than ops that depend on data.
     """
-    if len(function.outputs) != 1 or function.outputs[0].type.shape or function.outputs[0].type.dtype.kind != "f":
+    if len(function.outputs) != 1 or function.outputs[0].type.shape or not is_floating(function.outputs[0].type.dtype):
         returned = ", ".join(str(value.type) for value in function.outputs) or "nothing"
         raise ValueError(f"a function that is cut into stages must return one floating-point number, a loss; "
                          f"@{function.name} returns {returned}")
@@ -125,7 +126,7 @@ class _Program:
 
 
 def _trained(function: Function, weights: Sequence[Value], names: Collection[str] | None) -> list[Value]:
-    floating = [value for value in weights if value.type.dtype.kind == "f"]
+    floating = [value for value in weights if is_floating(value.type.dtype)]
     if names is None:
         return floating
     known = {value.name for value in floating}
