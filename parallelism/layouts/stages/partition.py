@@ -79,7 +79,7 @@ class _Program:
         self.trained = _trained(function, self.weights, trained)
         varying = _reached(function, self.data)
         self.chain = [op for op in function.ops if not varying.isdisjoint(op.inputs)]
-        self.learning = _reached(function, self.trained, "f")
+        self.learning = _reached(function, self.trained, is_floating)
         """The floating-point values that depend on trained weights, and so have a gradient."""
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
@@ -137,11 +137,13 @@ def _trained(function: Function, weights: Sequence[Value], names: Collection[str
     return [value for value in floating if value.name in names]
 
 
-def _reached(function: Function, start: Collection[Value], kinds: str = "fiub") -> set[Value]:
-    """The values that depend on these through values whose dtypes are of these kinds."""
+def _reached(
+    function: Function, start: Collection[Value], passes: Callable[[Any], bool] = lambda dtype: True
+) -> set[Value]:
+    """The values that depend on these through values whose dtypes pass."""
     reached = set(start)
     for op in function.ops:
         if not reached.isdisjoint(op.inputs):
-            reached.update(value for value in op.outputs if value.type.dtype.kind in kinds)
+            reached.update(value for value in op.outputs if passes(value.type.dtype))
     return reached
 
