@@ -34,7 +34,8 @@ def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype in _NAMES:
         import ml_dtypes  # Imported here, because most programs have no narrow floats and every device would wait.
 
-        return np.dtype(getattr(ml_dtypes, dtype))
+        kind: type[Any] = getattr(ml_dtypes, dtype)
+        return np.dtype(kind)
     return np.dtype(dtype)
 
 
@@ -58,7 +59,7 @@ def limits_of(dtype: np.dtype[Any]) -> Any:
     if is_narrow(dtype):
         import ml_dtypes
 
-        return ml_dtypes.finfo(dtype)
+        return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return np.finfo(dtype)
 
 

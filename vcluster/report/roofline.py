@@ -90,7 +90,7 @@ def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
         return {"hardware": name, "roofs": []}
     roofs = [{"dtype": dtype, "peak": peak} for dtype, peak in hardware.flops_per_second.items()]
     usual = roofs[0]["dtype"]
-    dtypes = {trace.priced_dtype} if trace.priced_dtype else {dtype or usual for dtype in events.distinct("dtype")}
-    occurring = set(map(rate_name, dtypes))
+    dtypes = [trace.priced_dtype] if trace.priced_dtype else [dtype or usual for dtype in events.distinct("dtype")]
+    occurring = {rate_name(str(dtype)) for dtype in dtypes}
     shown = [roof for roof in roofs if roof["dtype"] in occurring] or roofs[:1]
     return {"hardware": hardware.name, "bandwidth": hardware.memory_bytes_per_second, "roofs": shown[:MOST_ROOFS]}
