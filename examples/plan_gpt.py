@@ -7,6 +7,8 @@ stores a part of the state of Adam, 12 bytes per parameter (Rajbhandari et al., 
 The step does not include the update.
 """
 
+import math
+
 import numpy as np
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
@@ -25,7 +27,7 @@ def gpt(p, tokens, targets, causal):
     x = p["tokens"][tokens] + p["places"]
     for w in p["blocks"]:
         q, k, v = np.split((norm(x) @ w["qkv"]).reshape(*tokens.shape, HEADS, 3 * WIDTH // HEADS), 3, axis=3)
-        scores = np.where(causal, np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(WIDTH // HEADS), -np.inf)
+        scores = np.where(causal, np.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(WIDTH // HEADS), -np.inf)
         mixed = np.einsum("bhqk,bkhd->bqhd", ir.apply("softmax", scores, axis=3), v)
         x = x + mixed.reshape(x.shape) @ w["out"]
         x = x + np.maximum(norm(x) @ w["up"], 0) @ w["down"]
@@ -33,13 +35,13 @@ def gpt(p, tokens, targets, causal):
     return ir.apply("softmax_cross_entropy", logits, targets.reshape(tokens.size), rows=tokens.size)
 
 
-def f16(*shape):
-    return ir.TensorType("f16", shape)      # NumPy has no bfloat16; priced as bfloat16 below
+def bf16(*shape):
+    return ir.TensorType("bf16", shape)
 
 
-block = {"qkv": f16(WIDTH, 3 * WIDTH), "out": f16(WIDTH, WIDTH), "up": f16(WIDTH, 4 * WIDTH),
-         "down": f16(4 * WIDTH, WIDTH)}
-parameters = {"tokens": f16(VOCABULARY, WIDTH), "places": f16(SEQUENCE, WIDTH), "blocks": [block] * LAYERS}
+block = {"qkv": bf16(WIDTH, 3 * WIDTH), "out": bf16(WIDTH, WIDTH), "up": bf16(WIDTH, 4 * WIDTH),
+         "down": bf16(4 * WIDTH, WIDTH)}
+parameters = {"tokens": bf16(VOCABULARY, WIDTH), "places": bf16(SEQUENCE, WIDTH), "blocks": [block] * LAYERS}
 batch, mask = ir.TensorType("i64", (ir.symbol("B"), SEQUENCE)), ir.TensorType("bool", (SEQUENCE, SEQUENCE))
 program = ir.record(gpt, parameters, batch, batch, mask)
 
@@ -49,7 +51,7 @@ for layer in range(LAYERS):
     layouts |= {f"p.blocks.{layer}.{name}": "[tp, zero]" for name in ("out", "down")}   # then by rows
 program = annotate(program, layouts)
 
-print(f"{sum(v.type.size for v in program.inputs if v.type.dtype.kind == 'f') / 1e9:.1f} G parameters, "
+print(f"{sum(v.type.size for v in program.inputs if v.type.dtype.name == 'bfloat16') / 1e9:.1f} G parameters, "
       f"{ROWS} x {SEQUENCE} tokens a step, 64 devices\n")
 print("                   micro-     step  of which           GB on the fullest device")
 print("pp  dp  zero  tp  batches       ms  exposed  bubble   weights  state    all  fits")
@@ -60,7 +62,7 @@ for pp, dp, zero, tp, microbatches in [
     stages = partition(program, pp)
     pipelined = PipelinedProgram(stages, Pipeline(pp, microbatches, "1f1b"), inside=Mesh(zero=zero, tp=tp))
     step = PipelinedStep(pipelined, Mesh(pp=pp, dp=dp, zero=zero, tp=tp), ROWS)
-    trace = simulate(step, "dgx-h100:8", fold=True, op_by_op=True, priced_dtype="bfloat16")
+    trace = simulate(step, "dgx-h100:8", fold=True, op_by_op=True)
     shares = Split(*np.mean([*split(trace).values()], axis=0) / trace.makespan_seconds)
     weights, peaks = trace.peaks("weights"), trace.peaks()
     fullest = max(peaks, key=lambda rank: peaks[rank] + 6 * weights[rank] / dp)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.dtypes import NARROW_FLOATS, code_of, of_code
 from parallelism.kernels import SGD, Adam, AdamState, Optimizer
 from pipeline_parallelism.trained_stage import Layer
 
@@ -39,7 +40,8 @@ VERSION = b"1"
 LARGEST_INTEGER = 2**53 - 1
 
 _OPTIMIZERS: dict[str, type[SGD | Adam]] = {"SGD": SGD, "Adam": Adam}
-_DTYPES = {np.dtype(kind).newbyteorder("<").str for kind in (np.half, np.single, np.double, np.longdouble)}
+_DTYPES = {np.dtype(kind).newbyteorder("<").str for kind in (np.half, np.single, np.double, np.longdouble)} | {
+    *NARROW_FLOATS.values()}
 _KEYS = {"step", "dtype", "layer_sizes", "optimizer", "moments", "updates"}
 
 
@@ -150,7 +152,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     sizes = checkpoint.layer_sizes
     arrays = [array for layer in checkpoint.parameters for array in layer]
     dtype = arrays[0].dtype.newbyteorder("<")
-    if dtype.str not in _DTYPES:
+    if code_of(dtype) not in _DTYPES:
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype}")
     if any([array.shape for array in moment] != [array.shape for array in arrays] for moment in moments):
         raise ValueError("each moment of the optimizer's state must have the shapes of the parameters")
@@ -158,7 +160,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     if other := next((array.dtype for array in everything if array.dtype.newbyteorder("<") != dtype), None):
         raise ValueError(f"a checkpoint holds arrays of one floating dtype, got {dtype} and {other}")
     header = {
-        "step": int(checkpoint.step), "dtype": dtype.str, "layer_sizes": sizes,
+        "step": int(checkpoint.step), "dtype": code_of(dtype), "layer_sizes": sizes,
         "optimizer": optimizer and {"name": type(optimizer).__name__, **asdict(optimizer)},  # type: ignore[call-overload]
         "moments": len(moments), "updates": updates,
     }
@@ -191,7 +193,7 @@ def _decode(path: str | PathLike[str], data: bytes) -> Checkpoint:
     _check(path, (moments, type(optimizer)) in ((0, type(optimizer)), (1, SGD), (2, Adam)),
            f"expected as many moments as {optimizer!r} has", moments)
 
-    dtype = np.dtype(dtype_name)
+    dtype = of_code(dtype_name)
     shapes = [shape for pair in pairwise(sizes) for shape in (pair, pair[1:])] * (1 + moments)
     expected = dtype.itemsize * sum(map(math.prod, shapes))
     _check(path, len(body) == expected, f"expected {expected} bytes of arrays", len(body))

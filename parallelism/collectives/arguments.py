@@ -13,15 +13,13 @@ import numpy.typing as npt
 
 from parallelism.algorithms import KINDS, kind_of
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
+from parallelism.dtypes import as_dtype, code_of, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups
 from parallelism.operation.trees import leaves, rebuild
 
 Array = npt.NDArray[Any]
-
-NUMERIC_KINDS = "biufc"
-
 
 def members_of(
     mesh: Mesh, rank: int, kind: str, axes: Axes, groups: Groups | None
@@ -67,7 +65,7 @@ def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
         hint = "; all_gather_object and broadcast_object move other objects" if what != "a message" else ""
         raise TypeError(f"{what} takes an array or a scalar, got {type(x).__name__}{hint}")
     array = np.asarray(x)
-    if array.dtype.kind not in NUMERIC_KINDS:
+    if not is_numeric(array.dtype):
         raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}")
     return array, SCALAR if is_scalar else ARRAY
 
@@ -145,8 +143,8 @@ def rank_at(group: Sequence[int], axes: Axes, position: int) -> int:
 def checked_extents(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and dtype of an array in shared memory."""
     extents = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
-    wanted = np.dtype(dtype)
-    if wanted.kind not in NUMERIC_KINDS:
+    wanted = as_dtype(dtype)
+    if not is_numeric(wanted):
         raise TypeError(f"shared memory holds numbers or bools, got dtype {wanted}")
     if any(n < 0 for n in extents):
         raise ValueError(f"an extent cannot be negative, got shape {extents}")
@@ -166,7 +164,7 @@ class TreeBuffers:
         self._tree = tree
         self._leaves = [checked_array("all_reduce", leaf) for leaf in leaves(tree)]
         self._results: list[Any] = [None] * len(self._leaves)
-        self.form = repr(rebuild(tree, [(array.dtype.str, array.shape) for array, _ in self._leaves])).encode()
+        self.form = repr(rebuild(tree, [(code_of(array.dtype), array.shape) for array, _ in self._leaves])).encode()
         """The structure of the tree, which must be equal on all members."""
         self.by_dtype: dict[np.dtype[Any], list[int]] = {}
         """The numbers of the leaves of each dtype."""

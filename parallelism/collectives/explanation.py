@@ -25,6 +25,7 @@ from parallelism.algorithms.algorithms import algorithm as find_algorithm
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.explanation_text import html, text
 from parallelism.collectives.results import reduction
+from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
 
 Array = NDArray[Any]
@@ -194,7 +195,7 @@ def _checked(plan: Algorithm, inputs: Sequence[ArrayLike | None], dim: int) -> l
         if value is None:
             raise ValueError(f"{collective} needs an array from rank {rank}, got None")
         array = np.array(value)
-        if array.dtype.kind not in "biufc":
+        if not is_numeric(array.dtype):
             raise TypeError(f"{collective} takes numbers and bools; rank {rank} has dtype {array.dtype}")
         arrays.append(_frozen(array))
         first = arrays[root if kind.gives == "root" else 0]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from parallelism.algorithms import kind_of
 from parallelism.collectives.buffers import normal_dim, pieces
 from parallelism.collectives.call import MemberCall
+from parallelism.dtypes import is_numeric
 from parallelism.operation import ReduceOp
 
 Array = NDArray[Any]
@@ -128,7 +129,7 @@ def reduced(parts: Sequence[Array], reduction: Reduction | None) -> Result:
 
 def _computed(name: str, function: Callable[[list[Any]], Any], parts: Sequence[Array]) -> Result:
     value = np.asarray(function([_read_only(part) for part in parts]))
-    if value.dtype.kind not in "biufc":
+    if not is_numeric(value.dtype):
         raise TypeError(f"the result of {name} must hold numbers or bools, got dtype {value.dtype}")
     return copy_of(value)
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array
+from parallelism.dtypes import is_floating
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes import freed_after, owns_nothing, unread_after
@@ -129,9 +130,10 @@ class DeviceProgram:
             return None
         cut = op.kind in ("all_slice", "relayout")      # only the part that is kept is read
         nbytes = 2.0 * float(op.outputs[0].type.nbytes) if cut else float(op.nbytes)
-        dtypes = (value.type.dtype for value in (*op.outputs, *op.inputs))
-        dtype = next((dtype.name for dtype in dtypes if dtype.kind == "f"), None)
-        flops = float(op.flops) if dtype is not None else 0.0
+        dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
+        floating = next(filter(is_floating, dtypes), None)
+        flops = float(op.flops) if floating is not None else 0.0
+        dtype = (floating or dtypes[0]).name
         if not flops and not nbytes:
             return None
         return DeclaredCost(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))

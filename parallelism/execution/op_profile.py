@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.ir import Op, Value
 from parallelism.ir.passes.interpreter import run
 
@@ -33,7 +34,7 @@ def measured(op: Op) -> float:
     """Seconds of wall time that an op takes on this machine: the least of several runs after the first."""
     rng = np.random.default_rng(0)
     arrays = [
-        np.asarray(rng.random(type.shape) if type.dtype.kind == "f" else np.zeros(type.shape), type.dtype)
+        np.asarray(rng.random(type.shape) if is_floating(type.dtype) else np.zeros(type.shape), type.dtype)
         for type in op.types
     ]
     with np.errstate(all="ignore"):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from parallelism.dtypes import as_dtype, common_dtype
 from parallelism.ir.core import Op, TensorType, resolved
 
 
@@ -44,7 +45,7 @@ class TypedArray(NDArrayOperatorsMixin):
     __slots__ = ("dtype", "shape")
 
     def __init__(self, shape: Sequence[Any], dtype: npt.DTypeLike) -> None:
-        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.shape, self.dtype = tuple(shape), as_dtype(dtype)
 
     @classmethod
     def of(cls, type: TensorType) -> TypedArray:
@@ -90,7 +91,7 @@ class TypedArray(NDArrayOperatorsMixin):
 
     def view(self, dtype: npt.DTypeLike) -> TypedArray:
         """The bytes of a flat array as elements of another dtype."""
-        return TypedArray((self.nbytes // np.dtype(dtype).itemsize,), dtype)
+        return TypedArray((self.nbytes // as_dtype(dtype).itemsize,), dtype)
 
     def __getitem__(self, part: slice) -> TypedArray:
         return TypedArray((len(range(*part.indices(self.shape[0]))), *self.shape[1:]), self.dtype)
@@ -106,7 +107,7 @@ class TypedArray(NDArrayOperatorsMixin):
             return NotImplemented
         if options.get("out"):
             return options["out"][0]
-        dtype = resolved(ufunc, *(np.dtype(getattr(x, "dtype", type(x))) for x in inputs))[-1]
+        dtype = resolved(ufunc, *(getattr(x, "dtype", type(x)) for x in inputs))[-1]
         return TypedArray(np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
@@ -114,7 +115,7 @@ class TypedArray(NDArrayOperatorsMixin):
             case "concatenate":
                 parts = args[0]
                 length = sum(part.shape[0] for part in parts)
-                return TypedArray((length, *parts[0].shape[1:]), np.result_type(*(part.dtype for part in parts)))
+                return TypedArray((length, *parts[0].shape[1:]), common_dtype(*(part.dtype for part in parts)))
             case "ravel" | "reshape" if not options:
                 return getattr(self, function.__name__)(*args[1:])
         return NotImplemented

@@ -1,6 +1,12 @@
 from .degradations import LinkFault as LinkFault, Straggler as Straggler
 from .files import HardwareFileError as HardwareFileError
-from .hardware import ITEMSIZE as ITEMSIZE, Channel as Channel, Hardware as Hardware, LinkPath as LinkPath
+from .hardware import (
+    ITEMSIZE as ITEMSIZE,
+    Channel as Channel,
+    Hardware as Hardware,
+    LinkPath as LinkPath,
+    rate_name as rate_name,
+)
 from .host import (
     CALIBRATED as CALIBRATED,
     VARIABLE as VARIABLE,

@@ -39,6 +39,12 @@ ITEMSIZE = {
 
 MOST_DEVICES = 1 << 24
 
+
+def rate_name(dtype: str) -> str:
+    """The name under which hardware has the rate of a dtype: its own, but ``float8`` for every format of 8 bits."""
+    return "float8" if dtype.startswith("float8_") else dtype
+
+
 _PARTS: hardware_files.Parts = {
     "links": [Link], "pieces": [Piece], "collective_pieces": [Piece], "host": HostLink, "stragglers": [Straggler],
     "faults": [LinkFault],
@@ -255,7 +261,7 @@ class Hardware:
         """
         if dtype is None:
             return next(iter(self.flops_per_second.values()))
-        name = str(dtype)
+        name = rate_name(str(dtype))
         if name not in self.flops_per_second:
             raise ValueError(
                 f"{self.name} has no rate for {name}; it has {', '.join(self.flops_per_second)} (priced_dtype= prices "

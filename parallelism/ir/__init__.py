@@ -14,6 +14,7 @@ from parallelism.ir.core import (
     Op,
     Operator,
     ParseError,
+    PromotionWarning,
     RecordError,
     Rule,
     TensorType,
@@ -56,7 +57,7 @@ from parallelism.ir.tracing import apply, region
 
 __all__ = [
     "OPERATORS", "Builder", "Expression", "Function", "IRError", "Interpreted", "Op", "Operator", "ParseError",
-    "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div", "freed_after", "gradient",
-    "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "region", "symbol", "symbols",
-    "verify",
+    "PromotionWarning", "RecordError", "Rule", "TensorType", "Value", "VerifyError", "apply", "ceil_div", "freed_after",
+    "gradient", "interpret", "largest", "live_bytes", "operator", "parse", "peak_bytes", "record", "region", "symbol",
+    "symbols", "verify",
 ]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.dtypes import common_dtype
+
 
 class MatmulCost(NamedTuple):
     """Of one product, or of a batch of them."""
@@ -25,5 +27,5 @@ def matmul_cost(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> MatmulCost:
     k = a.shape[-1] if a.ndim else 0
     m = a.shape[-2] if a.ndim > 1 else 1
     n = b.shape[-1] if b.ndim > 1 else 1
-    dtype = np.result_type(a, b)
+    dtype = common_dtype(np.asarray(a).dtype, np.asarray(b).dtype)
     return MatmulCost(2.0 * count * m * n * k, float(dtype.itemsize * count * (m * k + k * n + m * n)), dtype)

@@ -33,6 +33,7 @@ from parallelism.collectives import (
     text_of,
 )
 from parallelism.collectives.call import Traffic, traffic
+from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
 from parallelism.operation.matmul_cost import matmul_cost
@@ -92,7 +93,7 @@ class RecordingDevice:
         self._add(
             "compute", name, flops=float(flops), nbytes=float(nbytes), cpu_seconds=seconds or 0.0, stage=stage,
             microbatch=microbatch, phase=phase, seconds=None if seconds is None else float(seconds),
-            dtype=None if dtype is None else np.dtype(dtype).name,
+            dtype=None if dtype is None else as_dtype(dtype).name,
         )
         yield
 
@@ -238,7 +239,7 @@ class RecordingDevice:
         axes: Axes = None,
     ) -> Work:
         channel = Channel(self._peer(src, axes), self.rank, checked_tag(tag))
-        extents, wanted = None if shape is None else tuple(shape), None if dtype is None else np.dtype(dtype)
+        extents, wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
         issued_at = calling_line()
 
         def conclude() -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.collectives import MemberCall
+from parallelism.dtypes import is_floating
 from parallelism.operation import Device
 from parallelism.resharding.plan import ReshardingPlan, ReshardingStep
 from parallelism.sharding import TensorSharding, device_op
@@ -68,7 +69,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
         )
     result = array
     for step in plan.steps:
-        if spent and step.kind == "all_reduce" and result.dtype.kind == "f":
+        if spent and step.kind == "all_reduce" and is_floating(result.dtype):
             dims = result if result.flags.carray else result.transpose(np.argsort(result.strides)[::-1])
             if dims.flags.carray:
                 device.all_reduce(dims, step.axes, op=device_op(step.before.op, result.dtype), out=dims)

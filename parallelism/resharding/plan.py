@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes as MeshAxes, Mesh
 from parallelism.resharding.axis_numbers import blocks_of, bundles, layout_of, leg_axes, names_of, singles, state_of
 from parallelism.resharding.blocks import Axes, Blocks
@@ -233,7 +234,7 @@ def plan_resharding(
     >>> [step.kind for step in plan.steps], plan.bytes_received, plan.peak_bytes
     (['all_to_all'], (96, 96), (192, 192))
     """
-    extents, kind = tuple(int(n) for n in shape), np.dtype(dtype)
+    extents, kind = tuple(int(n) for n in shape), as_dtype(dtype)
     names = mesh.axes if axes is None else tuple(axis for axis in mesh.axes if axis in mesh.axes_of(axes))
     source = _checked("source", source, extents, kind, mesh, names)
     target = _checked("target", target, extents, kind, mesh, names)

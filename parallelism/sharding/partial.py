@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.dtypes import is_floating, is_narrow, is_numeric, limits_of
+
 _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 OPS = tuple(_UFUNCS)
 
@@ -29,12 +31,14 @@ def identity(op: str, dtype: np.dtype[Any]) -> Any:
     >>> identity("sum", np.dtype(int)), identity("max", np.dtype(np.uint8)), identity("min", np.dtype(float))
     (0, 0, inf)
     """
-    kind = dtype.kind
-    if kind not in "biufc" or (kind == "c" and op in ("max", "min")):
+    kind = "f" if is_floating(dtype) else dtype.kind
+    if not is_numeric(dtype) or (kind == "c" and op in ("max", "min")):
         raise ValueError(f"a {op} of {dtype} cannot be pending")
     if op in ("sum", "prod"):
         return int(op == "prod")
     limits: dict[str, tuple[Any, Any]] = {"b": (False, True), "f": (-np.inf, np.inf)}
+    if is_narrow(dtype) and not np.isinf(np.array(np.inf, dtype)):      # some have no infinity
+        limits["f"] = float(limits_of(dtype).min), float(limits_of(dtype).max)
     lowest, highest = limits[kind] if kind in limits else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     return lowest if op == "max" else highest
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import Pairs, kind_of
 from parallelism.collectives import MemberCall
+from parallelism.dtypes import as_dtype
 from parallelism.execution import METHODS, TypedArray
 from parallelism.execution.device_program import communicates
 from parallelism.ir import Op
@@ -89,7 +89,7 @@ class TypedDevice:
     ) -> AbstractContextManager[None]:
         """Records a compute event with its declared cost."""
         if dtype is not None and not isinstance(dtype, str):
-            dtype = np.dtype(dtype).name
+            dtype = as_dtype(dtype).name
         self._append((
             "compute", name, float(nbytes), float(flops), dtype, seconds, None, None, 0, 0, 0, None, None, None, stage,
             microbatch, phase, None))

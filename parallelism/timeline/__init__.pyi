@@ -19,5 +19,10 @@ from .priced import (
     UndeclaredComputeWarning as UndeclaredComputeWarning,
     warn_of_undeclared as warn_of_undeclared,
 )
-from .pricing import Prices as Prices, Pricing as Pricing, with_free_overhead as with_free_overhead
+from .pricing import (
+    Prices as Prices,
+    Pricing as Pricing,
+    priced_scale as priced_scale,
+    with_free_overhead as with_free_overhead,
+)
 from .replay import replay_columns as replay_columns

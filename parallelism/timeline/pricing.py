@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
+from parallelism.dtypes import NARROW_FLOATS
 from parallelism.events import ABSENT, Columns, Table, column_of
 from parallelism.events.columns import codes, combined
-from parallelism.hardware import ITEMSIZE, Hardware
+from parallelism.hardware import ITEMSIZE, Hardware, rate_name
 from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
 from parallelism.timeline.fair_sharing import Way
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, SEND, Roles
@@ -34,7 +35,15 @@ COMPUTE_KINDS = ("measured", "modelled")
 
 Floats = npt.NDArray[np.float64]
 
-_FLOATS = ("float16", "float32", "float64")
+_FLOATS = frozenset({"float16", "float32", "float64", *NARROW_FLOATS.values()})
+"""The floats of arrays: ``priced_dtype`` stands for each of them."""
+
+
+def priced_scale(dtype: str | None, priced_dtype: str | None) -> float:
+    """The number of bytes as which a byte of an array of ``dtype`` is priced."""
+    if priced_dtype is None or dtype not in _FLOATS:
+        return 1.0
+    return ITEMSIZE[rate_name(priced_dtype)] / ITEMSIZE[rate_name(dtype)]
 
 
 class Seen(NamedTuple):
@@ -81,8 +90,9 @@ def with_free_overhead(events: Columns) -> Columns:
 class Pricing:
     """How the events of a record are priced.  ``ValueError`` where a rate is asked for that there is not.
 
-    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; flops and bytes without
-    a dtype count as those of float64.  ``link_sharing``: messages and collectives that overlap share their links.
+    ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; integers and bools keep
+    their size.  Flops and bytes without a dtype count as those of float64.  ``link_sharing``: messages and collectives
+    that overlap share their links.
     """
 
     hardware: Hardware | None = None
@@ -200,9 +210,7 @@ class Pricing:
         return events.mapped("dtype", lambda dtype: self._factor(dtype or default), np.float64)
 
     def _factor(self, dtype: str | None) -> float:
-        if self.priced_dtype is None or dtype not in _FLOATS:
-            return 1.0
-        return ITEMSIZE[self.priced_dtype] / ITEMSIZE[dtype]
+        return priced_scale(dtype, self.priced_dtype)
 
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallelism import ir
+from parallelism.dtypes import is_floating
 from parallelism.execution import Executable, Profile
 from parallelism.hardware import Hardware
 from parallelism.layouts import Conflict, localize, propagate
@@ -143,7 +144,7 @@ def run(program: str, words: Sequence[str]) -> int:
         traces = {"simulated": simulate(executable, **price), **traces}
         print(f"\nthe run compared with the simulation: {compare(*traces.values())}")
     _keep(arguments, traces)
-    floats = all(value.type.dtype.itemsize >= 8 for value in function.values if value.type.dtype.kind == "f")
+    floats = all(value.type.dtype.itemsize >= 8 for value in function.values if is_floating(value.type.dtype))
     return int(apart > (TOLERANCE if floats else 1e-2))
 
 
@@ -217,7 +218,7 @@ def _function(arguments: argparse.Namespace, *, symbols: bool = False) -> ir.Fun
         names = sorted(function.symbols)
         raise WrongWords(f"--size must give a value for {', '.join(names)}, as {names[0]}=64")
     if arguments.gradient:
-        by = [value.name for value in function.inputs if value.type.dtype.kind == "f"]
+        by = [value.name for value in function.inputs if is_floating(value.type.dtype)]
         function = _right(ir.gradient, function, by, keep_outputs=True)
     return function
 
@@ -249,7 +250,7 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
         rng = np.random.default_rng(arguments.seed)
         return {
             value.name: np.asarray(
-                rng.normal(size=value.type.shape) if value.type.dtype.kind == "f" else np.zeros(value.type.shape),
+                rng.normal(size=value.type.shape) if is_floating(value.type.dtype) else np.zeros(value.type.shape),
                 value.type.dtype)
             for value in function.inputs
         }
@@ -267,7 +268,7 @@ def _inputs(arguments: argparse.Namespace, function: ir.Function) -> dict[str, N
 
 def _apart(a: NDArray[Any], b: NDArray[Any]) -> float:
     """The largest difference divided by the largest number. Infinite if NaNs or infinities differ."""
-    if a.size == 0 or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+    if a.size == 0 or np.array_equal(a, b, equal_nan=is_floating(a.dtype)):
         return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)
     finite = np.isfinite(x) & np.isfinite(y)

@@ -7,6 +7,8 @@ import sys
 from types import FrameType
 from typing import Any
 
+from parallelism.dtypes import is_numeric
+
 LONGEST_TEXT = 60
 MOST_ELEMENTS = 6
 MOST_VARIABLES = 8
@@ -31,7 +33,7 @@ def values_on_lines(frame: FrameType, first: int, last: int) -> str:
 def _text(value: Any) -> str | None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray:
-        elements = f" {value.tolist()}" if value.size <= MOST_ELEMENTS and value.dtype.kind in "biufc" else ""
+        elements = f" {value.tolist()}" if value.size <= MOST_ELEMENTS and is_numeric(value.dtype) else ""
         return f"{value.dtype}{list(value.shape)}{_short(elements)}"
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return _short(repr(value))

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from parallelism.algorithms import kind_of, registry
 from parallelism.collectives import (
     ARRAY,
-    NUMERIC_KINDS,
     SCALAR,
     Reduction,
     Traffic,
@@ -39,6 +38,7 @@ from parallelism.collectives import (
     refuse_out_of_tree,
 )
 from parallelism.collectives.call import traffic
+from parallelism.dtypes import is_numeric
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, Lane, ReduceOp
 from vcluster.code import call_site
@@ -338,7 +338,7 @@ def described(
 
 def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
     """A value as a contiguous array, and its form."""
-    if type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.kind in NUMERIC_KINDS:
+    if type(x) is np.ndarray and x.flags.c_contiguous and is_numeric(x.dtype):
         return x, ARRAY
     return pack(x) if kind_of(kind).copies and is_tree(x) else as_array(kind, x)
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from parallelism.algorithms import KINDS, CollectiveKind
 from parallelism.collectives import MemberCall, check_agreement, text_of
+from parallelism.dtypes import code_of, of_code
 from vcluster.code import ClusterError
 from vcluster.collectives.thresholds import INLINE_BYTES
 from vcluster.memory import DIRECTORY_ENTRIES, LINE, STORES_IN_ORDER, Need
@@ -59,7 +60,7 @@ class Call(MemberCall):
     nbytes: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        dtype = None if self.dtype is None else self.dtype.str
+        dtype = None if self.dtype is None else code_of(self.dtype)
         fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
                   self.op, self.pairs, self.form)
         description = marshal.dumps(fields, 2)
@@ -79,7 +80,7 @@ class Call(MemberCall):
         """The call of another member of the group, from its description."""
         kind, name, dtype, shape, dim, concat_dim, sizes, root, op, pairs, form = marshal.loads(description)
         return replace(
-            self, kind=kind, position=position, algorithm=name, dtype=dtype and np.dtype(dtype),
+            self, kind=kind, position=position, algorithm=name, dtype=dtype and of_code(dtype),
             shape=shape, dim=dim, concat_dim=concat_dim, sizes=sizes, root=root, op=op, pairs=pairs, form=form,
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.collectives import checked_extents, checked_peer, rank_at, shift_pairs
+from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ReduceOp
 from parallelism.operation.matmul_cost import matmul_cost
@@ -149,7 +150,7 @@ class VirtualDevice:
         a, b = np.asarray(a), np.asarray(b)
         flops, nbytes, dtype = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
-            return np.matmul(a, b, out=out)
+            return in_float32(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """An uninitialised array in shared memory, which peers read and write without a copy."""

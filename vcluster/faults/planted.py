@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from parallelism.collectives import NUMERIC_KINDS
+from parallelism.dtypes import is_numeric
 from parallelism.operation.trees import leaves, rebuild
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
@@ -229,7 +229,7 @@ class _PlantedMailbox:
 def _with_flipped_bit(fault: FlipBit, name: str, x: Any, rng: np.random.Generator) -> Any:
     parts = leaves(x)
     arrays = {i: np.array(part, order="C") for i, part in enumerate(parts) if part is not None}
-    arrays = {i: array for i, array in arrays.items() if array.dtype.kind in NUMERIC_KINDS}
+    arrays = {i: array for i, array in arrays.items() if is_numeric(array.dtype)}
     bits = sum(_bits(array) * array.size for array in arrays.values())
     if not bits:
         raise ValueError(f"{fault!r} needs a value with bits; {name} has none here")

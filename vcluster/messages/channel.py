@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from parallelism.collectives import check_declared, check_shape, checked_tag
+from parallelism.dtypes import as_dtype
 from parallelism.events import HOST
 from vcluster.code import call_site
 from vcluster.code.call_sites import here
@@ -181,7 +182,7 @@ class VirtualChannel:
         with recorder as start:
             work = recorder.next_work()
             event = self._event("recv", tag, work)
-            wanted = None if shape is None else tuple(shape), None if dtype is None else np.dtype(dtype)
+            wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
             steps = self._receiving(checked_tag(tag), None, *wanted, event, start)
             return self._issue(("recv", self._peer, tag), steps, work, "recv")
 

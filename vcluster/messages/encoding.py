@@ -20,7 +20,8 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import ARRAY, NUMERIC_KINDS, SCALAR, checked_array, is_tree
+from parallelism.collectives import ARRAY, SCALAR, checked_array, is_tree
+from parallelism.dtypes import code_of, is_numeric, of_code
 from parallelism.operation.trees import leaves, rebuild
 from vcluster.code.pickling import dump
 from vcluster.memory import LINE
@@ -64,7 +65,7 @@ class Encoded:
 
 def encode_message(value: Any) -> Encoded:
     """Encode a message: an array, a scalar, or tuples, lists and dicts of them. Other leaves are pickled whole."""
-    if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS:
+    if type(value) is np.ndarray and is_numeric(value.dtype):
         return _array(np.ascontiguousarray(value).reshape(value.shape))
     buffers: list[Any] = []
 
@@ -83,7 +84,7 @@ def encode(value: Any, subject: str) -> Encoded:
     """Encode any value, functions included. ``subject`` names it in the ``TypeError`` if it cannot be pickled."""
     if type(value) in _PLAIN:
         return _pickled(pickle.dumps, value, [])
-    if type(value) is np.ndarray and value.dtype.kind in NUMERIC_KINDS and value.flags.c_contiguous:
+    if type(value) is np.ndarray and is_numeric(value.dtype) and value.flags.c_contiguous:
         return _array(value)
     buffers: list[Any] = []
     return _pickled(lambda obj: dump(obj, subject, lambda b: buffers.append(b.raw())), value, buffers)
@@ -102,7 +103,7 @@ def decode(block: NDArray[np.uint8]) -> Any:
     pickled = view[start + 8 * count : start + 8 * count + size]
     if size and pickled[0] == _ARRAY_MARK:
         dtype, shape = pickle.loads(pickled[1:])
-        return np.ndarray(shape, dtype, buffers[0])
+        return np.ndarray(shape, of_code(dtype), buffers[0])
     return pickle.loads(pickled, buffers=buffers)
 
 
@@ -117,7 +118,7 @@ _ARRAY_MARK = 0  # no pickle begins with this byte
 
 @lru_cache(maxsize=4096)
 def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    body = bytes([_ARRAY_MARK]) + pickle.dumps((dtype.str, shape), 5)
+    body = bytes([_ARRAY_MARK]) + pickle.dumps((code_of(dtype), shape), 5)
     return struct.pack("<qqq", len(body), 1, dtype.itemsize * prod(shape)) + body
 
 
@@ -149,7 +150,7 @@ def pack(tree: Any) -> tuple[NDArray[np.uint8], bytes]:
     """A tree as an array of bytes, and its form."""
     arrays = [as_array("a tree of arrays", leaf) for leaf in leaves(tree)]
     structure = rebuild(tree, list(range(len(arrays))))
-    form = cloudpickle.dumps((structure, [(a.dtype.str, a.shape, leaf_form) for a, leaf_form in arrays]))
+    form = cloudpickle.dumps((structure, [(code_of(a.dtype), a.shape, leaf_form) for a, leaf_form in arrays]))
     return np.frombuffer(b"".join(a.tobytes() for a, _ in arrays), np.uint8), form
 
 
@@ -163,7 +164,7 @@ def from_form(form: bytes, array: NDArray[Any]) -> Any:
     content = array.tobytes()
     values, offset = [], 0
     for dtype, shape, leaf_form in signatures:
-        leaf = np.ndarray(shape, dtype, content, offset).copy()
+        leaf = np.ndarray(shape, of_code(dtype), content, offset).copy()
         offset += leaf.nbytes
         values.append(from_form(leaf_form, leaf))
     return rebuild(structure, values)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from parallelism.display.quantities import fit
 from parallelism.events import Columns
-from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware
+from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware, rate_name
+from parallelism.timeline import priced_scale
 from parallelism.trace import PARTS, Trace, part_of
 from vcluster.report.naming import LONGEST_NAME, Data, groups, numbered, without_numbers
 
@@ -61,12 +62,8 @@ def _whole(columns: Columns) -> tuple[Columns, Floats]:
 
 def _scale(trace: Trace, events: Columns) -> Floats:
     """For each event, the number of bytes as which one of its bytes was priced."""
-    scale = np.ones(len(events))
-    if trace.priced_dtype in ITEMSIZE:
-        for dtype in ("float16", "float32", "float64"):
-            scale[events.isin("dtype", {dtype})] = ITEMSIZE[trace.priced_dtype] / ITEMSIZE[dtype]
-        scale[~events.present("dtype")] = ITEMSIZE[trace.priced_dtype] / ITEMSIZE["float64"]
-    return scale
+    priced = trace.priced_dtype if trace.priced_dtype in ITEMSIZE else None     # a file may say anything
+    return events.mapped("dtype", lambda dtype: priced_scale(dtype or "float64", priced), np.float64)
 
 
 def _points(events: Columns, x: Floats, y: Floats, seconds: Floats) -> Data:
@@ -93,6 +90,7 @@ def _roofs(trace: Trace, events: Columns, hardware: Hardware | None) -> Data:
         return {"hardware": name, "roofs": []}
     roofs = [{"dtype": dtype, "peak": peak} for dtype, peak in hardware.flops_per_second.items()]
     usual = roofs[0]["dtype"]
-    occurring = {trace.priced_dtype} if trace.priced_dtype else {dtype or usual for dtype in events.distinct("dtype")}
+    dtypes = [trace.priced_dtype] if trace.priced_dtype else [dtype or usual for dtype in events.distinct("dtype")]
+    occurring = {rate_name(str(dtype)) for dtype in dtypes}
     shown = [roof for roof in roofs if roof["dtype"] in occurring] or roofs[:1]
     return {"hardware": hardware.name, "bandwidth": hardware.memory_bytes_per_second, "roofs": shown[:MOST_ROOFS]}

@@ -18,8 +18,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from parallelism.dtypes import as_dtype
 from parallelism.events import Event
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | N
 @lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
     """``dtype.name``, cached, because NumPy computes it at every access."""
-    return str(np.dtype(dtype).name)
+    return str(as_dtype(dtype).name)
 
 
 class _Block:

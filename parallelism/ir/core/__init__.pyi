@@ -1,5 +1,11 @@
 from .builder import Builder as Builder
-from .errors import IRError as IRError, ParseError as ParseError, RecordError as RecordError, VerifyError as VerifyError
+from .errors import (
+    IRError as IRError,
+    ParseError as ParseError,
+    PromotionWarning as PromotionWarning,
+    RecordError as RecordError,
+    VerifyError as VerifyError,
+)
 from .extents import (
     RESERVED as RESERVED,
     Expression as Expression,
@@ -54,11 +60,11 @@ from .table import (
     register as register,
 )
 from .types import (
-    DTYPE_NAMES as DTYPE_NAMES,
     DTYPES as DTYPES,
     MOST_DIMS as MOST_DIMS,
     TensorType as TensorType,
     checked_dtype as checked_dtype,
     checked_shape as checked_shape,
+    dtype_text as dtype_text,
     resolved as resolved,
 )

@@ -1,4 +1,4 @@
-"""The errors of programs.  Each is a ``ValueError`` that says where the program is wrong."""
+"""The errors and warnings of programs.  An error is a ``ValueError`` that says where the program is wrong."""
 
 
 class IRError(ValueError):
@@ -22,3 +22,7 @@ class ParseError(IRError):
 
 class RecordError(IRError):
     """A call cannot be recorded.  The message names the call and its line."""
+
+
+class PromotionWarning(UserWarning):
+    """A recorded array of 16 or 8 bits becomes larger because of a NumPy number; the warning is at the user's line."""

@@ -21,7 +21,7 @@ from parallelism.ir.core.extents import Expression, Extent, is_negative, names_i
 from parallelism.ir.core.printing import names, print_function, print_op, print_value
 from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, flops, meaning, operator
-from parallelism.ir.core.types import DTYPE_NAMES, TensorType
+from parallelism.ir.core.types import TensorType, dtype_text
 from parallelism.sharding import TensorSharding
 
 NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -275,7 +275,7 @@ def _frozen(name: str, value: Any) -> Any:
         raise ValueError(f"attribute {name} cannot be nan, because nan does not equal itself")
     if isinstance(value, np.dtype):
         value = value.newbyteorder("=")
-        if value in DTYPE_NAMES:
+        if dtype_text(value):
             return value
     elif isinstance(value, str | bool | int | float | Expression):
         return value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelism.ir.core.extents import Expression
-from parallelism.ir.core.types import DTYPE_NAMES
+from parallelism.ir.core.types import dtype_text
 
 if TYPE_CHECKING:
     from parallelism.ir.core.function import Function, Op, Value
@@ -78,7 +78,7 @@ def print_attribute(value: Any) -> str:
     if isinstance(value, int | float | Expression):
         return str(value)
     if isinstance(value, np.dtype):
-        return DTYPE_NAMES[value]
+        return str(dtype_text(value))
     if isinstance(value, str):
         return json.dumps(value)
     return f"[{', '.join(map(print_attribute, value))}]"

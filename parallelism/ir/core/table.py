@@ -7,11 +7,13 @@ floating-point operations per point and the derivative.  Shapes, costs and possi
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Array
+from parallelism.dtypes import in_float32, is_narrow
 from parallelism.ir.core.extents import Expression, Extent
 from parallelism.ir.core.rules import Rule, rule, terms_along
 from parallelism.ir.core.types import TensorType
@@ -31,10 +33,10 @@ in any one input while the others stay as they are; numbers: in any one of these
 class Operator:
     """One entry of the table.  All its functions take the attributes of an op as keywords.
 
-    The kernel takes arrays and returns one, or a tuple if there are several outputs.  The derivative takes the gradient
-    of the output, the output and the inputs, all traced (`parallelism.ir.tracing`), and returns the gradient of each
-    input or None.  The caller sums a gradient over broadcast dims and converts its dtype.  With several outputs,
-    gradients and outputs are tuples; the gradient of an output that nothing depends on is None.
+    The kernel takes arrays and returns one, or a tuple if there are several outputs; `run` calls it.  The derivative
+    takes the gradient of the output, the output and the inputs, all traced (`parallelism.ir.tracing`), and returns the
+    gradient of each input or None.  The caller sums a gradient over broadcast dims and converts its dtype.  With
+    several outputs, gradients and outputs are tuples; the gradient of an output that nothing depends on is None.
     """
 
     name: str
@@ -69,6 +71,23 @@ class Operator:
         if not isinstance(self.linear, tuple) and self.linear not in ("together", "each", "moves"):
             raise ValueError(f"operator {self.name!r}: linear is 'together', 'each', 'moves' or a tuple of numbers of "
                              f"inputs, got {self.linear!r}")
+
+    def run(self, arrays: Sequence[Array], attributes: Attributes, out: Array | None = None) -> Any:
+        """What the kernel returns.  An op on narrow floats is computed in float32, and its result is rounded once.
+
+        ``out`` is the first array, if an operator that reuses its memory is to write into it.
+        """
+        kernel = partial(self.kernel, **dict(attributes))
+        if self.view:
+            return kernel(*arrays)
+        if out is not None and not is_narrow(out.dtype):
+            return kernel(*arrays, out=out)
+        result = in_float32(kernel, arrays, lambda: [output.dtype for output in meaning(
+            self.name, tuple(TensorType(array.dtype, array.shape) for array in arrays), attributes).outputs])
+        if out is None:
+            return result
+        out[...] = result
+        return out
 
     def is_linear_in(self, inputs: Collection[int], count: int) -> bool:
         """Whether it is linear in these of its ``count`` inputs at once, while the others stay as they are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.dtypes import NARROW_FLOATS, as_dtype, like_half
 from parallelism.ir.core.extents import Expression, Extent, names_in, product, specialized
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "i1": np.dtype(bool), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
-    **{f"i{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)}, **{f"ui{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
+_NAMES = {
+    "i1": "bool", "f16": "float16", "f32": "float32", "f64": "float64", **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)}, **NARROW_FLOATS,
 }
-"""NumPy's dtypes by the names of MLIR: ``i1`` is a bool, ``ui8`` a ``uint8``."""
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""The names of dtypes in programs, and in NumPy."""
+_SHORT = {name: short for short, name in _NAMES.items()}
+
+
+class _Dtypes(Mapping[str, np.dtype[Any]]):
+    """A dtype is made when it is asked for, because narrow floats need another package."""
+
+    def __getitem__(self, name: str) -> np.dtype[Any]:
+        return as_dtype(_NAMES[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in _NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = _Dtypes()
+"""The dtypes of programs by the names of MLIR in small letters: ``i1`` is a bool, ``ui8`` a ``uint8``, ``bf16`` a
+bfloat16, ``f8e4m3fn`` a ``float8_e4m3fn``."""
 MOST_DIMS, MOST_EXTENT = 26, 2**62
 
 BARE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -66,25 +88,31 @@ class TensorType:
         return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
 
     def __str__(self) -> str:
-        return f"tensor<{''.join(f'{extent_text(extent)}x' for extent in self.shape)}{DTYPE_NAMES[self.dtype]}>"
+        return f"tensor<{''.join(f'{extent_text(extent)}x' for extent in self.shape)}{dtype_text(self.dtype)}>"
 
     __repr__ = __str__
 
 
 @lru_cache(maxsize=4096)
 def resolved(ufunc: np.ufunc, *dtypes: Any) -> tuple[np.dtype[Any], ...]:
-    """The dtypes of inputs and outputs in which a ufunc computes.  ``int`` or ``float`` stands for a Python scalar."""
-    return tuple(ufunc.resolve_dtypes((*dtypes, *[None] * ufunc.nout)))
+    """The dtypes of inputs and outputs of a ufunc.  ``int`` or ``float`` stands for a Python scalar."""
+    return tuple(like_half(lambda *given: ufunc.resolve_dtypes((*given, *[None] * ufunc.nout)), *dtypes))
+
+
+@lru_cache(maxsize=256)
+def dtype_text(dtype: np.dtype[Any]) -> str | None:
+    """The name of a dtype in programs; None if programs do not have it."""
+    return _SHORT.get(dtype.name) if dtype.isnative else None
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
     """``dtype`` as a NumPy dtype; ``TypeError`` if the IR does not have it."""
     try:
-        result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+        result = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else as_dtype(dtype)
     except TypeError:
         raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {dtype!r}") from None
     result = result.newbyteorder("=")
-    if result not in DTYPE_NAMES:
+    if dtype_text(result) is None:
         raise TypeError(f"a dtype must be one of {', '.join(DTYPES)}, got {result}")
     return result
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.ir.core import Operator, TensorType
 from parallelism.ir.core.rules import Rule, elementwise, letters, rule
 from parallelism.ir.core.table import register
@@ -19,7 +20,7 @@ from parallelism.kernels import ACTIVATIONS, swiglu, swiglu_backward
 
 def floating(x: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
     """The dtype of the first input; ``TypeError`` unless all inputs are floating-point and of this dtype."""
-    if x.dtype.kind != "f":
+    if not is_floating(x.dtype):
         raise TypeError(f"the inputs must be floating-point, got {x.dtype}")
     for type in others:
         if type.dtype != x.dtype:

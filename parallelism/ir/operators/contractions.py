@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import common_dtype
 from parallelism.ir.core import Extent, Operator, Rule, TensorType, broadcast, broadcast_term, letters, register, rule
 from parallelism.ir.tracing import apply
 
@@ -18,7 +19,7 @@ def _flops(rule: Rule) -> Extent:
 
 
 def _dtype(*types: TensorType, **_: Any) -> np.dtype[Any]:
-    return np.result_type(*(type.dtype for type in types))
+    return common_dtype(*(type.dtype for type in types))
 
 
 # -- einsum ------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import common_dtype
 from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
 
 Derivative = Callable[..., Sequence[Any]]
@@ -22,7 +23,7 @@ def _ufunc(kernel: np.ufunc, derivative: Derivative | None, linear: Linear) -> N
 def _where_dtype(condition: TensorType, a: TensorType, b: TensorType) -> np.dtype[Any]:
     if condition.dtype != bool:
         raise TypeError(f"the condition must be of bools (i1), got {condition.dtype}")
-    return np.result_type(a.dtype, b.dtype)
+    return common_dtype(a.dtype, b.dtype)
 
 
 _LINEAR: dict[np.ufunc, Linear] = {

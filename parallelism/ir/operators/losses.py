@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.ir.core import Extent, Operator, Rule, TensorType, is_negative, register, rule
 from parallelism.ir.tracing import apply
 from parallelism.kernels import mean_squared_error, softmax_cross_entropy
 
 
 def _dtype(predictions: TensorType, targets: TensorType, rows: Extent) -> np.dtype[Any]:
-    if predictions.dtype.kind != "f":
+    if not is_floating(predictions.dtype):
         raise TypeError(f"predictions must be floating-point numbers, got {predictions.dtype}")
     return predictions.dtype
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating, limits_of
 from parallelism.ir.core import Operator, Rule, Shape, TensorType, is_negative, register, shape_text
 from parallelism.ir.operators.activations import alike, floating
 from parallelism.ir.operators.shapes import created
@@ -43,12 +44,12 @@ def _uniform(
     places = np.ravel_multi_index(
         np.meshgrid(*(np.arange(s.start, s.stop) for s in _block(starts, shape)), indexing="ij"), whole
     ) if shape and 0 not in shape else np.zeros(shape, np.int64)
-    bits = np.finfo(dtype).nmant + 1
+    bits = limits_of(dtype).nmant + 1
     return ((splitmix64(key, places) >> np.uint64(64 - bits)) * 0.5**bits).astype(dtype)
 
 
 def _uniform_dtype(step: TensorType, dtype: np.dtype[Any], **_: Any) -> np.dtype[Any]:
-    if dtype.kind != "f":
+    if not is_floating(dtype):
         raise TypeError(f"uniform numbers must be floating-point, got {dtype}")
     return dtype
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import like_half
 from parallelism.ir.core import (
     Linear,
     Operator,
@@ -40,7 +41,8 @@ def _check_some(x: TensorType, axes: Sequence[int]) -> None:
 
 @lru_cache(maxsize=256)
 def _reduced_dtype(kernel: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.asarray(kernel(np.ones(1, dtype))).dtype
+    reduced: np.dtype[Any] = like_half(lambda given: np.asarray(kernel(np.ones(1, given))).dtype, dtype)
+    return reduced
 
 
 def _reduction(name: str, kernel: Any, op: str, derivative: Callable[..., Sequence[Any]] | None,

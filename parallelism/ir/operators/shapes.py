@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import (
     Extent,
     Operator,
@@ -126,7 +127,7 @@ def _split_derivative(g: Any, y: Any, x: Any, axis: int, sizes: Shape) -> list[A
     return [apply("concatenate", *pieces, axis=axis)]
 
 
-register(Operator("concatenate", _concatenate_rule, lambda *types, axis: np.result_type(*(t.dtype for t in types)),
+register(Operator("concatenate", _concatenate_rule, lambda *types, axis: common_dtype(*(t.dtype for t in types)),
                   lambda *arrays, axis: np.concatenate(arrays, axis),
                   lambda g, y, *x, axis: list(_as_tuple(
                       apply("split", g, axis=axis, sizes=tuple(array.shape[axis] for array in x)))),
@@ -266,7 +267,7 @@ def _constant_rule(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Rule:
             raise ValueError(f"shape {shape_text(shape)} needs {TensorType(dtype, shape).size} values, got "
                              f"{len(value)}")
         return Rule((), new.outputs, new.extents, frozenset(new.letters))
-    if isinstance(value, float) and dtype.kind != "f":
+    if isinstance(value, float) and not is_floating(dtype):
         raise TypeError(f"{value} is not a value of {dtype}")
     return new
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, TensorType, Value
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing import Traced, apply, emit, recording
@@ -27,7 +28,7 @@ def gradient(
     ``grad.x``.  With ``keep_outputs`` the outputs of the function come before the gradients.
 
     Ops that no gradient needs are left out.  The backward ops of region ``block.0`` have the region
-    ``gradient.block.0``.  The gradient of a value has the value's layout.
+    ``gradient.block.0``, also those that bring a gradient into its value's layout.
 
     ``ValueError`` for an input or output that does not exist or has no gradient, and for an operator without a
     derivative.
@@ -38,6 +39,8 @@ def gradient(
     with recording(builder):
         traced = {value: Traced(builder, value) for value in function.values}
         grads_by_value: dict[Value, Traced] = {}
+        regions: dict[Value, str | None] = {}
+        """The region of the op that reads a value first: its gradient is complete there."""
         for value, seed in _seeds(function, of, builder):
             _accumulate(grads_by_value, value, seed)
         depends = _depending(function, chosen)
@@ -46,17 +49,23 @@ def gradient(
                 continue
             if (derivative := op.operator.derivative) is None:
                 raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            grads = [_of(grads_by_value, value, builder) if value in grads_by_value else None for value in op.outputs]
             outputs = [traced[value] for value in op.outputs]
-            g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             with builder.region(op.region and f"{MARK}.{op.region}"):
+                grads = [
+                    _of(grads_by_value, value, builder) if value in grads_by_value else None for value in op.outputs]
+                g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
                 parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
                 for value, part in zip(op.inputs, parts, strict=True):
                     if part is not None and value in depends:
                         _accumulate(grads_by_value, value, part)
-        returned = [_of(grads_by_value, value, builder).value for value in chosen]
-    kept = function.outputs if keep_outputs else ()
-    return builder.function(f"{function.name}.gradient", [*kept, *returned], prune=True)
+                        regions[value] = op.region
+        returned = []
+        for value in chosen:
+            with builder.region(regions.get(value) and f"{MARK}.{regions[value]}"):
+                returned.append(_of(grads_by_value, value, builder).value)
+    if keep_outputs:
+        returned = [*function.outputs, *returned]
+    return builder.function(f"{function.name}.gradient", returned, prune=True)
 
 
 def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -> list[Value]:
@@ -89,7 +98,7 @@ def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> li
 
 
 def _floating(values: Iterable[Value]) -> list[Value]:
-    return [value for value in values if value.type.dtype.kind == "f"]
+    return [value for value in values if is_floating(value.type.dtype)]
 
 
 def _depending(function: Function, chosen: Sequence[Value]) -> set[Value]:

@@ -54,8 +54,8 @@ def run(op: Op, arrays: Sequence[Array], *, in_place: bool = False) -> tuple[Arr
     written.
     """
     entry = op.operator
-    out = {"out": arrays[0]} if in_place and entry.reuses and arrays[0].flags.writeable else {}
-    result = entry.kernel(*arrays, **dict(op.attributes), **out)
+    out = arrays[0] if in_place and entry.reuses and arrays[0].flags.writeable else None
+    result = entry.run(arrays, op.attributes, out)
     owned = []
     for value, output in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=True):
         array = np.asarray(output)

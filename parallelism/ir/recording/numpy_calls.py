@@ -6,18 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import common_dtype, is_floating, limits_of
 from parallelism.ir.core import Expression, checked_dtype, checked_shape, product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
-from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
+from parallelism.ir.tracing import CALLS, Traced, apply, check_promotion, lift, refuse
 
 
 def _of_one_dtype(*operands: Any) -> list[Traced]:
     """The operands in their common dtype.  Python scalars are weak: they follow the arrays."""
-    weak = [isinstance(x, int | float | Expression) for x in operands]
-    dtype = np.result_type(*(
-        (1 if isinstance(x, Expression) else x) if w else x.dtype if isinstance(x, Traced) else np.asarray(x)
+    weak = [isinstance(x, int | float | Expression) and not isinstance(x, np.generic) for x in operands]
+    dtype = common_dtype(*(
+        (1 if isinstance(x, Expression) else x) if w else x.dtype if isinstance(x, Traced) else np.asarray(x).dtype
         for x, w in zip(operands, weak, strict=True)
     ))
+    check_promotion("numpy.where", operands, dtype)
     return [lift(x, dtype=dtype if w else None).astype(dtype) for x, w in zip(operands, weak, strict=True)]
 
 
@@ -120,17 +122,17 @@ def _round(x: Any, decimals: int = 0) -> Any:
     if decimals == 0 or x.dtype.kind in "iu":
         if decimals < 0:
             refuse("numpy.round of integers to tens and more")
-        return np.rint(x) if x.dtype.kind == "f" else x
+        return np.rint(x) if is_floating(x.dtype) else x
     scale = 10.0 ** abs(decimals)
     return np.rint(x * scale) / scale if decimals > 0 else np.rint(x / scale) * scale
 
 
 @stands_for(np.nan_to_num)
 def _nan_to_num(x: Any) -> Any:
-    if x.dtype.kind != "f":
+    if not is_floating(x.dtype):
         return x
-    limits = np.finfo(x.dtype)
-    return np.clip(np.where(np.isnan(x), 0, x), limits.min, limits.max)
+    limits = limits_of(x.dtype)
+    return np.clip(np.where(np.isnan(x), 0, x), float(limits.min), float(limits.max))
 
 
 @stands_for(np.full_like)
@@ -162,7 +164,7 @@ CALLS.update({
     # elements
     np.positive: lambda x: x,
     np.divmod: lambda a, b: (a // b, a % b),
-    np.fabs: lambda x: np.absolute(x if x.dtype.kind == "f" else x.astype(np.float64)),
+    np.fabs: lambda x: np.absolute(x if is_floating(x.dtype) else x.astype(np.float64)),
     np.copy: lambda x: x.copy(),
     np.astype: lambda x, dtype, *, copy=True: x.astype(dtype),
     np.tril: lambda x, k=0: np.where(_places(x, -2) + k >= _places(x, -1), x, 0),
@@ -171,7 +173,7 @@ CALLS.update({
     np.empty_like: lambda x, dtype=None, *, shape=None: _full_like(x, 0, dtype, shape=shape),
     np.ones_like: lambda x, dtype=None, *, shape=None: _full_like(x, 1, dtype, shape=shape),
     # types and shapes
-    np.result_type: lambda *given: np.result_type(*(x.dtype if isinstance(x, Traced) else x for x in given)),
+    np.result_type: lambda *given: common_dtype(*(x.dtype if isinstance(x, Traced) else x for x in given)),
     np.iscomplexobj: lambda x: False,
     np.isrealobj: lambda x: True,
     np.shape: lambda x: x.shape,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.ir.core import letters
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, stands_for
 from parallelism.ir.tracing import CALLS, apply, lift, refuse
@@ -84,7 +85,7 @@ def _multi_dot(arrays: Any) -> Any:
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     if ord not in (None, 2, "fro") or (ord == 2 and axis is None and x.ndim > 1):
         refuse(f"numpy.linalg.norm of order {ord!r}", "only the root of the sum of squares is supported")
-    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    x = x if is_floating(x.dtype) else x.astype(np.float64)
     return np.sqrt(np.sum(x * x, axis=axes_of(axis, x.ndim), keepdims=keepdims))
 
 

@@ -28,7 +28,7 @@ _TOKEN = re.compile(
 )
 _TYPE = re.compile(r"tensor<[^<>\n]{0,2000}>")
 _EXTENT = re.compile(r"([0-9]+)x|([A-Z][A-Z0-9_]*)x")
-_DTYPE = re.compile(r"([a-z]+[0-9]+)>")
+_DTYPE = re.compile(r"([a-z][a-z0-9]*)>")
 MOST_DEPTH, MOST_DIGITS, MOST_FACTORS = 32, 20, 2000
 
 

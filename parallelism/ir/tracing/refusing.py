@@ -1,14 +1,15 @@
-"""The error for a call that cannot be recorded, with the user's line."""
+"""The error for a call that cannot be recorded, and the warning for a promotion, with the user's line."""
 
 import linecache
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from parallelism.ir.core import RecordError
+from parallelism.ir.core import PromotionWarning, RecordError
 
 _OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(np.__file__).parent))
 
@@ -30,10 +31,30 @@ CONVERSIONS = {
 
 def refuse(what: str, why: str = "") -> NoReturn:
     """Raise `RecordError` with the line of the user's code that made the call."""
+    line = _recorded_line()
+    reason = f": {why}" if why else ""
+    raise RecordError(f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}") from None
+
+
+def warn_of_promotion(function: str, array: np.dtype[Any], number: np.dtype[Any], result: np.dtype[Any]) -> None:
+    """Give `PromotionWarning` for an array of 16 or 8 bits that a NumPy number makes larger, at the user's line."""
+    line = _recorded_line()
+    warnings.warn_explicit(
+        f"{function} makes {result} of an array of {array}, because a NumPy number of {number} promotes it: make it a "
+        f"Python number, as in x / float(np.sqrt(n)), or convert the result with astype",
+        PromotionWarning, line.file, line.number)
+
+
+class _Line(NamedTuple):
+    file: str
+    number: int
+    text: str
+
+
+def _recorded_line() -> _Line:
+    """The line outside of this library's recording and of NumPy that is being recorded."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    name, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(name, line).strip()
-    reason = f": {why}" if why else ""
-    raise RecordError(f"{what} cannot be recorded{reason}\n  {name}:{line}: {text}") from None
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    return _Line(name, number, linecache.getline(name, number).strip())

@@ -7,14 +7,14 @@ The derivatives in the table of operators are written with traced arrays, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 
+from parallelism.dtypes import is_floating, is_narrow, limits_of
 from parallelism.ir.core import (
-    DTYPE_NAMES,
     OPERATORS,
     Builder,
     Expression,
@@ -24,13 +24,14 @@ from parallelism.ir.core import (
     TensorType,
     Value,
     checked_dtype,
+    dtype_text,
     frozen_attributes,
     operator,
     resolved,
 )
 from parallelism.ir.tracing.current import current
 from parallelism.ir.tracing.in_place import Writable
-from parallelism.ir.tracing.refusing import CONVERSIONS, REASONS, refuse
+from parallelism.ir.tracing.refusing import CONVERSIONS, REASONS, refuse, warn_of_promotion
 
 MOST_CONSTANT = 4096
 """The largest number of elements of an array that may be a constant of a program."""
@@ -153,7 +154,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __pow__(self, exponent: Any) -> Any:
         """As for NumPy's arrays, some exponents have faster functions than ``numpy.power``."""
-        known = type(exponent) in (int, float) and self.dtype.kind == "f"
+        known = type(exponent) in (int, float) and is_floating(self.dtype)
         function = _POWERS.get(exponent) if known else None
         return function(self) if function else np.power(self, exponent)
 
@@ -271,7 +272,7 @@ def apply(kind: str, *operands: Any, **attributes: Any) -> Any:
     """
     builder = next((x.builder for x in operands if isinstance(x, Traced)), None if operands else current())
     if builder is None:
-        return operator(kind).kernel(*map(np.asarray, operands), **dict(frozen_attributes(attributes)))
+        return operator(kind).run([np.asarray(x) for x in operands], frozen_attributes(attributes))
     return emit(builder, kind, *operands, **attributes)
 
 
@@ -300,8 +301,10 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
     if isinstance(x, Expression):
         return _constant(builder, x, (), checked_dtype(dtype or np.int64))
     array = np.asarray(x, dtype)
-    if array.dtype.newbyteorder("=") not in DTYPE_NAMES:
+    if dtype_text(array.dtype.newbyteorder("=")) is None:
         refuse(f"an array of {array.dtype} as a constant")
+    if is_narrow(array.dtype) and np.isnan(array).any() and not np.isnan(np.asarray(x, np.float64)).any():
+        refuse(f"{x!r} as a constant of {array.dtype}", f"the largest number is {limits_of(array.dtype).max}")
     if array.size > MOST_CONSTANT and array.size and (array != array.flat[0]).any():
         refuse(f"an array of shape {array.shape} as a constant of the program", "pass it as an input; a constant has "
                f"at most {MOST_CONSTANT} elements")
@@ -330,10 +333,22 @@ def _promoted(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Traced]:
         used = resolved(ufunc, *given)
     except (TypeError, ValueError) as error:
         refuse(f"numpy.{ufunc.__name__}", str(error))
+    check_promotion(f"numpy.{ufunc.__name__}", inputs, used[-1])
     try:
         return [lift(x, dtype=used[i] if w else None) for i, (x, w) in enumerate(zip(inputs, weak, strict=True))]
     except OverflowError as error:
         refuse(f"numpy.{ufunc.__name__}", str(error))
+
+
+def check_promotion(function: str, inputs: Sequence[Any], result: np.dtype[Any]) -> None:
+    """Warn if a NumPy number makes a ``result`` of more than 16 bits of recorded arrays that all have at most 16."""
+    if result.itemsize <= 2:
+        return
+    arrays = [x.dtype for x in inputs if isinstance(x, Traced)]
+    if all(is_floating(dtype) and dtype.itemsize <= 2 for dtype in arrays):
+        for x in inputs:
+            if isinstance(x, np.generic | np.ndarray) and not x.ndim:
+                warn_of_promotion(function, arrays[0], x.dtype, result)
 
 
 _REDUCTIONS: dict[Any, Callable[..., Any]] = {

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Function, Op, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import quotient, specialized
@@ -107,7 +108,7 @@ def _is_sum(op: Op, batch: str, sums: set[Value]) -> bool:
         if letters:
             raise ValueError("it combines a sum over all rows with single rows")
         # Integers may be rounded, and bools are not numbers.
-        if any(value.type.dtype.kind != "f" for value in op.outputs) or not op.operator.is_linear_in(
+        if any(not is_floating(value.type.dtype) for value in op.outputs) or not op.operator.is_linear_in(
                 [i for i, is_sum in enumerate(summed) if is_sum], len(summed)):
             raise ValueError("it is not linear in a sum over all rows")
         return True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from parallelism.dtypes import is_floating
 from parallelism.ir import Function, Op, Value
 from parallelism.layouts.stages.backwards import needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
@@ -46,7 +47,7 @@ def partition(
 
     ``ValueError`` for a function, a batch or names that do not fit, and for more stages than ops that depend on data.
     """
-    if len(function.outputs) != 1 or function.outputs[0].type.shape or function.outputs[0].type.dtype.kind != "f":
+    if len(function.outputs) != 1 or function.outputs[0].type.shape or not is_floating(function.outputs[0].type.dtype):
         returned = ", ".join(str(value.type) for value in function.outputs) or "nothing"
         raise ValueError(f"a function that is cut into stages must return one floating-point number, a loss; "
                          f"@{function.name} returns {returned}")
@@ -78,7 +79,7 @@ class _Program:
         self.trained = _trained(function, self.weights, trained)
         varying = _reached(function, self.data)
         self.chain = [op for op in function.ops if not varying.isdisjoint(op.inputs)]
-        self.learning = _reached(function, self.trained, "f")
+        self.learning = _reached(function, self.trained, is_floating)
         """The floating-point values that depend on trained weights, and so have a gradient."""
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
@@ -125,7 +126,7 @@ class _Program:
 
 
 def _trained(function: Function, weights: Sequence[Value], names: Collection[str] | None) -> list[Value]:
-    floating = [value for value in weights if value.type.dtype.kind == "f"]
+    floating = [value for value in weights if is_floating(value.type.dtype)]
     if names is None:
         return floating
     known = {value.name for value in floating}
@@ -136,11 +137,13 @@ def _trained(function: Function, weights: Sequence[Value], names: Collection[str
     return [value for value in floating if value.name in names]
 
 
-def _reached(function: Function, start: Collection[Value], kinds: str = "fiub") -> set[Value]:
-    """The values that depend on these through values whose dtypes are of these kinds."""
+def _reached(
+    function: Function, start: Collection[Value], passes: Callable[[Any], bool] = lambda dtype: True
+) -> set[Value]:
+    """The values that depend on these through values whose dtypes pass."""
     reached = set(start)
     for op in function.ops:
         if not reached.isdisjoint(op.inputs):
-            reached.update(value for value in op.outputs if value.type.dtype.kind in kinds)
+            reached.update(value for value in op.outputs if passes(value.type.dtype))
     return reached
 

@@ -46,8 +46,8 @@ def functions(draw):
         kind = draw(st.sampled_from(["constant", "list", "add", "transpose", "sum", "broadcast_to", "split", "convert",
                                      "where"])) if x else "constant"
         if kind == "constant":
-            dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "i8"])))
-            value = draw(floats if dtype.kind == "f" else st.integers(-2**63, 2**63 - 1) | symbol)
+            dtype = DTYPES[draw(st.sampled_from(["f32", "f64", "i64", "bf16", "f8e5m2"]))]
+            value = draw(floats if dtype.kind != "i" else st.integers(-2**63, 2**63 - 1) | symbol)
             values += builder.emit(kind, (), {"value": value, "shape": draw(shapes), "dtype": dtype})
         elif kind == "list":
             value = draw(st.lists(floats, max_size=4))
