@@ -4,6 +4,7 @@ from .layout import (
     CROWDED as CROWDED,
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
     EPOCH as EPOCH,
+    GROUPS as GROUPS,
     TOP as TOP,
     WIRE_BYTES as WIRE_BYTES,
     Layout as Layout,

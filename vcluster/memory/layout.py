@@ -1,8 +1,8 @@
 """The layout of a cluster's shared memory, with the few words that all endpoints watch.
 
     page 0                 the cancel word, and the number of times that traffic was reset
-    a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, and its
-                           process
+    a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, its
+                           process, and the number of groups in its directory
     8 pages per device     its state (`vcluster.memory.status`)
     a row per endpoint     the number of blocks that it holds of each other endpoint's heap
     4 pages per device     notes between it and the host (`vcluster.processes.command_link`)
@@ -23,10 +23,12 @@ from vcluster.memory.arena import LINE, PAGE, Arena
 
 EPOCH = LINE
 """Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
-WAKE, SLEEPING, TOP, CROWDED, PROCESS = range(0, 5 * LINE, LINE)
+WAKE, SLEEPING, TOP, CROWDED, PROCESS, GROUPS = range(0, 6 * LINE, LINE)
 """Offsets of the words in the page of an endpoint."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
+KEPT_GROUPS = 1024
+"""The number of groups of a device from which on all groups are made anew in the next run."""
 STATUS_BYTES = 8 * PAGE
 WIRE_BYTES = 4 * PAGE
 
@@ -64,7 +66,7 @@ class Layout:
         return HOST if endpoint == self.size else endpoint
 
     def word(self, endpoint: int, which: int) -> int:
-        """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED` or `PROCESS`."""
+        """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED`, `PROCESS` or `GROUPS`."""
         return PAGE * (1 + endpoint) + which
 
     def status(self, rank: int) -> int:
@@ -93,7 +95,21 @@ class Layout:
         """Empty every ring and directory. No device may be running."""
         start = self.directory(0)
         arena.clear(start, self.region(0) - start)
+        self._count_no_groups(arena)
         arena.words(EPOCH)[0] += 1
+
+    def forget_groups(self, arena: Arena) -> None:
+        """Empty every directory. No device may be running."""
+        arena.clear(self.directory(0), self.ring(0, 0) - self.directory(0))
+        self._count_no_groups(arena)
+
+    def most_groups(self, arena: Arena) -> int:
+        """The number of groups in the fullest directory."""
+        return max(arena.words(self.word(endpoint, GROUPS))[0] for endpoint in range(self.size))
+
+    def _count_no_groups(self, arena: Arena) -> None:
+        for endpoint in range(self.size):
+            arena.words(self.word(endpoint, GROUPS))[0] = 0
 
 
 def _cores() -> int:

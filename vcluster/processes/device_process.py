@@ -26,8 +26,12 @@ from typing import Any
 
 from vcluster.code import Pickler, apply_environment
 from vcluster.code.pickling import environment
+from vcluster.memory import forks
 from vcluster.processes.blas_threads import device_environment, limit_threads
+from vcluster.processes.deaths import watch
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
+from vcluster.processes.interrupts import DeferredInterrupt
+from vcluster.processes.kernel_forks import keep_from_programs
 
 if sys.platform != "win32":
     import fcntl
@@ -237,17 +241,17 @@ class _Spawned(_Popen):
         program = self._program(started)
         data_r, data_w = os.pipe()
         life_r, life_w = os.pipe()
-        self.sentinel, status_w = os.pipe()
         handed = list(self._fds)
         call = f"from vcluster.processes.device_process import run_spawned; run_spawned({data_r}, {life_r}, {handed})"
         try:
-            self._child = start_python(call, [data_r, life_r, status_w, *handed])
+            self._child = start_python(call, [data_r, life_r, *handed])
         except BaseException:
-            _close_all([data_w, life_w, self.sentinel])
+            _close_all([data_w, life_w])
             raise
         finally:
-            _close_all([data_r, life_r, status_w])
+            _close_all([data_r, life_r])
         self.pid = self._child.pid
+        self.sentinel = watch(self.pid)
         _write(data_w, program)
         return [self.sentinel, life_w]
 
@@ -260,16 +264,17 @@ class _Copied(_Popen):
 
     def _launch(self, started: Process) -> list[int]:
         life_r, life_w = os.pipe()
-        self.sentinel, status_w = os.pipe()
-        self.pid = os.fork()
+        with DeferredInterrupt(), forks.start_of_a_device():  # Python would drop an interrupt in a callback of a fork
+            self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                _close_all({life_w, self.sentinel, *started.close_in_child})
+                ignore_interrupt()
+                _close_all({life_w, *started.close_in_child})
                 nothing = os.open(os.devnull, os.O_RDONLY)
                 os.dup2(nothing, 0)
                 os.close(nothing)
-                ignore_interrupt()
+                keep_from_programs()
                 os.environ.update(device_environment())
                 limit_threads()
                 code = _run(started, life_r)
@@ -277,7 +282,8 @@ class _Copied(_Popen):
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        _close_all([life_r, status_w])
+        os.close(life_r)
+        self.sentinel = watch(self.pid)
         return [self.sentinel, life_w]
 
     def _end(self) -> int:

@@ -236,9 +236,11 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
                 _reap(children)
             if number not in ready:
                 continue
-            message, fds, _, _ = socket.recv_fds(host, 1, 256, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+            message, fds, _, _ = socket.recv_fds(host, 1, 256)
             if not message:
                 break
+            for fd in fds:  # a flag of recv_fds would do this at once, but Python 3.11 ignores it
+                os.set_inheritable(fd, False)
             data, status, *handed = fds
             life_r, life_w = os.pipe()
             pid = os.fork()

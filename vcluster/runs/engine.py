@@ -20,7 +20,7 @@ from vcluster.memory import TOP, Arena, Layout, Status
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
-from vcluster.runs.interrupts import DeferredInterrupt
+from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
 from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
@@ -40,6 +40,8 @@ class Body:
         self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
         deadline_seconds: float | None, pricing: Pricing | None = None,
     ) -> None:
+        self.pid = os.getpid()
+        """The process that the devices belong to."""
         self._mesh = mesh
         self._pricing = pricing
         self._capacity = capacity
@@ -56,6 +58,8 @@ class Body:
         self.endpoints: list[Endpoint] = []
         """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
         self._number = self._generation = self._sent_generation = 0
+        self._groups = 0
+        """The number of times that the directories of groups were emptied because one was filling up."""
         self._gone: tuple[int, ...] = ()
         self.status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
@@ -76,7 +80,8 @@ class Body:
         if self._queued:
             queues = _queues(self.layout, self._processes)
         self.crew.start([
-            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation)
+            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation,
+                       self._groups)
             for rank in ranks
         ])
         if self._queued or not hasattr(self, "endpoint"):
@@ -237,7 +242,7 @@ class _HostOwner:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.recorder = Recorder()
+        self.recorder = Recorder(endpoint.threads)
         self.unwaited: dict[int, Pending] = {}
 
 
