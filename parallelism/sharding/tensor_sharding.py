@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelism.arrays import Array, plain_array
+from parallelism.display import shortened
 from parallelism.mesh import Mesh, split_sizes
 from parallelism.mesh.uneven import starts
 from parallelism.sharding import notation
@@ -141,7 +142,7 @@ class TensorSharding:
             if mesh is not None:
                 layout.check_axes(mesh)
         except ValueError as error:
-            raise ValueError(f"{text!r}: {error}") from None
+            raise ValueError(f"{shortened(text)}: {error}") from None
         return layout
 
     # -- shards of a tensor --------------------------------------------------------------------------------------------

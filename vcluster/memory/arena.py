@@ -48,7 +48,11 @@ class Arena:
             self._mapping = mmap.mmap(-1, nbytes)
         else:
             self.fd = _anonymous_file(nbytes) if fd is None else fd
-            self._mapping = mmap.mmap(self.fd, nbytes)
+            try:
+                self._mapping = mmap.mmap(self.fd, nbytes)
+            except BaseException:
+                self.close_descriptor()
+                raise
         self.view = memoryview(self._mapping)
         self.address = np.frombuffer(self.view, np.uint8, 1).ctypes.data
         forks.members.add(self)
@@ -255,5 +259,9 @@ def _anonymous_file(nbytes: int) -> int:
 
         fd, path = tempfile.mkstemp(prefix="vcluster-")
         os.unlink(path)  # noqa: PTH108
-    os.ftruncate(fd, nbytes)
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd

@@ -16,10 +16,16 @@ The endpoints are the devices by rank, followed by the host.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from parallelism.events import HOST
 from vcluster.memory.arena import LINE, PAGE, Arena
+
+if sys.platform == "win32":
+    resource = None
+else:
+    import resource
 
 EPOCH = LINE
 """Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
@@ -30,6 +36,7 @@ DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
 KEPT_GROUPS = 1024
 """The number of groups of a device from which on all groups are made anew in the next run."""
 STATUS_BYTES = 8 * PAGE
+SMALLEST_REGION_BYTES = 1 << 20
 WIRE_BYTES = 4 * PAGE
 
 
@@ -46,7 +53,7 @@ class Layout:
     def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
         """Regions as large as the memory of the machine. They are sparse, so they only use address space."""
         region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
-        while sparse and region * (size + 1) > 1 << 45:  # a process can address 2**47 bytes
+        while sparse and region > SMALLEST_REGION_BYTES and region * (size + 1) > _most_nbytes():
             region >>= 1
         return cls(size, region // PAGE * PAGE, _cores())
 
@@ -110,6 +117,15 @@ class Layout:
     def _count_no_groups(self, arena: Arena) -> None:
         for endpoint in range(self.size):
             arena.words(self.word(endpoint, GROUPS))[0] = 0
+
+
+def _most_nbytes() -> int:
+    """The most that the regions may be together. A process can address 2**47 bytes, unless ulimit says less."""
+    limits = [1 << 45]
+    if resource is not None:
+        files, space = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+        limits += [limit for limit in (files, space // 2) if limit > 0]
+    return min(limits)
 
 
 def _cores() -> int:

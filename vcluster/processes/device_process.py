@@ -29,7 +29,7 @@ from vcluster.code.pickling import environment
 from vcluster.memory import forks
 from vcluster.processes.blas_threads import device_environment, limit_threads
 from vcluster.processes.deaths import watch
-from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
+from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, pipes, read_number, start_python
 from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.processes.kernel_forks import keep_from_programs
 
@@ -239,19 +239,18 @@ class _Spawned(_Popen):
 
     def _launch(self, started: Process) -> list[int]:
         program = self._program(started)
-        data_r, data_w = os.pipe()
-        life_r, life_w = os.pipe()
+        data_r, data_w, life_r, life_w = pipes(2)
         handed = list(self._fds)
         call = f"from vcluster.processes.device_process import run_spawned; run_spawned({data_r}, {life_r}, {handed})"
         try:
             self._child = start_python(call, [data_r, life_r, *handed])
+            self.pid = self._child.pid
+            self.sentinel = watch(self.pid)
         except BaseException:
-            _close_all([data_w, life_w])
+            _close_all([data_w, life_w])  # a child that has started ends with that
             raise
         finally:
             _close_all([data_r, life_r])
-        self.pid = self._child.pid
-        self.sentinel = watch(self.pid)
         _write(data_w, program)
         return [self.sentinel, life_w]
 
@@ -283,7 +282,11 @@ class _Copied(_Popen):
             finally:
                 os._exit(code)
         os.close(life_r)
-        self.sentinel = watch(self.pid)
+        try:
+            self.sentinel = watch(self.pid)
+        except BaseException:
+            os.close(life_w)
+            raise
         return [self.sentinel, life_w]
 
     def _end(self) -> int:

@@ -26,7 +26,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from vcluster.processes.blas_threads import device_environment
@@ -48,13 +47,35 @@ STOP_SECONDS = 5.0
 NUMBER = struct.Struct("q")
 
 
+def pipes(count: int) -> list[int]:
+    """The ends of so many pipes, the one to read before the one to write. All of them, or an ``OSError`` and none."""
+    ends: list[int] = []
+    try:
+        for _ in range(count):
+            ends += os.pipe()
+    except OSError:
+        for end in ends:
+            os.close(end)
+        raise
+    return ends
+
+
+def search_path() -> list[str]:
+    """The host's ``sys.path``, with the current directory by its name; without it if it was removed."""
+    try:
+        here = os.getcwd()  # noqa: PTH109  (as `vcluster.code.pickling` does)
+    except FileNotFoundError:
+        here = ""
+    return [entry or here for entry in sys.path if entry or here]
+
+
 def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start an interpreter with the host's flags and ``sys.path`` that runs ``call`` and keeps ``fds`` open.
 
     Ctrl-C never reaches it: the signal is blocked until the new process ignores it.
     """
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    program = f"import sys; sys.path[:] = {[entry or str(Path.cwd()) for entry in sys.path]!r}; {call}"
+    program = f"import sys; sys.path[:] = {search_path()!r}; {call}"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -98,8 +119,7 @@ class ForkServer:
         with self._lock:
             for last_attempt in (False, True):
                 server = self._running()
-                data_r, data_w = os.pipe()
-                status_r, status_w = os.pipe()
+                data_r, data_w, status_r, status_w = pipes(2)
                 try:
                     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                         socket.send_fds(server, [b"+"], [data_r, status_w, *fds])

@@ -226,8 +226,10 @@ class VirtualCluster:
 
     def _start(self) -> None:
         from vcluster.runs.engine import close
+        from vcluster.runs.system_limits import naming_limits
 
-        self._body = body = self._new_body()
+        with naming_limits(self.size):
+            self._body = body = self._new_body()
         body.finalizer = weakref.finalize(self, close, body.crew, body.arena, body.layout, body.endpoints, os.getpid())
 
     def _open(self) -> Body:
