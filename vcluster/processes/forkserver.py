@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from vcluster.processes.blas_threads import device_environment
+from vcluster.processes.descriptors import pipes
 
 PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
 """Modules that are already loaded in a new device. A missing module is skipped."""
@@ -45,19 +46,6 @@ STOP_SECONDS = 5.0
 """Seconds after which a server that should end is killed."""
 
 NUMBER = struct.Struct("q")
-
-
-def pipes(count: int) -> list[int]:
-    """The ends of so many pipes, the one to read before the one to write. All of them, or an ``OSError`` and none."""
-    ends: list[int] = []
-    try:
-        for _ in range(count):
-            ends += os.pipe()
-    except OSError:
-        for end in ends:
-            os.close(end)
-        raise
-    return ends
 
 
 def search_path() -> list[str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from parallelism.mesh import Mesh
 from vcluster.code import ClusterError, DeviceFailedError
@@ -191,3 +194,31 @@ def inheritable(device):
 def test_no_descriptor_of_a_device_is_inherited_by_the_programs_that_it_starts(start_method):
     with VirtualCluster(MESH, start_method=start_method) as cluster:
         assert cluster.run(inheritable).outputs == [[], []]
+
+
+INTERRUPTED = """
+import os, signal
+armed = [True]
+
+def interrupt():
+    if armed:
+        armed.clear()
+        signal.raise_signal(signal.SIGINT)
+
+os.register_at_fork(**{WHEN: interrupt})
+from vcluster import VirtualCluster
+from vcluster.processes import running_processes
+try:
+    VirtualCluster(2, start_method="fork")
+    print("lost")
+except KeyboardInterrupt:
+    print("told", running_processes())
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_an_interrupt_while_a_device_is_forked_is_not_lost_in_a_callback(when):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.replace("WHEN", repr(when))], capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT)}, timeout=50)
+    assert (done.stdout, done.stderr, done.returncode) == ("told {}\n", "", 0)
