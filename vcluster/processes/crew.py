@@ -193,8 +193,8 @@ class ProcessCrew:
         process.join(GRACE_SECONDS)
         if process.exitcode is None and is_ending(process.pid or 0):
             process.join(STOP_SECONDS)
-        lost = process.exitcode is None  # it closed its connection but lives, so it is of no use any more
-        if lost:
+        lost = process.exitcode is None and not is_ending(process.pid or 0)
+        if process.exitcode is None:  # it closed its connection but lives, so it is of no use any more
             process.kill()
             process.join()
         self._selector.unregister(connection)

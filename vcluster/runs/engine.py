@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import multiprocessing
 import os
@@ -291,5 +292,13 @@ def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] 
     """For each endpoint and each peer: the queue to the peer and the queue from it."""
     make: Callable[[], Any] = multiprocessing.get_context("spawn").Queue if processes else queue.SimpleQueue
     ends = range(layout.endpoints)
-    all_queues = {(a, b): make() for a in ends for b in ends}
+    try:
+        all_queues = {(a, b): make() for a in ends for b in ends}
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ClusterError(
+            f"transport='queue' needs semaphores, which Linux keeps in /dev/shm, and there are none: {error.strerror}; "
+            f"transport='shared_memory' needs none"
+        ) from error
     return [{peer: (all_queues[here, peer], all_queues[peer, here]) for peer in ends} for here in ends]
