@@ -5,7 +5,6 @@ from .layout import (
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
     EPOCH as EPOCH,
     GROUPS as GROUPS,
-    TOP as TOP,
     WIRE_BYTES as WIRE_BYTES,
     Layout as Layout,
 )

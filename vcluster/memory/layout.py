@@ -76,6 +76,10 @@ class Layout:
         """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED`, `PROCESS` or `GROUPS`."""
         return PAGE * (1 + endpoint) + which
 
+    def top_word(self, endpoint: int) -> int:
+        """The end of the used part of the endpoint's heap."""
+        return self.word(endpoint, TOP)
+
     def status(self, rank: int) -> int:
         return PAGE * (1 + self.endpoints) + STATUS_BYTES * rank
 

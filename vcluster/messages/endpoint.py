@@ -17,7 +17,6 @@ from vcluster.memory import (
     NAPS_WITH_QUEUES_SECONDS,
     RUNNING,
     SPINS,
-    TOP,
     Arena,
     Heap,
     Layout,
@@ -46,7 +45,7 @@ class Endpoint:
         naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
         self.signals = Signals(arena, layout, number, spins=spins, naps_seconds=naps)
         self.threads = self.signals.threads
-        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.word(number, TOP)))
+        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
         self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues

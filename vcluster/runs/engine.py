@@ -17,7 +17,8 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.pickling import environment
-from vcluster.memory import TOP, Arena, Layout, Status
+from vcluster.memory import Arena, Layout, Status
+from vcluster.memory.layout import KEPT_GROUPS
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
@@ -114,8 +115,12 @@ class Body:
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
             self._number += 1
+            if self.layout.most_groups(self.arena) > KEPT_GROUPS:
+                self.layout.forget_groups(self.arena)
+                self._groups += 1
             usual = RunCommand(
-                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None
+                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None,
+                self._groups,
             )
             conduct = Conduct(self)
             try:
@@ -234,7 +239,7 @@ class Body:
         for owner in range(layout.endpoints):
             words(layout.held_word(rank, owner))[0] = 0
         if not any(words(layout.held_word(holder, rank))[0] for holder in range(layout.endpoints)):
-            words(layout.word(rank, TOP))[0] = 0
+            words(layout.top_word(rank))[0] = 0
             self.arena.clear(layout.region(rank), layout.region_nbytes)
 
 
