@@ -1,7 +1,23 @@
-"""The type of a NumPy array of any dtype, as annotations write it."""
+"""The type of a NumPy array of any dtype, as annotations write it; and plain arrays, which have values and no mask."""
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+def plain_array(what: str, x: Any) -> Array:
+    """``np.asarray(x)``. ``TypeError`` for a masked array, whose mask that would drop; ``what`` names it."""
+    refuse_masked(what, x)
+    return np.asarray(x)
+
+
+def refuse_masked(what: str, x: Any) -> None:
+    """``TypeError`` for a masked array."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{what} takes an array without a mask, got a masked array; pass x.filled(value), or x.data and x.mask "
+            f"as two arrays"
+        )

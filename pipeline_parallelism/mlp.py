@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
 from parallelism.kernels import ACTIVATIONS, IDENTITY, LOSSES, SGD, Activation, Loss, Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -213,11 +213,11 @@ class MLP(Model):
 
     def check_inputs(self, x: npt.ArrayLike) -> Array:
         """``x`` as an array of the model's dtype; ``ValueError`` if its shape is wrong or a number is not finite."""
-        return self._finite("x", np.asarray(x), self.layer_sizes[0])
+        return self._finite("x", plain_array("x", x), self.layer_sizes[0])
 
     def check_batch(self, x: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, Array]:
         """``x`` and ``targets`` as arrays; ``ValueError`` if they do not fit the model or each other."""
-        x, targets = self.check_inputs(x), np.asarray(targets)
+        x, targets = self.check_inputs(x), plain_array("targets", targets)
         classes = self.layer_sizes[-1]
         if len(x) == 0:
             raise ValueError(f"a step needs at least one row, got x of shape {x.shape}")

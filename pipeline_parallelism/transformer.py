@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
 from parallelism.kernels import ACTIVATIONS, Adam, Optimizer
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -209,7 +208,7 @@ class Transformer(Model):
         return tokens, wanted
 
     def _tokens(self, name: str, given: npt.ArrayLike) -> Array:
-        array: npt.NDArray[Any] = np.asarray(given)
+        array = plain_array(name, given)
         if array.ndim != 2 or 0 in array.shape:
             raise ValueError(f"{name} must have shape (rows, sequence), both at least 1, got {array.shape}")
         if array.dtype.kind not in "iu":

@@ -6,6 +6,7 @@ from .code import (
     CollectiveMismatchError as CollectiveMismatchError,
     DeadlockError as DeadlockError,
     DeviceFailedError as DeviceFailedError,
+    HostWaitWarning as HostWaitWarning,
     OperationCancelled as OperationCancelled,
     PerDevice as PerDevice,
     Sharded as Sharded,

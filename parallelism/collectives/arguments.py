@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import KINDS, kind_of
+from parallelism.arrays import refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
 from parallelism.dtypes import as_dtype, code_of, is_numeric
 from parallelism.events import HOST
@@ -60,6 +61,7 @@ def shift_pairs(mesh: Mesh, rank: int, axes: Axes, groups: Groups | None, by: in
 
 def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
     """``x`` as an array, and its form; ``TypeError`` for a value that holds no numbers."""
+    refuse_masked(what, x)
     is_scalar = isinstance(x, bool | int | float | complex | np.generic)
     if not is_scalar and not hasattr(x, "__array__"):
         hint = "; all_gather_object and broadcast_object move other objects" if what != "a message" else ""
@@ -106,6 +108,7 @@ def check_array(kind: str, out: Any) -> None:
     """``out`` must be an array that can be written."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out= must be an array, got {type(out).__name__}")
+    refuse_masked(f"out= of {kind}", out)
     if not out.flags.writeable:
         raise ValueError(f"out= of {kind} is read-only")
 
@@ -177,7 +180,8 @@ class TreeBuffers:
 
     def buffer(self, numbers: list[int]) -> Array:
         """These leaves one after the other, flat."""
-        return np.concatenate([self._leaves[i][0].reshape(-1) for i in numbers])
+        arrays = [self._leaves[i][0].reshape(-1) for i in numbers]
+        return np.concatenate(arrays, dtype=arrays[0].dtype)
 
     def put(self, numbers: list[int], buffer: Array) -> None:
         """Takes a reduced buffer as the results of these leaves."""

@@ -16,6 +16,14 @@ _COUNTS = tuple((1000.0 ** power, prefix) for power, prefix in zip(range(6, -1, 
     (1.0, ""),)
 
 
+def shortened(value: object, most: int = 200) -> str:
+    """The ``repr`` of a value for an error; of a long text only its beginning."""
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]!r}... ({len(value)} characters)"
+    text = repr(value)
+    return text if len(text) <= 2 * most else f"{text[:most]}..."
+
+
 def seconds(value: float) -> str:
     """A measured time: ``12.3 ms``."""
     return "0 s" if value == 0 else _measured(value, _TIMES[:3])

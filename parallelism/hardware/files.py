@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from parallelism.hardware import fields as checked
+from parallelism.whole_files import written_whole
 
 MOST_BYTES = 1 << 20
 
@@ -66,7 +67,9 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
 
 def write(value: Any, path: str | PathLike[str]) -> None:
     """Writes a description as JSON."""
-    Path(path).write_text(json.dumps(_plain(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(_plain(value), indent=2, allow_nan=False)
+    with written_whole(path, encoding="utf-8") as file:
+        file.write(text + "\n")
 
 
 def _plain(value: Any) -> Any:

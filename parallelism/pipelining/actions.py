@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from parallelism.display import shortened
+
 KINDS = ("F", "B", "I", "W")
 """Forward; whole backward; backward for the input; backward for the weights."""
 
@@ -43,7 +45,7 @@ class Action(NamedTuple):
         if not match or match[2] not in KINDS + MESSAGES:
             raise ValueError(
                 f"an action is a stage, a kind ({', '.join(KINDS + MESSAGES)}) and a microbatch, as in '2F0'; "
-                f"got {text!r}"
+                f"got {shortened(text)}"
             )
         return cls(int(match[1]), match[2], int(match[3]))
 
@@ -85,7 +87,7 @@ class Overlapped(NamedTuple):
         match = _PAIR.fullmatch(text)
         pair = match and cls(Action.parse(match[1]), Action.parse(match[2]))
         if not pair or pair.forward.kind != "F" or pair.backward.kind not in ("B", "I"):
-            raise ValueError(f"an overlapped pair is an F and a B, as in '(0F7;7B3)OVERLAP_F_B'; got {text!r}")
+            raise ValueError(f"an overlapped pair is an F and a B, as in '(0F7;7B3)OVERLAP_F_B'; got {shortened(text)}")
         return pair
 
     @property
@@ -124,7 +126,7 @@ def as_step(given: Written) -> Step:
     if len(fields) == 2:
         return Overlapped.parse(f"({';'.join(str(as_step(field)) for field in fields)}){OVERLAPPED}")  # type: ignore[arg-type]
     if len(fields) != 3:
-        raise TypeError(f"an action is text such as '2F0', or (stage, kind, microbatch); got {given!r}")
+        raise TypeError(f"an action is text such as '2F0', or (stage, kind, microbatch); got {shortened(given)}")
     stage, kind, microbatch = fields
     return Action(stage, kind, microbatch)  # type: ignore[arg-type]
 

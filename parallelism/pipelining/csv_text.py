@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from typing import TYPE_CHECKING
 
 from parallelism.pipelining.actions import Step, is_about_parameters, parse_step
@@ -23,7 +24,14 @@ def read(text: str, name: str) -> list[list[Step]]:
     ``ValueError`` names line and cell.
     """
     rows: list[list[Step]] = []
-    for line, cells in enumerate(csv.reader(text.rstrip().splitlines()), start=1):
+    lines = csv.reader(text.rstrip().splitlines())
+    for line in itertools.count(1):
+        try:
+            cells = next(lines, None)
+        except csv.Error as error:
+            raise ValueError(f"line {line} of schedule {name!r} is no csv: {error}") from None
+        if cells is None:
+            break
         try:
             rows.append([parse_step(cell) for cell in cells if cell.strip() and not is_about_parameters(cell)])
         except ValueError as error:

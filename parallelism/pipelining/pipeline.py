@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from parallelism.display import shortened
 from parallelism.pipelining.actions import Action, Overlapped, Step, Written
 from parallelism.pipelining.generators import ALIASES, CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED, WEIGHTS, spelt
 from parallelism.pipelining.schedule import Schedule, counts
@@ -131,7 +132,7 @@ def _built(given: Given, stages: int, microbatches: int, chunks: int | None) -> 
         return Schedule(getattr(given, "__name__", "own"), rows, stages, microbatches, chunks)
     if not isinstance(given, Iterable):
         raise TypeError(
-            f"a schedule must be a name, a Schedule, csv, lists of actions or a function, got {given!r}")
+            f"a schedule must be a name, a Schedule, csv, lists of actions or a function, got {shortened(given)}")
     rows = list(given)
     return Schedule("own", rows, stages, microbatches, chunks or max(1, stages // max(1, len(rows))))
 
@@ -141,7 +142,7 @@ def _named(given: str, stages: int, microbatches: int, chunks: int | None) -> Sc
     if spelt(given) not in ALIASES:
         close = difflib.get_close_matches(spelt(given), ALIASES, n=1, cutoff=0.5)
         hint = "".join(f"; did you mean {ALIASES[key]!r}?" for key in close)
-        raise ValueError(f"unknown schedule {given!r}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
+        raise ValueError(f"unknown schedule {shortened(given)}{hint} (known: {', '.join(map(repr, SCHEDULES))})")
     name = ALIASES[spelt(given)]
     if chunks is None:
         chunks = 2 if name in V_SHAPED else 1

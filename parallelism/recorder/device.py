@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import kind_of
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
 from parallelism.collectives import (
     TreeBuffers,
     call_fields,
@@ -180,7 +180,7 @@ class RecordingDevice:
         self, x: Any, source: TensorSharding, target: TensorSharding, *, shape: Sequence[int] | None = None,
         axes: Axes = None,
     ) -> Any:
-        array = np.asarray(x)
+        array = plain_array("reshard", x)
         shape = self.global_shape(array, source) if shape is None else shape
         plan = plan_resharding(source, target, shape, array.dtype, self.mesh, axes=axes)
         place = self._add("collective", "reshard", axes=plan.axes, group=self.group(plan.axes), algorithm=None)

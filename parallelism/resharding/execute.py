@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.arrays import plain_array
 from parallelism.collectives import MemberCall
 from parallelism.dtypes import is_floating
 from parallelism.operation import Device
@@ -58,7 +59,7 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
     **Communication**: ``plan.bytes_received[device.rank]`` bytes are received.  ``ValueError``, before anything is
     sent, if the device is on another mesh or ``x`` is not the shard that the plan starts from.
     """
-    array = np.asarray(x)
+    array = plain_array("a plan", x)
     if device.mesh != plan.mesh:
         raise ValueError(f"a plan for {plan.mesh!r} does not run on a device of {device.mesh!r}")
     expected = plan.held[device.rank]

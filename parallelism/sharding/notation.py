@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple, NoReturn
 
+from parallelism.display import shortened
 from parallelism.sharding.partial import OPS
 
 Dim = tuple[str, ...] | EllipsisType
@@ -31,10 +32,16 @@ _WORDS = {"shard": "S", "s": "S", "replicate": "R", "r": "R", "partial": "P", "p
 _OP_NAMES = {"product": "prod"} | {op: op for op in OPS}
 
 
+MOST_CHARACTERS = 10_000
+"""A longer text is no layout."""
+
+
 def parse(text: str, mesh_axes: Sequence[str] | None) -> Parsed:
     """Read a layout.  ``mesh_axes`` are the axes of the mesh in order, or None if no mesh is known."""
     if not isinstance(text, str):
         raise TypeError(f"a layout must be given as text, got {text!r}")
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a layout has at most {MOST_CHARACTERS} characters, got {shortened(text)}")
     reader = _Reader(text, mesh_axes)
     layout = reader.layout()
     if reader.peek().kind != "end":
@@ -104,7 +111,7 @@ class _Reader:
         token = token or self.peek()
         actual = "the end" if token.kind == "end" else repr(token.text)
         raise ValueError(
-            f"{self.text!r} is not a layout: expected {wanted} at position {token.place}, got {actual}")
+            f"{shortened(self.text)} is not a layout: expected {wanted} at position {token.place}, got {actual}")
 
     # -- the whole text ------------------------------------------------------------------------------------------------
 

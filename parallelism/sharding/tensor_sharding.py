@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
+from parallelism.display import shortened
 from parallelism.mesh import Mesh, split_sizes
 from parallelism.mesh.uneven import starts
 from parallelism.sharding import notation
@@ -141,7 +142,7 @@ class TensorSharding:
             if mesh is not None:
                 layout.check_axes(mesh)
         except ValueError as error:
-            raise ValueError(f"{text!r}: {error}") from None
+            raise ValueError(f"{shortened(text)}: {error}") from None
         return layout
 
     # -- shards of a tensor --------------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class TensorSharding:
         In a partial layout the first rank of each group gets the value.  The others get new arrays with the identity of
         the operation (zeros for a sum).
         """
-        x = np.asarray(x)
+        x = plain_array("shard", x)
         extents, dims = self._checked(x.shape, mesh)
         shards: list[Array] = [x[_slices(extents, dims, mesh, rank)] for rank in range(mesh.size)]
         if self.partial:
@@ -214,7 +215,7 @@ class TensorSharding:
         """
         if len(shards) != mesh.size:
             raise ValueError(f"{mesh!r} has {mesh.size} devices, got {len(shards)} shards")
-        arrays = [np.asarray(shard) for shard in shards]
+        arrays = [plain_array("unshard", shard) for shard in shards]
         shape = self.global_shape({rank: array.shape for rank, array in enumerate(arrays)}, mesh)
         dtype = arrays[0].dtype
         for rank, array in enumerate(arrays):

@@ -16,6 +16,7 @@ from typing import Any
 from parallelism.events import DEFAULTS, Event
 from parallelism.timeline import sends_of_recvs
 from parallelism.trace.trace import Trace
+from parallelism.whole_files import written_whole
 
 Record = dict[str, Any]
 
@@ -58,7 +59,7 @@ def holistic(trace: Trace, directory: str | PathLike[str]) -> tuple[Path, ...]:
 def _write(path: str | PathLike[str], trace: Trace, records: Iterable[Record], rank: int | None = None) -> None:
     rank = next(iter(trace.ranks), 0) if rank is None else rank
     about = {"backend": "vcluster", "rank": rank, "world_size": trace.size}
-    with Path(path).open("w", encoding="ascii") as file:
+    with written_whole(path) as file:
         file.write('{"schemaVersion":1,"displayTimeUnit":"ms",\n')
         # With a space after each colon, and before any name: HolisticTraceAnalysis looks for the first "rank": 0.
         file.write(f'"distributedInfo":{json.dumps(about)},\n"traceEvents":[\n')

@@ -35,6 +35,7 @@ from parallelism.events import (
     whole_nanoseconds,
 )
 from parallelism.trace.trace import Trace
+from parallelism.whole_files import written_whole
 
 FORMAT, VERSION = "vcluster trace", 1
 LARGEST_SIZE = 2**16
@@ -60,7 +61,7 @@ def save(path: str | PathLike[str], trace: Trace) -> None:
         field.name: _rule(path, field.name, str(field.type), trace.size).checked(trace.columns[field.name])
         for field in fields(Event) if not _is_default(field.name, trace.columns[field.name])
     }
-    with Path(path).open("w", encoding="ascii") as file:     # only now: a trace that cannot be saved spoils no file
+    with written_whole(path) as file:
         file.write(head + '"columns":{\n')
         for i, (name, column) in enumerate(columns.items()):
             file.write((",\n" if i else "") + f"{json.dumps(name)}:{_text(name, column)}")

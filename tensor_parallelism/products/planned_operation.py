@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, ShardedOperation
 from parallelism.resharding import plan_resharding
@@ -122,7 +122,7 @@ class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
         """The inputs as arrays; ``TypeError`` unless there is one for each name."""
         if len(args) != len(self.NAMES):
             raise TypeError(f"{type(self).__name__} takes {', '.join(self.NAMES)}, got {len(args)} arrays")
-        return list(map(np.asarray, args))
+        return [plain_array(name, arg) for name, arg in zip(self.NAMES, args, strict=True)]
 
     def _arrived(
         self, device: Device, *shards: Any, shapes: Iterable[Shape] | None = None
@@ -194,7 +194,7 @@ def check_shard(
     device: Device, shard: Any, layout: TensorSharding, shape: Shape, what: str = "the gradient of y"
 ) -> Array:
     """A shard as an array; ``ValueError`` if it is not that of a tensor of this shape on this device."""
-    array, expected = np.asarray(shard), _local_shape(layout, shape, device.mesh, device.rank)
+    array, expected = plain_array(what, shard), _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
         raise ValueError(f"{what} is of the shape of its shard, {expected} on rank {device.rank}, got {array.shape}")
     return array

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
 from parallelism.kernels import splitmix64
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
@@ -235,7 +235,8 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
         if len(args) not in (wanted, wanted + 1):
             raise TypeError(f"TransformerBlock takes {', '.join(self.NAMES)} and, if it likes, a step, got {len(args)} "
                             f"arguments")
-        return [np.asarray(value) for value in args[:wanted]], counted("step", args[wanted] if args[wanted:] else 0)
+        arrays = [plain_array(name, value) for name, value in zip(self.NAMES, args, strict=False)]
+        return arrays, counted("step", args[wanted] if args[wanted:] else 0)
 
     def _whole(self, device: Device, arrays: list[Array]) -> list[Shape]:
         """The shapes of the whole inputs; the devices exchange only those that do not follow from others."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vcluster.memory import Arena, Layout
+from vcluster.processes.forkserver import search_path
 
 DEVICES = 4
 """Number of devices that are started as a test."""
@@ -178,7 +179,7 @@ def _try_shared_memory() -> tuple[str | None, str | None]:
 
 def _start_some() -> Started:
     """Start devices in a process of their own, because a limit may kill it."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    path = os.pathsep.join(search_path())
     try:
         done = subprocess.run(
             [sys.executable, "-c", "from vcluster.cli.machine import probe; probe()"], stdin=subprocess.DEVNULL,

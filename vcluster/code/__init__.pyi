@@ -7,6 +7,7 @@ from .errors import (
     CollectiveMismatchError as CollectiveMismatchError,
     DeadlockError as DeadlockError,
     DeviceFailedError as DeviceFailedError,
+    HostWaitWarning as HostWaitWarning,
     OperationCancelled as OperationCancelled,
     UndeliveredMessageError as UndeliveredMessageError,
     UnusedResultWarning as UnusedResultWarning,

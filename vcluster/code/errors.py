@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChannelClosedError", "ClusterError", "ClusterTimeoutError", "CollectiveMismatchError", "DeadlockError",
-    "DeviceFailedError", "OperationCancelled", "UndeliveredMessageError", "UnusedResultWarning", "ranks_in_words",
+    "DeviceFailedError", "HostWaitWarning", "OperationCancelled", "UndeliveredMessageError", "UnusedResultWarning",
+    "ranks_in_words",
 ]
 
 
@@ -57,6 +58,10 @@ class OperationCancelled(BaseException):
 
     It is a ``BaseException``, so that ``except Exception`` in a kernel does not swallow it.
     """
+
+
+class HostWaitWarning(UserWarning):
+    """Devices wait for the host, and only another thread of the host can make them go on."""
 
 
 class UnusedResultWarning(UserWarning):

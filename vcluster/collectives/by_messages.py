@@ -25,6 +25,8 @@ class ByMessages(Way):
     x: NDArray[Any] | None = None
     result: Any = None
     """The array, or the list of them, that is left after the last step."""
+    dtype: np.dtype[Any] | None = None
+    """The dtype of the result, of which NumPy's joining and adding keep all but the byte order."""
     terms: int = 0
     """The number of arrays that a reduction combines."""
 
@@ -55,6 +57,7 @@ class ByMessages(Way):
                 messages.append(Message(transfer.source, transfer.chunks, envelope.open(), transfer.reduce))
             held = arrive(held, messages, position, combine)
         kind = call.of_kind
+        self.dtype = giver.dtype if kind.joins or kind.reduces else None
         self.terms = len(kind.sources_of(position, group.size, call.root))
         dim = call.concat_dim if kind.blocks_of_all else call.dim
         self.result = finish(steps, position, held, x, dim=dim, shape=giver.shape)
@@ -77,4 +80,4 @@ class ByMessages(Way):
             if reduction is not None:
                 reduction.finish(own, self.terms)
 
-        return Result(array.shape, array.dtype if reduction is None else reduction.dtype, fill)
+        return Result(array.shape, self.dtype or array.dtype, fill)

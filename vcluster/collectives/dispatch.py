@@ -130,9 +130,15 @@ class Collectives:
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
+        self.forget_groups()
+        self.unwaited.clear()
+
+    def forget_groups(self) -> None:
+        """Free the slots of all groups. No device is in a run, and each forgets its groups before it makes a call."""
+        for group in self._groups.values():
+            group.give_back()
         self._groups.clear()
         self._checked.clear()
-        self.unwaited.clear()
 
     def begin_run(self) -> None:
         """Forget the dropped results of the last run, and the calls of kinds that may have been replaced since."""
@@ -145,6 +151,7 @@ class Collectives:
         """Finish the asynchronous calls that were not waited for."""
         while self.unwaited:
             next(iter(self.unwaited.values())).wait()
+        self.endpoint.tasks.wait_for_threads()
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
@@ -197,7 +204,7 @@ class Collectives:
         recorder, template = self.recorder, checked.template
         assert template is not None
         with recorder as start:
-            if not prepared.prepare(x, out):
+            if recorder.many or not prepared.prepare(x, out):
                 return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
             site = call_site(2)
             if out is None and site.drops_result and checked.warns:
@@ -240,7 +247,9 @@ class Collectives:
                 return result
 
             if work is None:
-                return tasks.run(checked.lane, whole(), checked)
+                result = tasks.run(checked.lane, whole(), checked)
+                recorder.end_among_others(event, name)
+                return result
             return issue(self, checked.lane, whole(), checked, work, name)
 
     def _steps(

@@ -31,7 +31,7 @@ from parallelism.collectives import MemberCall, check_agreement, text_of
 from parallelism.dtypes import code_of, of_code
 from vcluster.code import ClusterError
 from vcluster.collectives.thresholds import INLINE_BYTES
-from vcluster.memory import DIRECTORY_ENTRIES, LINE, STORES_IN_ORDER, Need
+from vcluster.memory import DIRECTORY_ENTRIES, GROUPS, LINE, STORES_IN_ORDER, Need
 from vcluster.messages import Endpoint, Wait
 
 DESCRIPTION_BYTES = 1024
@@ -166,6 +166,12 @@ class Group:
             entry[1] = place
             endpoint.signals.fence()
             entry[0] = self.key
+            endpoint.arena.words(endpoint.layout.word(endpoint.number, GROUPS))[0] += 1
+
+    def give_back(self) -> None:
+        """Free the slot. No member reads it any more."""
+        for offset in (self.own.offset, *self._blocks[0], *self._blocks[1]):
+            self._endpoint.heap.free(offset)
 
     def post(
         self, call: Call, payload: NDArray[Any] | None, place: int, out: int

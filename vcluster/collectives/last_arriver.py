@@ -103,7 +103,7 @@ class LastArriver(Prepared):
                 if not left:
                     return False
         self._endpoint.signals.wake(self._group.others)  # this may be the last arriver for one that calls otherwise
-        self._endpoint.tasks.run(self._lane, self._group.all_come(sequence), self._text)
+        self._endpoint.tasks.drive(self._lane, self._group.all_come(sequence), self._text)
         is_same = all(token[0] == signature + sequence for token, signature in others)
         return released[0] == word if is_same else None
 

@@ -118,7 +118,7 @@ class Prepared:
         for _ in self._endpoint.signals.turns():
             if token[0] == expected:
                 return True
-        self._endpoint.tasks.run(self._lane, self._group.all_come(self.sequence), self._text)
+        self._endpoint.tasks.drive(self._lane, self._group.all_come(self.sequence), self._text)
         return token[0] == expected
 
 
@@ -164,4 +164,4 @@ class PreparedZeroCopy(Prepared):
         for _ in self._endpoint.signals.turns():
             if done[0] > sequence:
                 return
-        self._endpoint.tasks.run(self._lane, self._group.finish(sequence, together=True), self._text)
+        self._endpoint.tasks.drive(self._lane, self._group.finish(sequence, together=True), self._text)

@@ -194,8 +194,9 @@ def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[st
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:  # what was printed cannot be written
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        elif error.errno is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"{program}: {error.strerror}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import plain_array
 from parallelism.collectives import checked_extents, checked_peer, rank_at, shift_pairs
 from parallelism.dtypes import in_float32
 from parallelism.mesh import Axes, Mesh, MeshIndex
@@ -78,7 +79,7 @@ class VirtualDevice:
         self._seed: tuple[int, ...] = (0, rank)
         self._rng: np.random.Generator | None = None
         self.endpoint = endpoint
-        self.recorder = Recorder()
+        self.recorder = Recorder(endpoint.threads)
         self.collectives = Collectives(endpoint, mesh, rank, self.recorder, by_messages=by_messages)
         self._channels: dict[int, VirtualChannel] = {}
 
@@ -147,7 +148,7 @@ class VirtualDevice:
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
         """``a @ b``, written to ``out`` if given.  Its flops (2 m n k) and memory traffic are recorded."""
-        a, b = np.asarray(a), np.asarray(b)
+        a, b = plain_array("matmul", a), plain_array("matmul", b)
         flops, nbytes, dtype = matmul_cost(a, b)
         with self.compute("matmul", flops=flops, nbytes=nbytes, dtype=dtype):
             return in_float32(np.matmul, (a, b), lambda: (dtype,)) if out is None else np.matmul(a, b, out=out)
@@ -313,7 +314,7 @@ class VirtualDevice:
         """
         from vcluster.device.resharding import global_shapes
 
-        return global_shapes(self, [np.asarray(x) for x in xs], shardings)
+        return global_shapes(self, [plain_array("global_shape", x) for x in xs], shardings)
 
     def collective(
         self, kind: str, x: Any, axes: Axes = None, *, dim: int = 0, concat_dim: int = 0,
@@ -342,7 +343,8 @@ class VirtualDevice:
         """My end of the channel to another rank, to myself, or to the `HOST` (-1)."""
         found = self._channels.get(peer)
         if found is None:
-            found = self._channels[peer] = VirtualChannel(self.collectives, checked_peer(self.mesh, peer))
+            channel = VirtualChannel(self.collectives, checked_peer(self.mesh, peer))
+            found = self._channels.setdefault(peer, channel)
         return found
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallelism.arrays import plain_array
 from parallelism.collectives import Traffic
 from parallelism.mesh import Axes, Mesh
 from parallelism.resharding import plan_resharding, run_plan
@@ -28,7 +29,7 @@ def reshard(
     axes: Axes,
 ) -> Any:
     """See `vcluster.device.VirtualDevice.reshard`."""
-    recorder, array = device.recorder, np.asarray(x)
+    recorder, array = device.recorder, plain_array("reshard", x)
     site = call_site()
     if site.drops_result:
         device.collectives.dropped.setdefault(site.location, "reshard")

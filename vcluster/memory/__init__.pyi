@@ -4,7 +4,7 @@ from .layout import (
     CROWDED as CROWDED,
     DIRECTORY_ENTRIES as DIRECTORY_ENTRIES,
     EPOCH as EPOCH,
-    TOP as TOP,
+    GROUPS as GROUPS,
     WIRE_BYTES as WIRE_BYTES,
     Layout as Layout,
 )

@@ -4,7 +4,8 @@ The file has no name (`memfd_create`, or elsewhere a temporary file that is unli
 frees it when the last process that maps it ends, in whatever way. The file is sparse: untouched pages use no memory.
 
 An `Arena` is the mapping. A `Heap` allocates in one endpoint's region of it. Only the owner allocates there, so no
-lock is needed. A block that another endpoint reads (a message, a result) is released by a word in its header.
+other process needs a lock. A block that another endpoint reads (a message, a result) is released by a word in its
+header.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from vcluster.memory import forks
 
 PAGE = 4096
 LINE = 64
@@ -44,9 +48,14 @@ class Arena:
             self._mapping = mmap.mmap(-1, nbytes)
         else:
             self.fd = _anonymous_file(nbytes) if fd is None else fd
-            self._mapping = mmap.mmap(self.fd, nbytes)
+            try:
+                self._mapping = mmap.mmap(self.fd, nbytes)
+            except BaseException:
+                self.close_descriptor()
+                raise
         self.view = memoryview(self._mapping)
         self.address = np.frombuffer(self.view, np.uint8, 1).ctypes.data
+        forks.members.add(self)
 
     def words(self, offset: int, count: int = 1) -> memoryview:
         """``count`` signed 64-bit words at ``offset``, which is a multiple of 8."""
@@ -72,6 +81,16 @@ class Arena:
                 stop = min(start + (1 << 20), offset + nbytes)
                 self.view[start:stop] = bytes(stop - start)
 
+    def forked(self, *, keep: bool) -> None:
+        """In a forked copy of this process: leave the shared memory. With ``keep``, held blocks become private copies.
+        """
+        if not keep:  # a device that starts maps the file itself
+            return
+        self.close_descriptor()
+        blocks = [block for each in list(forks.held) if (block := each()) is not None]
+        if forks.make_private(self.address, self.nbytes, blocks):
+            self.words(0)[0] = 1  # whoever waits in this copy for the others is cancelled
+
     def close_descriptor(self) -> None:
         """Close the file. The mapping stays until the last array in it is gone."""
         if self.fd >= 0:
@@ -94,7 +113,7 @@ class Heap:
     """Allocates blocks in one region of an arena, for the endpoint that owns the region.
 
     Blocks come in size classes and are reused, so that their page faults are paid only once. Freeing is safe at any
-    moment, also from a garbage collection in the middle of an allocation.
+    moment, also from a garbage collection in the middle of an allocation. Any thread may allocate.
     """
 
     def __init__(self, arena: Arena, start: int, nbytes: int, top: memoryview | None = None) -> None:
@@ -104,6 +123,7 @@ class Heap:
         self._end = start + nbytes
         self._top = top if top is not None else memoryview(bytearray(8)).cast("q")
         self._next = max(start, self._top[0])
+        self._lock = threading.Lock()
         self._free: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
         self._freed: deque[int] = deque()
@@ -115,26 +135,27 @@ class Heap:
     def allocate(self, nbytes: int) -> int:
         """The offset of a block of at least ``nbytes`` bytes. It is a multiple of 64, and of 4096 for large blocks."""
         size = _size_class(nbytes)
-        if self._freed:
-            self._collect()
-        free = self._free.get(size)
-        if (not free or size >= LARGE_BYTES) and size in self._lent:  # a block released just now may be in the cache
-            self._collect_lent(size)
+        with self._lock:
+            if self._freed:
+                self._collect()
             free = self._free.get(size)
-        if free:
-            offset = free.pop()
-            self._kept_nbytes -= self._kept.pop(offset, 0)
-        else:
-            align = PAGE if size >= PAGE else LINE
-            offset = -(-self._next // align) * align
-            if offset + size > self._end:
-                raise MemoryError(
-                    f"the shared memory of one device holds {(self._end - self._start) >> 20} MiB; "
-                    f"{nbytes} bytes more do not fit"
-                )
-            self._next = self._top[0] = offset + size
-        self._sizes[offset] = size
-        return offset
+            if (not free or size >= LARGE_BYTES) and size in self._lent:  # a block released now may be in the cache
+                self._collect_lent(size)
+                free = self._free.get(size)
+            if free:
+                offset = free.pop()
+                self._kept_nbytes -= self._kept.pop(offset, 0)
+            else:
+                align = PAGE if size >= PAGE else LINE
+                offset = -(-self._next // align) * align
+                if offset + size > self._end:
+                    raise MemoryError(
+                        f"the shared memory of one device holds {(self._end - self._start) >> 20} MiB; "
+                        f"{nbytes} bytes more do not fit"
+                    )
+                self._next = self._top[0] = offset + size
+            self._sizes[offset] = size
+            return offset
 
     def free(self, offset: int) -> None:
         """Free a block. This only notes the offset; the next allocation sorts it in."""
@@ -143,7 +164,8 @@ class Heap:
     def lend(self, offset: int, released: memoryview) -> Loan:
         """Lend a block to another endpoint until the word ``released[0]`` is not 0."""
         loan = Loan(offset, released)
-        self._lent.setdefault(self._sizes[offset], deque()).append(loan)
+        with self._lock:
+            self._lent.setdefault(self._sizes[offset], deque()).append(loan)
         return loan
 
     def reclaim(self, is_stray: Callable[[int], bool]) -> None:
@@ -210,17 +232,14 @@ class _Watched(weakref.ref):  # type: ignore[type-arg]
         return id(self)
 
 
-_watched: set[_Watched] = set()
-
-
 def when_gone(block: NDArray[np.uint8], then: Callable[[], object]) -> None:
     """Call ``then`` when the last array in a block is gone."""
-    _watched.add(_Watched(block, then))
+    forks.held.add(_Watched(block, then))
 
 
 def _is_gone(block: weakref.ref[Any]) -> None:
     assert isinstance(block, _Watched)
-    _watched.discard(block)
+    forks.held.discard(block)
     block.then()
 
 
@@ -240,5 +259,9 @@ def _anonymous_file(nbytes: int) -> int:
 
         fd, path = tempfile.mkstemp(prefix="vcluster-")
         os.unlink(path)  # noqa: PTH108
-    os.ftruncate(fd, nbytes)
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd

@@ -1,8 +1,8 @@
 """The layout of a cluster's shared memory, with the few words that all endpoints watch.
 
     page 0                 the cancel word, and the number of times that traffic was reset
-    a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, and its
-                           process
+    a page per endpoint    its wake word, whether it sleeps, the top of its heap, whether a ring to it was full, its
+                           process, and the number of groups in its directory
     8 pages per device     its state (`vcluster.memory.status`)
     a row per endpoint     the number of blocks that it holds of each other endpoint's heap
     4 pages per device     notes between it and the host (`vcluster.processes.command_link`)
@@ -16,18 +16,27 @@ The endpoints are the devices by rank, followed by the host.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from parallelism.events import HOST
 from vcluster.memory.arena import LINE, PAGE, Arena
 
+if sys.platform == "win32":
+    resource = None
+else:
+    import resource
+
 EPOCH = LINE
 """Offset of a word that counts the resets of traffic. A message of an earlier epoch is discarded."""
-WAKE, SLEEPING, TOP, CROWDED, PROCESS = range(0, 5 * LINE, LINE)
+WAKE, SLEEPING, TOP, CROWDED, PROCESS, GROUPS = range(0, 6 * LINE, LINE)
 """Offsets of the words in the page of an endpoint."""
 DIRECTORY_ENTRIES = 4096
 DIRECTORY_BYTES = 16 * DIRECTORY_ENTRIES
+KEPT_GROUPS = 1024
+"""The number of groups of a device from which on all groups are made anew in the next run."""
 STATUS_BYTES = 8 * PAGE
+SMALLEST_REGION_BYTES = 1 << 20
 WIRE_BYTES = 4 * PAGE
 
 
@@ -44,7 +53,7 @@ class Layout:
     def for_devices(cls, size: int, *, sparse: bool = True) -> Layout:
         """Regions as large as the memory of the machine. They are sparse, so they only use address space."""
         region = 1 << (_memory_nbytes() - 1).bit_length() if sparse else (1 << 30) // (size + 1)
-        while sparse and region * (size + 1) > 1 << 45:  # a process can address 2**47 bytes
+        while sparse and region > SMALLEST_REGION_BYTES and region * (size + 1) > _most_nbytes():
             region >>= 1
         return cls(size, region // PAGE * PAGE, _cores())
 
@@ -64,8 +73,12 @@ class Layout:
         return HOST if endpoint == self.size else endpoint
 
     def word(self, endpoint: int, which: int) -> int:
-        """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED` or `PROCESS`."""
+        """A word in the page of an endpoint: `WAKE`, `SLEEPING`, `TOP`, `CROWDED`, `PROCESS` or `GROUPS`."""
         return PAGE * (1 + endpoint) + which
+
+    def top_word(self, endpoint: int) -> int:
+        """The end of the used part of the endpoint's heap."""
+        return self.word(endpoint, TOP)
 
     def status(self, rank: int) -> int:
         return PAGE * (1 + self.endpoints) + STATUS_BYTES * rank
@@ -93,7 +106,30 @@ class Layout:
         """Empty every ring and directory. No device may be running."""
         start = self.directory(0)
         arena.clear(start, self.region(0) - start)
+        self._count_no_groups(arena)
         arena.words(EPOCH)[0] += 1
+
+    def forget_groups(self, arena: Arena) -> None:
+        """Empty every directory. No device may be running."""
+        arena.clear(self.directory(0), self.ring(0, 0) - self.directory(0))
+        self._count_no_groups(arena)
+
+    def most_groups(self, arena: Arena) -> int:
+        """The number of groups in the fullest directory."""
+        return max(arena.words(self.word(endpoint, GROUPS))[0] for endpoint in range(self.size))
+
+    def _count_no_groups(self, arena: Arena) -> None:
+        for endpoint in range(self.size):
+            arena.words(self.word(endpoint, GROUPS))[0] = 0
+
+
+def _most_nbytes() -> int:
+    """The most that the regions may be together. A process can address 2**47 bytes, unless ulimit says less."""
+    limits = [1 << 45]
+    if resource is not None:
+        files, space = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+        limits += [limit for limit in (files, space // 2) if limit > 0]
+    return min(limits)
 
 
 def _cores() -> int:

@@ -25,6 +25,7 @@ from vcluster.code import OperationCancelled
 from vcluster.memory.arena import Arena
 from vcluster.memory.core_affinity import HomeCore
 from vcluster.memory.layout import SLEEPING, WAKE, Layout
+from vcluster.memory.threads import Threads
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -78,6 +79,11 @@ class Signals:
         self.looks = LOOKS if layout.size <= layout.cores else 1
         self._first_nap_ns, self._longest_nap_ns = (int(seconds * 1e9) for seconds in naps_seconds)
         self._cancelled = arena.words(0)
+        self.threads = Threads(many=endpoint == layout.host)
+        """The threads that make calls of this endpoint."""
+        self._asleep: set[int] = set()
+        """Those of them that sleep."""
+        self._number = endpoint
         self._sleeping = [arena.words(layout.word(e, SLEEPING)) for e in range(layout.endpoints)]
         self._me = self._sleeping[endpoint]
         self._address = arena.address + layout.word(endpoint, WAKE)
@@ -111,12 +117,18 @@ class Signals:
         accesses across both. The lock is taken without blocking, because an interrupt may have come between the two.
         """
         self._turnstile.acquire(False)
-        self._turnstile.release()
+        try:  # noqa: SIM105  (a `suppress` takes longer than the fence)
+            self._turnstile.release()
+        except RuntimeError:  # another thread came between and released it: the switch to it and back was a fence
+            pass
 
     def wake(self, endpoints: Iterable[int]) -> None:
         """Wake those of ``endpoints`` that sleep, because something they may wait for has changed."""
         self._turnstile.acquire(False)  # the fence, inlined
-        self._turnstile.release()
+        try:  # noqa: SIM105
+            self._turnstile.release()
+        except RuntimeError:
+            pass
         sleeping = self._sleeping
         for endpoint in endpoints:
             if sleeping[endpoint][0]:
@@ -130,6 +142,11 @@ class Signals:
                 self._words[endpoint][0] += 1
                 if self._rouse is not None:
                     self._rouse(self._arena.address + self._layout.word(endpoint, WAKE))
+
+    def rouse_own_threads(self) -> None:
+        """Wake the threads of this endpoint that sleep, because one of them has done what another may wait for."""
+        if self._asleep:
+            self.rouse((self._number,))
 
     def cancel(self) -> None:
         """Make every pending and every later wait raise `OperationCancelled`."""
@@ -169,13 +186,18 @@ class Signals:
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Return when ``ready()`` is true."""
+        give_up = time.perf_counter_ns() + self.spin_ns
         for _ in self.turns():
             if ready():
                 return
+            if time.perf_counter_ns() > give_up:  # with many pending operations, one poll takes long
+                break
         self.check()
         nap_ns, last_seen = self._first_nap_ns, -1
+        mine = threading.get_ident()
         try:
             while True:
+                self._asleep.add(mine)
                 self._me[0] = 1
                 self.fence()
                 seen = int(self._word[0])
@@ -190,15 +212,21 @@ class Signals:
                 if self.note_awaited is not None and self.publish_awaited is not None:
                     if self.note_awaited() != awaited:
                         continue
-                    self.publish_awaited(awaited)
+                    if not self.threads.some_other_may_act(self._asleep):
+                        self.publish_awaited(awaited)
                 if self.home is not None:
                     self.home.stay()
-                self._sleep(self._address, seen, nap_ns)
+                held = self.threads.let_go()
+                try:
+                    self._sleep(self._address, seen, nap_ns)
+                finally:
+                    self.threads.take_back(held)
                 if ready():  # check this first, because the caches are cold
                     return
                 nap_ns = min(2 * nap_ns, self._longest_nap_ns)
         finally:
-            self._me[0] = 0
+            self._asleep.discard(mine)
+            self._me[0] = 1 if self._asleep else 0
             if self.home is not None:
                 self.home.leave()
             if self.after_sleep is not None:

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from parallelism.operation import Lane
-from vcluster.memory.arena import LINE, PAGE, Arena
+from vcluster.memory.arena import LINE, PAGE, Arena, Heap
 from vcluster.memory.layout import STATUS_BYTES, Layout
 
 MOST_CALLS = 4096
 """Maximal number of pairs of call and line whose encoded text is cached."""
 
 RUNNING, BLOCKED, FINISHED = range(3)
-_VERSION, _STATE, _LENGTH = range(3)
+_VERSION, _STATE, _LENGTH, _PLACE = range(4)
 
 
 class Need(NamedTuple):
@@ -52,9 +52,11 @@ class State(NamedTuple):
     version: int
     state: int
     operations: tuple[Operation, ...] = ()
-    """The pending operations of a blocked device. The first is the one that the kernel itself waits for."""
+    """The pending operations of a blocked device. The first are those that threads of the kernel wait for."""
     location: str = ""
     """The line of the kernel that waits."""
+    waits: int = 1
+    """The number of operations, the first ones, that a thread of the kernel waits for."""
 
 
 class LastSeen(NamedTuple):
@@ -75,9 +77,13 @@ class LastSeen(NamedTuple):
 class Status:
     """Writes and reads the states of all devices."""
 
-    def __init__(self, arena: Arena, layout: Layout) -> None:
+    def __init__(self, arena: Arena, layout: Layout, heap: Heap | None = None) -> None:
+        """``heap``: where the owner of a state puts a text that is too long for its place."""
         self._arena = arena
-        self._words = [arena.words(layout.status(rank), 3) for rank in range(layout.size)]
+        self._heap = heap
+        self._published = b""
+        self._elsewhere: int | None = None
+        self._words = [arena.words(layout.status(rank), 4) for rank in range(layout.size)]
         self._texts = [layout.status(rank) + LINE for rank in range(layout.size)]
         self._encoded: dict[tuple[str, str], bytes] = {}
         self._notes = [layout.status(rank) + STATUS_BYTES - PAGE for rank in range(layout.size)]
@@ -93,21 +99,31 @@ class Status:
         words[_VERSION] += 1
         words[_STATE] = state
 
-    def set_blocked(self, rank: int, operations: Sequence[Operation], location: str) -> None:
-        """Mark a device as blocked on the first of ``operations``. If the text is too long, it still counts as running.
-        """
+    def set_blocked(self, rank: int, operations: Sequence[Operation], location: str, waits: int = 1) -> None:
+        """Mark a device as blocked on the first ``waits`` of ``operations``."""
         plain = [(lane, text, None if needs is None else list(map(tuple, needs))) for lane, text, needs in operations]
-        encoded = marshal.dumps((plain, location))
-        words, start = self._words[rank], self._texts[rank]
-        is_same = words[_STATE] == BLOCKED and self._arena.view[start : start + words[_LENGTH]] == encoded
-        if is_same or len(encoded) > STATUS_BYTES - PAGE - LINE:
-            return
+        encoded = marshal.dumps((plain, location, waits))
+        words = self._words[rank]
+        if words[_STATE] == BLOCKED and encoded == self._published:
+            return  # nothing has changed
         words[_VERSION] += 1
         words[_STATE] = RUNNING
+        start = self._place_for(len(encoded), self._texts[rank])
         self._arena.view[start : start + len(encoded)] = encoded
-        words[_LENGTH] = len(encoded)
+        self._published = encoded
+        words[_LENGTH], words[_PLACE] = len(encoded), start
         words[_VERSION] += 1
         words[_STATE] = BLOCKED
+
+    def _place_for(self, nbytes: int, usual: int) -> int:
+        """Where a text goes. One that is longer than a few pages lies in the heap, until the next one is published."""
+        if self._elsewhere is not None and self._heap is not None:
+            self._heap.free(self._elsewhere)
+            self._elsewhere = None
+        if nbytes <= STATUS_BYTES - PAGE - LINE or self._heap is None:
+            return usual
+        self._elsewhere = self._heap.allocate(nbytes)
+        return self._elsewhere
 
     def version(self, rank: int) -> int:
         return int(self._words[rank][_VERSION])
@@ -115,18 +131,19 @@ class Status:
     def read(self, rank: int) -> State:
         """The state of a device. A state that changes while it is read counts as running."""
         words = self._words[rank]
-        version, state, start = words[_VERSION], words[_STATE], self._texts[rank]
+        version, state = words[_VERSION], words[_STATE]
         if state != BLOCKED:
             return State(version, state)
+        start = words[_PLACE]
         encoded = bytes(self._arena.view[start : start + words[_LENGTH]])
         if words[_VERSION] != version:
             return State(version, RUNNING)
-        operations, location = marshal.loads(encoded)
+        operations, location, waits = marshal.loads(encoded)
         pending = tuple(
             Operation(lane, text, None if needs is None else [Need(*need) for need in needs])
             for lane, text, needs in operations
         )
-        return State(version, BLOCKED, pending, location)
+        return State(version, BLOCKED, pending, location, waits)
 
     def note(self, rank: int, name: str, location: str) -> None:
         """Store the present call and its line. This runs at every call and takes less than half a microsecond."""

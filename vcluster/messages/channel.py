@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from parallelism.collectives import check_declared, check_shape, checked_tag
+from parallelism.collectives import check_array, check_declared, check_shape, checked_tag
 from parallelism.dtypes import as_dtype
 from parallelism.events import HOST
 from vcluster.code import call_site
@@ -96,6 +96,7 @@ class VirtualChannel:
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
+            recorder.end_among_others(event, "send")
             self._note_signature(x, encoded, tag)
 
     def _send_again(self, prepared: tuple[Template, ReusedBlocks], x: NDArray[Any], tag: int) -> bool:
@@ -151,7 +152,9 @@ class VirtualChannel:
                     return self._received_again(block, tag, out, start)
             event = self._event("recv", tag, None)
             steps = self._receiving(checked_tag(tag), out, None, None, event, start)
-            return self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
+            value = self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
+            recorder.end_among_others(event, "recv")
+            return value
 
     def _received_again(self, block: Block, tag: int, out: Any, start: int) -> Any:
         """Copy a message that lies in a reusable block."""
@@ -161,6 +164,7 @@ class VirtualChannel:
                 out = elements.copy()
             else:
                 if type(out) is not np.ndarray or out.shape != elements.shape or out.dtype != elements.dtype:
+                    check_array(f"recv from {name_of(self._peer)}", out)
                     check_shape(f"recv from {name_of(self._peer)}", out, elements.shape, elements.dtype)
                 np.copyto(out, elements)
         finally:
@@ -220,6 +224,7 @@ class VirtualChannel:
             return value
         if not isinstance(value, np.ndarray):
             raise TypeError(f"recv(out=) needs a message that is an array, got a {type(value).__name__}")
+        check_array(f"recv from {name_of(self._peer)}", out)
         check_shape(f"recv from {name_of(self._peer)}", out, value.shape, value.dtype)
         np.copyto(out, value)
         return out

@@ -17,18 +17,16 @@ from vcluster.memory import (
     NAPS_WITH_QUEUES_SECONDS,
     RUNNING,
     SPINS,
-    TOP,
     Arena,
     Heap,
     Layout,
-    Operation,
     Peers,
     Signals,
     Status,
 )
 from vcluster.messages.blocks import HOLDER, TAKEN
 from vcluster.messages.mailbox import Mailbox
-from vcluster.messages.tasks import Steps, Task, Tasks
+from vcluster.messages.tasks import Awaited, Steps, Task, Tasks
 from vcluster.tracing import Recorder
 
 
@@ -46,7 +44,8 @@ class Endpoint:
         self.capacity = capacity
         naps = NAPS_SECONDS if queues is None else NAPS_WITH_QUEUES_SECONDS
         self.signals = Signals(arena, layout, number, spins=spins, naps_seconds=naps)
-        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.word(number, TOP)))
+        self.threads = self.signals.threads
+        self.heap = Heap(arena, layout.region(number), layout.region_nbytes, arena.words(layout.top_word(number)))
         self.peers = Peers(arena, layout, number, self.signals)
         self.tasks = Tasks(self.signals)
         self.queues = queues
@@ -54,7 +53,7 @@ class Endpoint:
         self._crowded = arena.words(layout.word(number, CROWDED))
         self.signals.before_sleep = self.take_in
         if number < layout.size:
-            self.status = Status(arena, layout)
+            self.status = Status(arena, layout, self.heap)
             self.signals.note_awaited, self.signals.publish_awaited = self.tasks.blocked_on, self._publish_awaited
             self.signals.after_sleep = partial(self.status.set, number, RUNNING)
 
@@ -62,11 +61,12 @@ class Endpoint:
         """The traffic with another endpoint, in both directions."""
         mailbox = self.mailboxes.get(peer)
         if mailbox is None:
-            mailbox = self.mailboxes[peer] = Mailbox(self, peer)
+            mailbox = self.mailboxes.setdefault(peer, Mailbox(self, peer))
         return mailbox
 
-    def _publish_awaited(self, operations: list[Operation]) -> None:
-        self.status.set_blocked(self.number, operations, self.tasks.waits_at())
+    def _publish_awaited(self, awaited: Awaited) -> None:
+        if awaited.operations:
+            self.status.set_blocked(self.number, *awaited)
 
     def take_in(self) -> None:
         """Empty the rings that point to this endpoint, so that no sender waits for room in them."""
@@ -85,6 +85,7 @@ class Endpoint:
         self.mailboxes.clear()
         self.signals.before_sleep = self.signals.after_sleep = None
         self.signals.note_awaited = self.signals.publish_awaited = None
+        self.threads.leave_recorder()
         for ways in (self.queues or {}).values():
             for way in ways:
                 if hasattr(way, "join_thread"):  # of multiprocessing
@@ -138,7 +139,8 @@ class Pending:
         """Whether the result is available. Calling this lets pending operations advance."""
         if not self._task.finished:
             self._owner.endpoint.signals.check()
-            self._owner.endpoint.tasks.advance()
+            with self._owner.endpoint.threads:
+                self._owner.endpoint.tasks.advance()
         return self._task.finished
 
     def wait(self) -> Any:

@@ -8,8 +8,11 @@ Operations that must take effect in the order they were issued share a *lane*, f
 or the receives from one source under one tag. Only the first operation of a lane advances.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Generator
+from threading import get_ident
 from typing import Any, NamedTuple
 
 from parallelism.operation import Lane
@@ -61,6 +64,37 @@ class Task:
         return False
 
 
+class Awaited(NamedTuple):
+    """What an endpoint waits for, for `vcluster.memory.status`."""
+
+    operations: list[Operation]
+    """The first ones are those that threads wait for, and the others are pending."""
+    location: str
+    waits: int
+
+
+class Blocked:
+    """What one thread waits for."""
+
+    __slots__ = ("lane", "location", "task", "text", "wait", "what")
+
+    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: Task | None) -> None:
+        self.lane = lane
+        self.what = what
+        self.wait = wait
+        self.task = task
+        """The asynchronous operation that it waits for. None if it drives its operation itself."""
+        self.text = self.location = ""
+
+    def locate(self) -> None:
+        """Note the line that waits, in the thread itself. After the kernel's end: the line that issued the operation.
+        """
+        if not self.location:
+            site = call_site()
+            self.text = str(self.what) if site.is_users else f"{self.what}, never waited for,"
+            self.location = site.location if site.is_users or self.task is None else self.task.location
+
+
 class Tasks:
     """All pending operations of one endpoint."""
 
@@ -68,21 +102,34 @@ class Tasks:
         self._signals = signals
         self.lanes: dict[Lane, deque[Task]] = {}
         """The asynchronous operations that are not finished, by lane."""
-        self._blocked_in: tuple[Lane, object, Wait | None] | None = None
-        self._issued_at = ""
+        self._blocked: dict[int, Blocked] = {}
+        """What each thread waits for, or has waited for in a call that it is still in."""
 
     def run(self, lane: Lane, steps: Steps, what: object) -> Any:
         """Drive an operation to its end and return its result. ``str(what)`` describes it."""
-        if lane in self.lanes:
+        if lane in self.lanes or (self._blocked and self._is_driven(lane)):
             return self.wait(self.issue(lane, steps, what))
+        return self.drive(lane, steps, what)
+
+    def drive(self, lane: Lane, steps: Steps, what: object) -> Any:
+        """`run` for an operation that is under way: it goes on before the operations that wait in its lane."""
+        mine = get_ident()
         try:
             while True:
                 wait = next(steps)
                 if not wait.ready():
-                    self._blocked_in = lane, what, wait
+                    self._blocked[mine] = Blocked(lane, what, wait, None)
                     self._block(wait.ready)
         except StopIteration as stop:
             return stop.value
+        finally:
+            if self._blocked.pop(mine, None) is not None and self._signals.threads.many:
+                self.advance()
+                self._signals.rouse_own_threads()
+
+    def _is_driven(self, lane: Lane) -> bool:
+        """Whether a thread drives an operation of this lane."""
+        return any(blocked.lane == lane and blocked.task is None for blocked in self._blocked.values())
 
     def issue(self, lane: Lane, steps: Steps, what: object) -> Task:
         """Start an operation. It advances inside later calls."""
@@ -101,9 +148,12 @@ class Tasks:
     def wait(self, task: Task) -> Any:
         """Block until the task is finished and return its result."""
         if not task.finished:
-            self._blocked_in = task.lane, task.what, None
-            self._issued_at = task.location
-            self._block(lambda: task.finished)
+            mine = get_ident()
+            self._blocked[mine] = Blocked(task.lane, task.what, None, task)
+            try:
+                self._block(lambda: task.finished)
+            finally:
+                self._blocked.pop(mine, None)
         if task.error is not None:
             raise task.error
         return task.result
@@ -111,25 +161,34 @@ class Tasks:
     def drop_all(self) -> None:
         """Drop all operations after a failure."""
         self.lanes.clear()
-        self._blocked_in = None
+        self._blocked.clear()
 
-    def waits_at(self) -> str:
-        """The line of the kernel that waits. After the kernel's end: the line that issued the operation."""
-        site = call_site()
-        return site.location if site.is_users else self._issued_at
+    def wait_for_threads(self) -> None:
+        """Block until no other thread is in a call."""
+        threads = self._signals.threads
+        if threads.helpers:
+            with threads:
+                self._block(lambda: not threads.helpers)
 
-    def blocked_on(self) -> list[Operation]:
-        """The pending operations, for `vcluster.memory.status`. The first is the one that the kernel waits for."""
-        assert self._blocked_in is not None
-        lane, what, wait = self._blocked_in
-        if not call_site().is_users:
-            what = f"{what}, never waited for,"
+    def blocked_on(self) -> Awaited:
+        """What the threads wait for, and the pending operations. The calling thread is about to sleep."""
+        mine = self._blocked.get(get_ident())
+        if mine is not None:
+            mine.locate()
         heads = {lane: queue[0] for lane, queue in self.lanes.items()}
-        own = heads.pop(lane, None)
-        if wait is None and own is not None:
-            wait = own.waits_for
-        first = Operation(lane, str(what), _needs(wait))
-        return [first, *(Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items())]
+        operations = []
+        first = self._signals.threads.first
+        blocked = [each for _, each in sorted(self._blocked.items(), key=lambda entry: entry[0] != first)]
+        for each in blocked:
+            wait = each.wait
+            if wait is None and each.lane in heads:
+                wait = heads[each.lane].waits_for
+            operations.append(Operation(each.lane, each.text, _needs(wait)))
+        for each in blocked:
+            heads.pop(each.lane, None)
+        waits = len(operations)
+        operations += [Operation(lane, str(task.what), _needs(task.waits_for)) for lane, task in heads.items()]
+        return Awaited(operations, blocked[0].location if blocked else "", waits)
 
     def _block(self, ready: Ready) -> None:
         if not self.lanes:
@@ -143,8 +202,11 @@ class Tasks:
         self._signals.wait(ready_after_advancing)
 
     def _advance_lane(self, lane: Lane, queue: deque[Task]) -> None:
+        if self._blocked and self._is_driven(lane):  # by a thread, whose operation comes first
+            return
         while queue and queue[0].advance():
             queue.popleft()
+            self._signals.rouse_own_threads()
         if not queue:
             self.lanes.pop(lane, None)
 

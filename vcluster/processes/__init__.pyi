@@ -5,11 +5,11 @@ from .device_process import (
     start_fork_server as start_fork_server,
 )
 from .forkserver import start_early as start_early
+from .output import Printed as Printed
 from .worker import (
     Cancelled as Cancelled,
     DeviceSpec as DeviceSpec,
     Done as Done,
     Failed as Failed,
-    Printed as Printed,
     RunCommand as RunCommand,
 )

@@ -19,12 +19,16 @@ from typing import Any, NamedTuple
 from parallelism.events import HOST
 from vcluster.code import OperationCancelled
 from vcluster.memory import WIRE_BYTES, Arena, give_way
+from vcluster.memory.threads import own
 from vcluster.processes.command_link import LOOKS, Wire
+from vcluster.processes.deaths import is_ending
 from vcluster.processes.device_process import Descriptor, Process, start_process
 from vcluster.processes.worker import INTERRUPT, DeviceSpec, Worker, run_in_process
 
 STOP_SECONDS = 2.0
 """Seconds after which a device that should end is killed."""
+GRACE_SECONDS = 0.25
+"""Seconds in which a device that has closed its connection ends, if it ends."""
 
 
 class Died(NamedTuple):
@@ -34,6 +38,8 @@ class Died(NamedTuple):
     pid: int
     by_host: bool = False
     """Whether the host killed it, because it did not respond to the cancellation of its run."""
+    lost: bool = False
+    """Whether the host ended it, because it lives and has closed its connection."""
 
 
 class ProcessCrew:
@@ -184,14 +190,17 @@ class ProcessCrew:
                 received += wire.read()
         received.append(wire.look() or b"")
         messages += [(rank, pickle.loads(data)) for data in received if data]
-        process.join(STOP_SECONDS)
+        process.join(GRACE_SECONDS)
+        if process.exitcode is None and is_ending(process.pid or 0):
+            process.join(STOP_SECONDS)
+        lost = process.exitcode is None and not is_ending(process.pid or 0)
         if process.exitcode is None:  # it closed its connection but lives, so it is of no use any more
             process.kill()
             process.join()
         self._selector.unregister(connection)
         self._selector.unregister(process.sentinel)
         connection.close()
-        messages.append((rank, Died(process.exitcode or 0, process.pid or 0, rank in self._killed)))
+        messages.append((rank, Died(process.exitcode or 0, process.pid or 0, rank in self._killed, lost)))
         self._killed.discard(rank)
         process.close()
 
@@ -211,6 +220,7 @@ class ThreadCrew:
             link = _QueueLink(spec.rank, commands, self._replies)
             worker = Worker(spec, self._arena, link, own_process=False)
             thread = threading.Thread(target=worker.serve, name=f"vcluster-{spec.rank}", daemon=True)
+            own.add(thread)
             self._devices[spec.rank] = _Threaded(thread, worker, link, commands)
             thread.start()
             ranks.append(spec.rank)

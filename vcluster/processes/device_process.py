@@ -22,12 +22,17 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing import connection, context, process, reduction
-from typing import Any
+from typing import Any, NoReturn
 
 from vcluster.code import Pickler, apply_environment
 from vcluster.code.pickling import environment
+from vcluster.memory import forks
 from vcluster.processes.blas_threads import device_environment, limit_threads
+from vcluster.processes.deaths import watch
+from vcluster.processes.descriptors import close_all, pipes, write_all
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
+from vcluster.processes.interrupts import DeferredInterrupt
+from vcluster.processes.kernel_forks import keep_from_programs
 
 if sys.platform != "win32":
     import fcntl
@@ -142,7 +147,7 @@ class _Popen:
         self._lock = threading.Lock()
         self._fds: list[int] = []
         held = self._launch(started)
-        self.close = weakref.finalize(self, _close_all, held)
+        self.close = weakref.finalize(self, close_all, held)
         self.close.atexit = False  # multiprocessing still waits for the process then
         _started[started] = self
 
@@ -222,7 +227,7 @@ class _Forked(_Popen):
                 self._fds.append(fd)
         program = self._program(started, tuple(self._fds))
         self.pid, data, self.sentinel = SERVER.start_process(self._fds)
-        _write(data, program)
+        write_all(data, program)
         return [self.sentinel]
 
     def _end(self) -> int:
@@ -235,20 +240,19 @@ class _Spawned(_Popen):
 
     def _launch(self, started: Process) -> list[int]:
         program = self._program(started)
-        data_r, data_w = os.pipe()
-        life_r, life_w = os.pipe()
-        self.sentinel, status_w = os.pipe()
+        data_r, data_w, life_r, life_w = pipes(2)
         handed = list(self._fds)
         call = f"from vcluster.processes.device_process import run_spawned; run_spawned({data_r}, {life_r}, {handed})"
         try:
-            self._child = start_python(call, [data_r, life_r, status_w, *handed])
+            self._child = start_python(call, [data_r, life_r, *handed])
+            self.pid = self._child.pid
+            self.sentinel = watch(self.pid)
         except BaseException:
-            _close_all([data_w, life_w, self.sentinel])
+            close_all([data_w, life_w])  # a child that has started ends with that
             raise
         finally:
-            _close_all([data_r, life_r, status_w])
-        self.pid = self._child.pid
-        _write(data_w, program)
+            close_all([data_r, life_r])
+        write_all(data_w, program)
         return [self.sentinel, life_w]
 
     def _end(self) -> int:
@@ -260,25 +264,41 @@ class _Copied(_Popen):
 
     def _launch(self, started: Process) -> list[int]:
         life_r, life_w = os.pipe()
-        self.sentinel, status_w = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                _close_all({life_w, self.sentinel, *started.close_in_child})
-                nothing = os.open(os.devnull, os.O_RDONLY)
-                os.dup2(nothing, 0)
-                os.close(nothing)
-                ignore_interrupt()
-                os.environ.update(device_environment())
-                limit_threads()
-                code = _run(started, life_r)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        _close_all([life_r, status_w])
-        return [self.sentinel, life_w]
+        held, self.pid = [life_w], 0
+        try:
+            with DeferredInterrupt():  # Python drops an interrupt in a callback of a fork
+                with forks.start_of_a_device():
+                    self.pid = os.fork()
+                if self.pid == 0:
+                    self._live(started, life_r, life_w)
+                os.close(life_r)
+                self.sentinel = watch(self.pid)
+                held.append(self.sentinel)
+        except BaseException:
+            close_all(held)
+            if self.pid:  # it is killed as the pipe closes
+                self._end()
+            raise
+        return held
+
+    @staticmethod
+    def _live(started: Process, life_r: int, life_w: int) -> NoReturn:
+        """The life of the child."""
+        code = 1
+        try:
+            ignore_interrupt()
+            close_all({life_w, *started.close_in_child})
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
+            keep_from_programs()
+            os.environ.update(device_environment())
+            limit_threads()
+            code = _run(started, life_r)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
 
     def _end(self) -> int:
         try:
@@ -288,19 +308,6 @@ class _Copied(_Popen):
 
 
 _POPEN: dict[str, type[_Popen]] = {"forkserver": _Forked, "spawn": _Spawned, "fork": _Copied}
-
-
-def _write(fd: int, program: bytes) -> None:
-    with open(fd, "wb", buffering=0) as pipe, suppress(BrokenPipeError):  # it has died; its exit code tells why
-        rest = memoryview(program)
-        while rest:
-            rest = rest[pipe.write(rest) :]
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)
 
 
 # -- in the new process ------------------------------------------------------------------------------------------------

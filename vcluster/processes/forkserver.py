@@ -26,10 +26,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from vcluster.processes.blas_threads import device_environment
+from vcluster.processes.descriptors import pipes
 
 PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
 """Modules that are already loaded in a new device. A missing module is skipped."""
@@ -48,13 +48,22 @@ STOP_SECONDS = 5.0
 NUMBER = struct.Struct("q")
 
 
+def search_path() -> list[str]:
+    """The host's ``sys.path``, with the current directory by its name; without it if it was removed."""
+    try:
+        here = os.getcwd()  # noqa: PTH109  (as `vcluster.code.pickling` does)
+    except FileNotFoundError:
+        here = ""
+    return [entry or here for entry in sys.path if entry or here]
+
+
 def start_python(call: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start an interpreter with the host's flags and ``sys.path`` that runs ``call`` and keeps ``fds`` open.
 
     Ctrl-C never reaches it: the signal is blocked until the new process ignores it.
     """
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    program = f"import sys; sys.path[:] = {[entry or str(Path.cwd()) for entry in sys.path]!r}; {call}"
+    program = f"import sys; sys.path[:] = {search_path()!r}; {call}"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -98,8 +107,7 @@ class ForkServer:
         with self._lock:
             for last_attempt in (False, True):
                 server = self._running()
-                data_r, data_w = os.pipe()
-                status_r, status_w = os.pipe()
+                data_r, data_w, status_r, status_w = pipes(2)
                 try:
                     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                         socket.send_fds(server, [b"+"], [data_r, status_w, *fds])
@@ -236,9 +244,11 @@ def serve(number: int, preload: Sequence[str] = ()) -> NoReturn:
                 _reap(children)
             if number not in ready:
                 continue
-            message, fds, _, _ = socket.recv_fds(host, 1, 256, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+            message, fds, _, _ = socket.recv_fds(host, 1, 256)
             if not message:
                 break
+            for fd in fds:  # a flag of recv_fds would do this at once, but Python 3.11 ignores it
+                os.set_inheritable(fd, False)
             data, status, *handed = fds
             life_r, life_w = os.pipe()
             pid = os.fork()

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import io
 import os
 import pickle
 import signal
@@ -32,12 +31,15 @@ from vcluster.code import (
 )
 from vcluster.code.arguments import fill
 from vcluster.device import VirtualDevice
-from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout
+from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, Layout, forks
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
 from vcluster.messages.encoding import decode, encode
 from vcluster.processes.command_link import LOOKS, Wire
 from vcluster.processes.device_process import Descriptor
+from vcluster.processes.kernel_forks import end_fork
+from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.line_coverage import measure
+from vcluster.processes.output import RankedOutput, print_in_fork
 from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
@@ -62,6 +64,8 @@ class RunCommand(NamedTuple):
     common_nbytes: int
     own: int | None
     environment: Environment | None
+    groups: int = 0
+    """Counts how often the directories of groups were emptied."""
 
 
 class Done(NamedTuple):
@@ -75,11 +79,14 @@ class Done(NamedTuple):
     record: bytes | Packed | int
     counts: dict[int, tuple[int, int]]
     dropped: dict[str, str]
+    run: int = 0
+    """The number of the run."""
 
 
 class Failed(NamedTuple):
     failure: Failure
     record: bytes
+    run: int = 0
 
 
 class Cancelled(NamedTuple):
@@ -87,11 +94,7 @@ class Cancelled(NamedTuple):
 
     record: bytes
     stack: tuple[Frame, ...] = ()
-
-
-class Printed(NamedTuple):
-    stream: str
-    text: str
+    run: int = 0
 
 
 class Link(Protocol):
@@ -118,6 +121,7 @@ class DeviceSpec:
     seed: int
     queues: dict[int, tuple[Any, Any]] | None
     generation: int
+    groups: int = 0
 
 
 class Worker:
@@ -126,6 +130,7 @@ class Worker:
     def __init__(self, spec: DeviceSpec, arena: Arena, link: Link, *, own_process: bool) -> None:
         self.spec = spec
         self._own_process = own_process
+        self._pid = os.getpid()
         self.link = link
         spins = SPINS if own_process else SPINS_OF_A_THREAD
         self.endpoint = Endpoint(arena, spec.layout, spec.rank, capacity=spec.capacity, spins=spins, queues=spec.queues)
@@ -133,6 +138,7 @@ class Worker:
         self.device.recorder.note = partial(self.endpoint.status.note, spec.rank)
         self.output = {name: RankedOutput(link, name) for name in ("stdout", "stderr")}
         self._generation = spec.generation
+        self._groups = spec.groups
         self._in_kernel = False
         self._gate = threading.Lock()
         self._code: CodeType | None = None
@@ -154,7 +160,9 @@ class Worker:
                 reply = Cancelled(self._record())
             for stream in self.output.values():
                 stream.finish_line()
-            self.link.send(reply)
+            if os.getpid() != self._pid:
+                end_fork(self.spec.rank)
+            self.link.send(reply._replace(run=command.number))
 
     def interrupt(self, raise_there: Callable[[], object]) -> None:
         """Call ``raise_there`` if the kernel computes. A call of the library checks for a cancelled run by itself."""
@@ -189,8 +197,10 @@ class Worker:
         except BaseException as error:
             self._leave_kernel()
             if signals.saw_cancellation:  # the kernel may have made another exception of it
+                cancel_helpers(signals, own_process=self._own_process)
                 return Cancelled(self._record(), where_cancelled(error))
             signals.cancel()
+            cancel_helpers(signals, own_process=self._own_process)
             return Failed(describe_exception(error, self._code), self._record())
 
     def _begin(self, command: RunCommand) -> None:
@@ -200,11 +210,15 @@ class Worker:
             self._generation = command.generation
             self.endpoint.forget_traffic(command.gone)
             device.forget_traffic()
+        if command.groups != self._groups:
+            self._groups = command.groups
+            device.collectives.forget_groups()
         if command.number == 1:
             device.state.clear()
         device.seed_with((self.spec.seed, self.spec.rank, command.number))
         signals.saw_cancellation = signals.has_waited = False
         device.collectives.begin_run()
+        self.endpoint.threads.begin(own_process=self._own_process)
         device.recorder.start()
         device.recorder.enter()
 
@@ -242,7 +256,11 @@ class Worker:
         self.device.recorder.add_traffic("h2d", "arguments", HOST, bytes_received=nbytes)
         self.device.recorder.leave()
         self._in_kernel = True
-        output = program(self.device, *args, **kwargs)
+        try:
+            output = program(self.device, *args, **kwargs)
+        finally:
+            if os.getpid() != self._pid:
+                end_fork(self.spec.rank)
         self._leave_kernel()
         self.device.collectives.wait_for_all()
         return output
@@ -292,49 +310,32 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 64 << 20
 
 
-class RankedOutput(io.TextIOBase):
-    """Standard output of a device. It sends whole lines to the host, which prints them with the rank in front."""
-
-    def __init__(self, link: Link, stream: str) -> None:
-        self._link = link
-        self._stream = stream
-        self._partial = ""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._partial += text
-        if "\n" in text:
-            lines, _, self._partial = self._partial.rpartition("\n")
-            self._link.send(Printed(self._stream, lines + "\n"))
-        return len(text)
-
-    def finish_line(self) -> None:
-        """Send a last line that has no line end."""
-        if self._partial:
-            self.write("\n")
-
-
 class _WireLink:
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, rank: int) -> None:
+        self._wire: Wire | None = wire
+        self._rank = rank
         self._lock = threading.Lock()
         self._speaking = False
         self._interrupted = False
 
+    def forked(self, *, keep: bool) -> None:
+        """In a forked copy of the device: close the pipe, so that its end is the end of the device."""
+        if self._wire is not None:
+            self._wire.connection.close()
+            self._wire = None
+
     def send(self, message: Any) -> None:
+        wire = self._wire
+        if wire is None:
+            print_in_fork(self._rank, message)
+            return
         data = pickle.dumps(message, 5)
         mine = threading.current_thread() is threading.main_thread()
         if mine:
             self._speaking = True
         try:
             with self._lock:  # a kernel's own threads may print
-                self._wire.send(data)
+                wire.send(data)
         finally:
             if mine:
                 self._speaking = False
@@ -353,6 +354,7 @@ class _WireLink:
             raise OperationCancelled("another device failed")
 
     def receive(self) -> Any:
+        assert self._wire is not None
         return pickle.loads(self._wire.receive())
 
 
@@ -362,12 +364,14 @@ def run_in_process(spec: DeviceSpec, descriptor: Descriptor, connection: Any) ->
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, descriptor.take())
     place, looks = spec.layout.wire(spec.rank), LOOKS // spec.layout.size
-    link = _WireLink(Wire(arena, place, connection, host=False, looks=looks))
+    link = _WireLink(Wire(arena, place, connection, host=False, looks=looks), spec.rank)
+    forks.members.add(link)
     worker = Worker(spec, arena, link, own_process=True)
     sys.stdout, sys.stderr = worker.output["stdout"], worker.output["stderr"]
 
     if INTERRUPT is not None:
         signal.signal(INTERRUPT, lambda *_: worker.interrupt(link.interrupt))
+    threading.excepthook = partial(quiet_after_cancellation, threading.excepthook)
     save_coverage = measure()
     with suppress(EOFError, OSError):  # the host is gone
         worker.serve()

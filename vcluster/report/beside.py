@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from html import escape
 from os import PathLike
-from pathlib import Path
 
 from parallelism.hardware import Hardware
 from parallelism.trace import Trace
+from parallelism.whole_files import written_whole
 from vcluster.report.comparison import compare
 from vcluster.report.page import page
 from vcluster.report.payload import payload
@@ -38,4 +38,5 @@ def beside(traces: Mapping[str, Trace], path: str | PathLike[str], *, hardware: 
         sections += f'<section><h2>{name}</h2><iframe title="{name}" srcdoc="{text}"></iframe></section>'
     text = _PAGE.format(title=escape(" and ".join(traces)), comparison=escape(str(compare(*traces.values()))),
                         sections=sections)
-    Path(path).write_text(text, encoding="ascii", errors="xmlcharrefreplace")
+    with written_whole(path, errors="xmlcharrefreplace") as file:
+        file.write(text)

@@ -10,11 +10,11 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from parallelism.hardware import Hardware
 from parallelism.trace import Trace
+from parallelism.whole_files import written_whole
 from vcluster.report.payload import MOST_BARS, payload
 from vcluster.report.roofline import hardware_named
 
@@ -40,7 +40,9 @@ def html(
         raise ValueError(f"most_bars must be at least 1, got {most_bars}")
     trace = getattr(trace, "trace", trace)
     roof = hardware_named(trace) if hardware is None else Hardware.of(hardware)
-    Path(path).write_text(page(payload(trace, most_bars=most_bars, hardware=roof)), encoding="ascii")
+    text = page(payload(trace, most_bars=most_bars, hardware=roof))
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def page(data: dict[str, Any]) -> str:

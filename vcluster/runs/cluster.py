@@ -131,8 +131,8 @@ class VirtualCluster:
 
     @property
     def closed(self) -> bool:
-        """Whether the devices have ended."""
-        return self._body is None or self._body.closed
+        """Whether the devices have ended. In a forked copy of the process the cluster is closed."""
+        return self._body is None or self._body.closed or self._body.pid != os.getpid()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._backend} backend, {self._transport}"
@@ -191,6 +191,9 @@ class VirtualCluster:
         body = self._body
         if body is None or body.closed:
             return
+        if body.pid != os.getpid():  # in a forked copy of the process, which owns none of it
+            self._body, self._runner, self._running = None, None, threading.Lock()
+            return
         if self._runner == threading.get_ident():  # a signal handler called close() inside a run; the run notices
             body.finalizer()
             return
@@ -223,13 +226,20 @@ class VirtualCluster:
 
     def _start(self) -> None:
         from vcluster.runs.engine import close
+        from vcluster.runs.system_limits import naming_limits
 
-        self._body = body = self._new_body()
+        with naming_limits(self.size):
+            self._body = body = self._new_body()
         body.finalizer = weakref.finalize(self, close, body.crew, body.arena, body.layout, body.endpoints, os.getpid())
 
     def _open(self) -> Body:
         if self._body is None or self._body.closed:
             raise ClusterError(f"this cluster of {self.mesh!r} is closed; cluster.restart() opens it again")
+        if self._body.pid != os.getpid():
+            raise ClusterError(
+                f"this cluster of {self.mesh!r} belongs to pid {self._body.pid}, of which this process (pid "
+                f"{os.getpid()}) is a fork; make a new cluster here, or call cluster.restart()"
+            )
         return self._body
 
 

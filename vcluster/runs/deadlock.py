@@ -27,12 +27,12 @@ def find_stuck(
         or any(has_changed(need) for operation in state.operations for need in operation.needs or ())
         for state in states
     ]
-    free: set[tuple[int, int]] = set()  # (rank, number of an operation); 0 is what the kernel waits for
+    free: set[tuple[int, int]] = set()  # (rank, number of an operation); the first are what the kernel waits for
 
     def may_act(need: Need) -> bool:
         if need.peer < 0:
             return host_may_act or need.lane is None  # the host takes messages in while it waits for the run
-        if awake[need.peer] or (need.peer, 0) in free:
+        if awake[need.peer] or any((need.peer, number) in free for number in range(states[need.peer].waits)):
             return True
         peer = states[need.peer]
         if need.lane is None:
@@ -60,7 +60,8 @@ def find_stuck(
     return [
         Stuck(rank, operation.text, states[rank].location, operation.lane,
               tuple(dict.fromkeys(need.peer for need in operation.needs or () if not may_act(need))))
-        for rank, number, operation in blocked if number == 0 and (rank, 0) not in free
+        for rank, number, operation in blocked
+        if number == 0 and not any((rank, each) in free for each in range(states[rank].waits))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import multiprocessing
 import os
@@ -16,11 +17,12 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import ClusterError, Environment, PerDevice, UnusedResultWarning, code_of
 from vcluster.code.pickling import environment
-from vcluster.memory import TOP, Arena, Layout, Status
+from vcluster.memory import Arena, Layout, Status
+from vcluster.memory.layout import KEPT_GROUPS
 from vcluster.messages import Encoded, Endpoint, Pending, VirtualChannel, decode_alone, hand_over
 from vcluster.messages.blocks import release
 from vcluster.processes import Crew, DeviceSpec, Died, Done, ProcessCrew, RunCommand, ThreadCrew, default_start_method
-from vcluster.runs.interrupts import DeferredInterrupt
+from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
 from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
@@ -40,6 +42,8 @@ class Body:
         self, mesh: Mesh, backend: str, transport: str, start_method: str | None, capacity: int, seed: int,
         deadline_seconds: float | None, pricing: Pricing | None = None,
     ) -> None:
+        self.pid = os.getpid()
+        """The process that the devices belong to."""
         self._mesh = mesh
         self._pricing = pricing
         self._capacity = capacity
@@ -56,6 +60,8 @@ class Body:
         self.endpoints: list[Endpoint] = []
         """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
         self._number = self._generation = self._sent_generation = 0
+        self._groups = 0
+        """The number of times that the directories of groups were emptied because one was filling up."""
         self._gone: tuple[int, ...] = ()
         self.status = Status(self.arena, self.layout)
         self._environments: dict[int, Environment] = {}
@@ -76,7 +82,8 @@ class Body:
         if self._queued:
             queues = _queues(self.layout, self._processes)
         self.crew.start([
-            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation)
+            DeviceSpec(rank, self._mesh, self.layout, self._capacity, self._seed, queues[rank], self._generation,
+                       self._groups)
             for rank in ranks
         ])
         if self._queued or not hasattr(self, "endpoint"):
@@ -108,8 +115,12 @@ class Body:
         with DeferredInterrupt(self.crew.wake) as interrupt:
             common = hand_over(self.endpoint, encoded, self.layout.host)
             self._number += 1
+            if self.layout.most_groups(self.arena) > KEPT_GROUPS:
+                self.layout.forget_groups(self.arena)
+                self._groups += 1
             usual = RunCommand(
-                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None
+                self._number, self._generation, self._gone, common, encoded.block_nbytes, encoded.nbytes, None, None,
+                self._groups,
             )
             conduct = Conduct(self)
             try:
@@ -228,7 +239,7 @@ class Body:
         for owner in range(layout.endpoints):
             words(layout.held_word(rank, owner))[0] = 0
         if not any(words(layout.held_word(holder, rank))[0] for holder in range(layout.endpoints)):
-            words(layout.word(rank, TOP))[0] = 0
+            words(layout.top_word(rank))[0] = 0
             self.arena.clear(layout.region(rank), layout.region_nbytes)
 
 
@@ -237,7 +248,7 @@ class _HostOwner:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.recorder = Recorder()
+        self.recorder = Recorder(endpoint.threads)
         self.unwaited: dict[int, Pending] = {}
 
 
@@ -286,5 +297,13 @@ def _queues(layout: Layout, processes: bool) -> list[dict[int, tuple[Any, Any]] 
     """For each endpoint and each peer: the queue to the peer and the queue from it."""
     make: Callable[[], Any] = multiprocessing.get_context("spawn").Queue if processes else queue.SimpleQueue
     ends = range(layout.endpoints)
-    all_queues = {(a, b): make() for a in ends for b in ends}
+    try:
+        all_queues = {(a, b): make() for a in ends for b in ends}
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ClusterError(
+            f"transport='queue' needs semaphores, which Linux keeps in /dev/shm, and there are none: {error.strerror}; "
+            f"transport='shared_memory' needs none"
+        ) from error
     return [{peer: (all_queues[here, peer], all_queues[peer, here]) for peer in ends} for here in ends]

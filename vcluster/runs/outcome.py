@@ -79,7 +79,7 @@ def _death(
 ) -> DeviceFailedError:
     """The error for processes that died: how each died, its last call, and the usual cause. ``died`` is by rank."""
     lines = [
-        f"the process of rank {rank} (pid {reply.pid}) {_how(reply.exitcode, killed_for_memory)}{seen[rank]}"
+        f"the process of rank {rank} (pid {reply.pid}) {_how(reply, killed_for_memory)}{seen[rank]}"
         for rank, reply in died.items()
     ]
     first = next(iter(died))
@@ -91,7 +91,10 @@ def _death(
     )
 
 
-def _how(code: int, killed_for_memory: bool | None) -> str:
+def _how(died: Died, killed_for_memory: bool | None) -> str:
+    code = died.exitcode
+    if died.lost:
+        return "has closed its connection to the host, which ended it (os.exec or os.closerange in the kernel?)"
     if code >= 0:
         return f"ended with exit code {code} (os._exit in the kernel or in a library it calls?)"
     name = _signal_name(code)

@@ -8,7 +8,6 @@ is over, no device is still in it.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from math import inf
@@ -19,9 +18,11 @@ from parallelism.operation.deadlock import callers
 from parallelism.operation.errors import folded
 from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame
 from vcluster.memory import State
-from vcluster.processes import Cancelled, Done, Printed, RunCommand
+from vcluster.memory.threads import others_run
+from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
+from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.runs.deadlock import look
-from vcluster.runs.interrupts import DeferredInterrupt
+from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class Conduct:
         """The final reply of each device that has replied."""
         self.broken_off: BaseException | None = None
         """The reason to cancel the run, if it is not a device's failure."""
+        self._run = 0
+        """The number of the run. A reply of another run is ignored."""
+        self._host_waits = HostWaits()
         self._pending: set[int] = set()
         self._started = time.monotonic()
         self._failed_at: float | None = None
@@ -67,7 +71,9 @@ class Conduct:
                 self._status.begin(rank)
             try:
                 for rank in range(self._body.size):
-                    self._crew.send(rank, command(rank))
+                    sent = command(rank)
+                    self._run = sent.number
+                    self._crew.send(rank, sent)
                     self._pending.add(rank)
             except BaseException as error:  # Ctrl-C, or no memory for the arguments
                 self.broken_off = error
@@ -118,6 +124,8 @@ class Conduct:
                 if self.broken_off is None:
                     self._body.show_output(rank, message.stream, message.text)
                 continue
+            if not isinstance(message, Died) and message.run != self._run:
+                continue
             self._pending.discard(rank)
             self.replies[rank] = message
             if not isinstance(message, Done):
@@ -147,9 +155,12 @@ class Conduct:
         if now - self._looked < 0.9 * LOOK_EVERY_SECONDS:
             return False
         self._looked = now
-        self._body.endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
-        others = [t for t in threading.enumerate() if not t.name.startswith(("vcluster-", "Queue"))]
-        self._stuck = look(self._status, self._body.size, host_may_act=len(others) > 1)
+        with self._body.endpoint.threads:
+            self._body.endpoint.take_in()  # otherwise a device could wait for room in its ring to the host
+        host_may_act = others_run()
+        self._stuck = look(self._status, self._body.size, host_may_act=host_may_act)
+        if host_may_act and not self._stuck:
+            self._host_waits.look(self._status, self._body.size, now)
         self._looks = self._looks + 1 if self._stuck else 0
         return self._looks >= (2 if len(self._stuck) == len(self._pending) else LOOKS_WHILE_OTHERS_RUN)
 

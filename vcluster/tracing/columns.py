@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vcluster.tracing.recorder import ENTRIES, FIELDS, Record, row_of
+from vcluster.tracing.recorder import ENTRIES, Record
+from vcluster.tracing.templates import FIELDS, row_of
 
 if TYPE_CHECKING:
     from parallelism.events import Columns

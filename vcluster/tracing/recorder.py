@@ -11,32 +11,32 @@ the machine is.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
 from functools import lru_cache
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from parallelism.dtypes import as_dtype
-from parallelism.events import Event
+from vcluster.code import ClusterError
+from vcluster.memory import forks
+from vcluster.memory.threads import Threads
+from vcluster.tracing.templates import DEFAULTS, INDEX, Row, Template, row_of
 
 if TYPE_CHECKING:
     from parallelism.collectives import Traffic
 
-FIELDS = tuple(field.name for field in fields(Event))[1:]
-_INDEX = {name: i for i, name in enumerate(FIELDS)}
 (
     _AXES, _GROUP, _ALGORITHM, _WORK, _SERIAL, _PARENT, _DTYPE,
     _SENT, _RECEIVED, _MESSAGES, _SOURCES, _WALL_START, _WALL_DURATION,
     _PAYLOAD, _ROOT, _PAIRS,
-) = map(_INDEX.__getitem__, (
+) = map(INDEX.__getitem__, (
     "axes", "group", "algorithm", "work", "serial", "parent", "dtype",
     "bytes_sent", "bytes_received", "messages", "sources", "wall_start_seconds", "wall_duration_seconds",
     "payload_bytes", "root", "pairs",
 ))
-_DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
-
 _SHORTEST_COMPUTE_NS = 2000
 """Nanoseconds below which compute between two calls gets no event of its own. It is added to the next event."""
 _MOST_LABELS = 4096
@@ -44,41 +44,11 @@ _MOST_LABELS = 4096
 ENTRIES = 5
 """Entries per event in a record: description, line, start and end in nanoseconds, CPU seconds."""
 
-Row = list[Any]
-Template = tuple[str, str, dict[str, Any]]
-"""Kind, name and fields of events that differ only in line and time."""
 COMPUTE: Template = ("compute", "compute", {})
 
 
 Record = tuple[int, list[Any]]
 """The record of one device in one run: the wall time of its start in nanoseconds, and the entries."""
-
-
-def row_of(what: Row | Template) -> Row:
-    """All fields of an event, as far as its description gives them."""
-    if type(what) is list:
-        return what
-    kind, name, values = what
-    row = _DEFAULTS.copy()
-    row[0], row[1] = kind, name
-    for key, value in values.items():
-        row[_INDEX[key]] = value
-    return row
-
-
-def collective_template(
-    name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, traffic: Traffic,
-    dtype: str | None = None,
-) -> Template:
-    """The description that all repetitions of a collective share."""
-    return "collective", name, {
-        "axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype, **traffic.on_event()}
-
-
-def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:
-    """The description that all messages of one size in one channel share."""
-    counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
-    return kind, kind, {"peer": peer, "tag": tag, "dtype": dtype, **counted}
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +77,16 @@ class _Block:
 class Recorder:
     """Writes the record of one device during one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads | None = None) -> None:
+        """``threads`` are those that use the endpoint whose calls are recorded."""
+        self._threads = threads or Threads()
+        self._threads.on_many, self._threads.depth = self._share, lambda: self._depth
+        self._first = self._thread = self._threads.first
+        """The thread whose compute is recorded; and the one that enters without a lock, 0 if none does."""
+        self._shared = self._threads.many
+        self._forked_from: int | None = None
+        self._pid = os.getpid()
+        forks.members.add(self)
         self._clear()
         self._labels: dict[Any, tuple[Template, Template]] = {}
         self.stopped = True
@@ -126,6 +105,8 @@ class Recorder:
     def start(self) -> None:
         """Begin an empty record. Its clocks start here."""
         self._clear()
+        self._first, self._shared = get_ident(), self._threads.many
+        self._thread = 0 if self._shared else self._first
         self.stopped = False
         self._wall_zero = self._wall_mark = time.perf_counter_ns()
         self._cpu_mark = time.thread_time_ns()
@@ -149,10 +130,10 @@ class Recorder:
 
     def add(self, kind: str, name: str, location: str | None = None, **values: Any) -> Row:
         """Append an event. `fill` may complete the returned row later."""
-        row = _DEFAULTS.copy()
+        row = DEFAULTS.copy()
         row[0], row[1] = kind, name
         for key, value in values.items():
-            row[_INDEX[key]] = value
+            row[INDEX[key]] = value
         if location is not None:
             self.begins(name, location)
         if not self.stopped:
@@ -168,7 +149,7 @@ class Recorder:
         location: str, dtype: str | None = None,
     ) -> Row:
         """Append the event of a collective that begins. Equivalent to `add`, without the dictionary."""
-        row = _DEFAULTS.copy()
+        row = DEFAULTS.copy()
         row[0], row[1] = "collective", name
         row[_AXES], row[_GROUP], row[_ALGORITHM], row[_WORK], row[_DTYPE] = axes, group, algorithm, work, dtype
         self._append(row, location)
@@ -250,7 +231,7 @@ class Recorder:
     def fill(self, row: Row, **values: Any) -> None:
         """Set fields of an event that was added before."""
         for key, value in values.items():
-            row[_INDEX[key]] = value
+            row[INDEX[key]] = value
 
     def next_work(self) -> int:
         self._work += 1
@@ -261,6 +242,8 @@ class Recorder:
 
         Returns the wall time in nanoseconds.
         """
+        if get_ident() != self._thread and not self._comes_in():
+            return time.perf_counter_ns()
         self._depth += 1
         now = time.perf_counter_ns()
         if self._depth == 1 and (now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None):
@@ -270,6 +253,8 @@ class Recorder:
 
     def leave(self, *_: object) -> None:
         """Note that the call ends."""
+        if self._shared and not self._goes_out():
+            return
         self._depth -= 1
         if self._depth == 0:
             self._cpu_mark = time.thread_time_ns()
@@ -277,6 +262,43 @@ class Recorder:
 
     __enter__ = enter  # ``with recorder as start:`` around a call
     __exit__ = leave
+
+    @property
+    def many(self) -> bool:
+        """Whether several threads make calls."""
+        return self._threads.many
+
+    def _share(self) -> None:
+        """Several threads make calls from now on."""
+        self._thread, self._shared = 0, True
+
+    def _comes_in(self) -> bool:
+        """Let the calling thread in, one at a time. Whether it is the kernel's own."""
+        if self._forked_from is not None:
+            raise ClusterError(
+                f"this process (pid {os.getpid()}) is a fork of pid {self._forked_from}, and only the original can use "
+                f"the devices and channels of its cluster; let the fork compute and hand back what it found, for "
+                f"example by a pipe, or make a new cluster in it"
+            )
+        self._threads.__enter__()
+        return get_ident() == self._first
+
+    def _goes_out(self) -> bool:
+        """Let the next thread in. Whether the calling thread is the kernel's own."""
+        self._threads.__exit__()
+        return get_ident() == self._first
+
+    def forked(self, *, keep: bool) -> None:
+        """In a forked copy of the process: refuse every call from now on."""
+        self._thread, self._forked_from = -1, self._pid
+
+    def end_among_others(self, row: Row, name: str) -> None:
+        """A call that was waited for ends. If other threads made calls meanwhile, it is one that was issued and later
+        waited for: the record of a device has only one order.
+        """
+        if self._threads.many and row[_WORK] is None and not self.stopped:
+            row[_WORK] = self.next_work()
+            self.add("wait", name, None, work=row[_WORK], wall_start_seconds=self.now())
 
     def since(self, start_ns: int) -> dict[str, float]:
         """The wall times of an event that began at ``start_ns`` and ends now."""
@@ -289,7 +311,19 @@ class Recorder:
         """Record the compute inside the context as one event of this name, or as several if calls interrupt it."""
         if seconds is not None:
             values["seconds"] = float(seconds)
+        if get_ident() != self._first:
+            return self._compute_elsewhere(name, values)
         return _Block(self, name, seconds, self._labels_of(name, values))
+
+    @contextmanager
+    def _compute_elsewhere(self, name: str, values: dict[str, Any]) -> Iterator[None]:
+        """The work of another thread than the kernel's own, as one event."""
+        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            spent = values.pop("seconds", (time.thread_time_ns() - cpu) / 1e9)
+            self._entries.extend((("compute", name, values), None, wall, time.perf_counter_ns(), spent))
 
     def _begin_block(self, labels: tuple[Template, Template]) -> tuple[tuple[Template, Template] | None, int]:
         self._flush_compute()
@@ -337,7 +371,7 @@ class Recorder:
         return labels
 
     def _flush_compute(self, *, always: bool = False) -> None:
-        if self._depth > 1 or self.stopped:
+        if self._depth > 1 or self.stopped or get_ident() != self._first:
             return
         cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
         spent = cpu - self._cpu_mark

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, plain_array
 from parallelism.ir.core import Extent, Function, Op, Value, names_in
 from parallelism.ir.passes.memory import freed_after, owners, owns_nothing, unread_after
 
@@ -84,7 +84,7 @@ def _arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> li
         inputs = [inputs[name] for name in names]
     if len(inputs) != len(names):
         raise ValueError(f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}")
-    return [np.asarray(array) for array in inputs]
+    return [plain_array(f"%{name}", array) for name, array in zip(names, inputs, strict=True)]
 
 
 def _numbers(function: Function, arrays: Sequence[Array]) -> dict[str, Extent]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from paths import DATA
 
-from parallelism.pipelining import Pipeline
+from parallelism.pipelining import Pipeline, Schedule
 from parallelism.pipelining.generators import ALIASES, CHUNKED, SCHEDULES, V_SHAPED
 
 PUBLISHED = json.loads((DATA / "pipeline_schedules.json").read_text())["schedules"]
@@ -148,3 +148,13 @@ def test_1f1b_with_fewer_microbatches_than_stages_has_one_shape_on_all_but_the_l
     *rows, last = (" ".join(map(str, row)) for row in Pipeline(4, 2, "1f1b").schedule.actions)
     assert rows == [f"{r}F0 {r}F1 {r}B0 {r}B1" for r in range(3)]
     assert last == "3F0 3B0 3F1 3B1"
+
+
+def test_csv_that_cannot_be_read_is_a_short_value_error():
+    for text in ("0F0," + "1" * 200_000, "0F0\n" + "1" * 100_000, '0F0,"' + "x" * 200_000):
+        with pytest.raises(ValueError, match=r"line \d of schedule") as caught:
+            Schedule.from_csv(text)
+        assert len(str(caught.value)) < 1000
+    with pytest.raises(ValueError, match="unknown schedule") as caught:
+        Pipeline(stages=2, microbatches=2, schedule="x" * 100_000)
+    assert len(str(caught.value)) < 2000

@@ -160,3 +160,10 @@ def check(text, mesh):
         assert "\n" not in str(found)
     else:
         assert T.parse(repr(found)) == found
+
+
+def test_a_text_that_is_much_too_long_is_refused_in_a_short_error():
+    for text in ("(" * 2_000_000, "[" + "x, " * 500_000 + "]", "[" + "x" * 9_000, "A" * 9_000 + "["):
+        with pytest.raises(ValueError, match="layout") as caught:
+            TensorSharding.parse(text)
+        assert len(str(caught.value)) < 1000

@@ -1,0 +1,224 @@
+"""Forks of the host and of devices: the copy keeps its arrays, and neither it nor the original changes the other."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from parallelism.mesh import Mesh
+from vcluster.code import ClusterError, DeviceFailedError
+from vcluster.processes.device_process import START_METHODS
+from vcluster.runs import VirtualCluster
+
+MESH = Mesh(devices=2)
+LARGE = 1 << 16
+PATIENCE_SECONDS = 25
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+def in_a_fork(ask):
+    """What ``ask()`` returns in a fork of this process, as text."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(PATIENCE_SECONDS)
+            os.write(write, str(ask()).encode())
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    said = b"".join(iter(lambda: os.read(read, 4096), b""))
+    os.close(read)
+    os.waitpid(pid, 0)
+    return said.decode()
+
+
+@pytest.fixture(params=["process", "thread"])
+def cluster(request, cluster_of):
+    return cluster_of(MESH, request.param)
+
+
+def test_a_fork_of_the_host_is_told_that_the_cluster_is_not_its_own_and_may_make_one(cluster):
+    channel = cluster.channel(0)
+    assert "make a new cluster here" in in_a_fork(lambda: cluster.run(lambda device: device.rank))
+    assert "is a fork of pid" in in_a_fork(lambda: channel.send(1.0))
+    assert in_a_fork(lambda: cluster.closed) == "True"
+
+    def reopened():
+        cluster.close()
+        cluster.restart()
+        try:
+            return cluster.run(lambda device: int(device.all_reduce(1))).outputs
+        finally:
+            cluster.close()
+
+    assert in_a_fork(reopened) == "[2, 2]"
+    assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+
+
+def test_results_are_private_to_the_host_and_to_its_fork(cluster):
+    before = [np.full(LARGE, 7.0), np.full(LARGE, 8.0)]
+    outputs = cluster.run(lambda device: np.full(LARGE, 7.0 + device.rank)).outputs
+    told, tell = os.pipe()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(PATIENCE_SECONDS)
+        os.read(told, 1)    # the host has overwritten its own, and the devices have made others
+        same = all((mine == right).all() for mine, right in zip(outputs, before, strict=True))
+        outputs[0][:] = -1
+        os.write(write, b"same" if same else b"changed")
+        del outputs     # in the host these must not be free now
+        os.write(write, b".")
+        os._exit(0)
+    outputs[1][:] = 5
+    others = cluster.run(lambda device: np.full(LARGE, 100.0)).outputs
+    os.write(tell, b"!")
+    assert os.read(read, 7) in (b"same", b"same.")
+    os.waitpid(pid, 0)
+    more = cluster.run(lambda device: np.full(LARGE, 200.0)).outputs
+    np.testing.assert_array_equal(outputs[0], before[0])
+    assert (outputs[1] == 5).all()
+    assert all((other == 100).all() for other in others)
+    assert all((other == 200).all() for other in more)
+    for fd in (told, tell, read, write):
+        os.close(fd)
+
+
+def test_a_fork_that_goes_away_frees_nothing_of_the_hosts(cluster):
+    outputs = cluster.run(lambda device: np.full(LARGE, 3.0)).outputs
+
+    def drop():
+        outputs.clear()
+
+    in_a_fork(drop)
+    others = cluster.run(lambda device: np.full(LARGE, 4.0)).outputs
+    assert all((output == 3).all() for output in outputs)
+    assert all((output == 4).all() for output in others)
+
+
+def forks_and_returns(device, how):
+    """Forks, and comes back from the kernel in the copy, too."""
+    if os.fork() == 0:
+        if how == "raises":
+            raise ValueError("of a copy")
+        if how == "exits":
+            raise SystemExit(3)
+        return "from the copy"
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    return code, int(device.all_reduce(1))
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "exits"])
+def test_a_copy_that_comes_back_from_the_kernel_ends_and_is_in_no_result(cluster_of, how):
+    cluster = cluster_of(MESH)
+    code = 3 if how == "exits" else 1
+    assert cluster.run(forks_and_returns, how).outputs == [(code, 2), (code, 2)]
+    for number in range(3):
+        assert cluster.run(lambda device, number=number: number).outputs == [number, number]
+
+
+def computes_in_a_copy(device):
+    """A copy of a device computes with its arrays and tells by a pipe; what it may not do is an error."""
+    x = device.all_gather(np.full(LARGE, float(device.rank)))
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        print("a copy may print")
+        x *= 2
+        try:
+            device.barrier()
+        except ClusterError as error:
+            os.write(write, f"{x.sum()} {'is a fork of pid' in str(error)}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    said = os.read(read, 99).decode()
+    os.close(read)
+    os.close(write)
+    return said, float(device.all_reduce(x).sum())
+
+
+def test_a_copy_of_a_device_computes_with_arrays_of_its_own_and_does_not_communicate(cluster_of):
+    assert cluster_of(MESH).run(computes_in_a_copy).outputs == [(f"{2.0 * LARGE} True", 2.0 * LARGE)] * 2
+
+
+def leaves_a_child_and(ends):
+    """A kernel whose rank 1 has a child that holds all that it had open, and ends in one way."""
+
+    def kernel(device):
+        if device.rank == 1:
+            if os.fork() == 0:
+                select.select([], [], [], PATIENCE_SECONDS)
+                os._exit(0)
+            ends()
+        device.barrier()
+
+    return kernel
+
+
+ENDS = {
+    "killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), "was ended by SIGKILL"),
+    "exits": (lambda: os._exit(5), "ended with exit code 5"),
+    "replaced": (lambda: os.execv("/bin/sleep", ["sleep", "30"]), "has closed its connection to the host"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_method, end):
+    ends, text = ENDS[end]
+    with VirtualCluster(MESH, start_method=start_method, deadline_seconds=20) as cluster:
+        with pytest.raises(DeviceFailedError, match=text):
+            cluster.run(leaves_a_child_and(ends))
+        assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
+
+
+def inheritable(device):
+    open_ones = [int(path.name) for path in DESCRIPTORS.iterdir()]
+    return [fd for fd in open_ones if fd > 2 and (DESCRIPTORS / str(fd)).exists() and os.get_inheritable(fd)]
+
+
+@pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="a list of open descriptors")
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_no_descriptor_of_a_device_is_inherited_by_the_programs_that_it_starts(start_method):
+    with VirtualCluster(MESH, start_method=start_method) as cluster:
+        assert cluster.run(inheritable).outputs == [[], []]
+
+
+INTERRUPTED = """
+import os, signal
+armed = [True]
+
+def interrupt():
+    if armed:
+        armed.clear()
+        signal.raise_signal(signal.SIGINT)
+
+os.register_at_fork(**{WHEN: interrupt})
+from vcluster import VirtualCluster
+from vcluster.processes import running_processes
+try:
+    VirtualCluster(2, start_method="fork")
+    print("lost")
+except KeyboardInterrupt:
+    print("told", running_processes())
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_an_interrupt_while_a_device_is_forked_is_not_lost_in_a_callback(when):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.replace("WHEN", repr(when))], capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT)}, timeout=50)
+    assert (done.stdout, done.stderr, done.returncode) == ("told {}\n", "", 0)

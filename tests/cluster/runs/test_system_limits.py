@@ -1,0 +1,51 @@
+"""Limits of the system: a cluster keeps below them if it can, and an error names the one it runs into."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+from vcluster.processes.device_process import START_METHODS
+
+SCRIPT = """
+import os, resource, sys
+from vcluster import ClusterError, VirtualCluster
+which, number, method = sys.argv[1:]
+before = len(os.listdir("/proc/self/fd"))
+if which == "directory":
+    os.mkdir(number); os.chdir(number); os.rmdir("../" + number)
+else:
+    resource.setrlimit(getattr(resource, which), (int(number), resource.getrlimit(getattr(resource, which))[1]))
+try:
+    with VirtualCluster(2, start_method=method) as cluster:
+        print(cluster.run(lambda device: int(device.all_reduce(1))).outputs)
+except ClusterError as error:
+    print(error)
+    resource.setrlimit(getattr(resource, which), (resource.getrlimit(getattr(resource, which))[1],) * 2)
+    print("left open", max(0, len(os.listdir("/proc/self/fd")) - before - 1))
+"""     # the socket of the fork server may stay open
+
+LIMITS = {
+    ("RLIMIT_FSIZE", 100_000): "shared memory counts as a file, and files may not be so large (ulimit -f)",
+    ("RLIMIT_NOFILE", 12): "this process may open no more files (ulimit -n)",
+    ("RLIMIT_FSIZE", 1 << 31): "[2, 2]",
+    ("RLIMIT_AS", 3 << 30): "[2, 2]",
+    ("directory", "gone"): "[2, 2]",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize(("which", "number"), LIMITS)
+def test_a_limit_of_the_system_is_kept_or_named(which, number, start_method, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, which, str(number), start_method], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""}, check=False)
+    assert done.stderr == ""
+    first, *rest = done.stdout.splitlines()
+    assert LIMITS[which, number] in first
+    assert rest in ([], ["left open 0"])

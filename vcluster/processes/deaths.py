@@ -1,0 +1,50 @@
+"""The end of a child process as a descriptor that becomes readable.
+
+The end of a pipe does not tell it: a child of that process may hold the pipe. Linux has a descriptor for a process.
+Elsewhere a thread waits for the process and closes a pipe, of which no other process has an end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from vcluster.memory.threads import own
+
+POLL_SECONDS = 0.02
+"""Seconds between two looks of the thread, which leaves the exit code to others."""
+
+
+def watch(pid: int) -> int:
+    """A descriptor that is readable from the moment on at which the child ``pid`` has ended."""
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):  # a kernel before Linux 5.3, or a sandbox
+            return os.pidfd_open(pid)
+    ended, writer = os.pipe()
+    thread = threading.Thread(target=_wait, args=(pid, writer), name=f"vcluster-death-of-{pid}", daemon=True)
+    own.add(thread)
+    thread.start()
+    return ended
+
+
+def _wait(pid: int, writer: int) -> None:
+    with suppress(ChildProcessError):
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(POLL_SECONDS)
+    os.close(writer)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has begun to end, or has ended and its parent does not know yet. True where nothing tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
+
+
+_EXITING = 4
+"""The flag of a Linux task that ends."""

@@ -1,0 +1,47 @@
+"""The description of an event in a record: a `Template`, which many events share, or a `Row` of its own."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from parallelism.events import Event
+
+if TYPE_CHECKING:
+    from parallelism.collectives import Traffic
+
+FIELDS = tuple(field.name for field in fields(Event))[1:]
+INDEX = {name: i for i, name in enumerate(FIELDS)}
+DEFAULTS: list[Any] = [None, None] + [field.default for field in fields(Event)[3:]]
+
+
+Row = list[Any]
+Template = tuple[str, str, dict[str, Any]]
+"""Kind, name and fields of events that differ only in line and time."""
+
+
+def row_of(what: Row | Template) -> Row:
+    """All fields of an event, as far as its description gives them."""
+    if type(what) is list:
+        return what
+    kind, name, values = what
+    row = DEFAULTS.copy()
+    row[0], row[1] = kind, name
+    for key, value in values.items():
+        row[INDEX[key]] = value
+    return row
+
+
+def collective_template(
+    name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, traffic: Traffic,
+    dtype: str | None = None,
+) -> Template:
+    """The description that all repetitions of a collective share."""
+    return "collective", name, {
+        "axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype, **traffic.on_event()}
+
+
+def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:
+    """The description that all messages of one size in one channel share."""
+    counted = {"bytes_sent": nbytes, "messages": 1} if kind == "send" else {"bytes_received": nbytes}
+    return kind, kind, {"peer": peer, "tag": tag, "dtype": dtype, **counted}
