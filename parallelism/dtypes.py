@@ -25,6 +25,8 @@ NARROW_FLOATS = {
     "f8e4m3b11fnuz": "float8_e4m3b11fnuz",
 }
 """The narrow floats: their names in programs, and those that ml_dtypes gives them."""
+NUMERIC_KINDS = "biufc"
+"""The kinds of NumPy's own numbers and bools."""
 _NAMES = frozenset(NARROW_FLOATS.values())
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 
@@ -51,7 +53,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is one of numbers or bools."""
-    return dtype.kind in "biufc" or is_narrow(dtype)
+    return dtype.kind in NUMERIC_KINDS or is_narrow(dtype)
 
 
 def limits_of(dtype: np.dtype[Any]) -> Any:

@@ -107,7 +107,8 @@ class TypedArray(NDArrayOperatorsMixin):
             return NotImplemented
         if options.get("out"):
             return options["out"][0]
-        dtype = resolved(ufunc, *(getattr(x, "dtype", type(x)) for x in inputs))[-1]
+        given: list[Any] = [getattr(x, "dtype", type(x)) for x in inputs]
+        dtype = resolved(ufunc, *given)[-1]
         return TypedArray(np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:

@@ -38,7 +38,7 @@ from parallelism.collectives import (
     refuse_out_of_tree,
 )
 from parallelism.collectives.call import traffic
-from parallelism.dtypes import is_numeric
+from parallelism.dtypes import NUMERIC_KINDS, is_numeric
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, Lane, ReduceOp
 from vcluster.code import call_site
@@ -347,7 +347,7 @@ def described(
 
 def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
     """A value as a contiguous array, and its form."""
-    if type(x) is np.ndarray and x.flags.c_contiguous and is_numeric(x.dtype):
+    if type(x) is np.ndarray and x.flags.c_contiguous and (x.dtype.kind in NUMERIC_KINDS or is_numeric(x.dtype)):
         return x, ARRAY
     return pack(x) if kind_of(kind).copies and is_tree(x) else as_array(kind, x)
 

@@ -60,7 +60,9 @@ class Call(MemberCall):
     nbytes: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        dtype = None if self.dtype is None else code_of(self.dtype)
+        dtype = None
+        if self.dtype is not None:
+            dtype = self.dtype.str if self.dtype.isbuiltin == 1 else code_of(self.dtype)
         fields = (self.kind, self.algorithm, dtype, self.shape, self.dim, self.concat_dim, self.sizes, self.root,
                   self.op, self.pairs, self.form)
         description = marshal.dumps(fields, 2)

@@ -13,6 +13,7 @@ import pytest
 
 from parallelism import ir
 from parallelism.hardware import VARIABLE, Hardware
+from parallelism.layouts import annotate
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from vcluster import __main__ as top
@@ -150,6 +151,21 @@ def test_a_full_disk_is_one_line():
         done = subprocess.run([*top.PROGRAM.replace("python", sys.executable, 1).split(), "hardware"], stdout=full,
                               stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"{top.PROGRAM}: No space left on device\n")
+
+
+def test_a_program_of_bfloat16_runs_on_arrays_from_a_file(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    types = [ir.TensorType("bf16", shape) for shape in ((4, 3), (3, 2))]
+    (tmp_path / "narrow.mlir").write_text(str(annotate(ir.record(lambda x, w: x @ w, *types), {"x": "[None, tp]"})))
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=type.shape).astype(type.dtype) for name, type in zip("xw", types, strict=True)}
+    np.savez(tmp_path / "narrow.npz", **arrays)         # as bytes: NumPy does not know the dtype
+    status, out, err = command(
+        "run", "narrow.mlir", "--mesh", "tp=3", "--backend", "thread", "--inputs", "narrow.npz")
+    assert (status, err) == (0, "")
+    first = (arrays["x"][:1].astype(np.float32) @ arrays["w"].astype(np.float32)).ravel()[0]
+    printed = float(out.partition("= [[")[2].split()[0])
+    assert abs(printed - first) < 2**-5 * abs(arrays["x"].astype(float)).max()
 
 
 NO_NPZ = "it is not an .npz file of numpy.savez ("

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from parallelism.dtypes import as_dtype
 from parallelism.kernels import SGD, Adam, AdamState
 from parallelism.pipelining import Pipeline
 from pipeline_parallelism import MLP, Checkpoint, CheckpointError
@@ -66,6 +67,16 @@ def test_what_is_loaded_is_what_was_saved_to_the_bit(tmp_path, optimizer, dtype)
     assert_same(loaded, checkpoint)
     assert np.signbit(loaded.parameters[1][0][0, 1])
     assert all(array.flags.writeable for array in arrays_in(loaded.parameters))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_arrays_of_narrow_floats_are_saved_as_they_are(tmp_path, name):
+    rng = np.random.default_rng(0)
+    layer = rng.normal(size=(3, 5)).astype(as_dtype(name)), rng.normal(size=5).astype(as_dtype(name))
+    checkpoint = Checkpoint(2, [layer], SGD(0.1, momentum=0.9), list(layer))
+    checkpoint.save(tmp_path / "c")
+    assert_same(Checkpoint.load(tmp_path / "c"), checkpoint)
+    assert len((tmp_path / "c").read_bytes().split(b"\n", 3)[3]) == 2 * 20 * as_dtype(name).itemsize
 
 
 def test_training_goes_on_from_a_file_with_the_same_bits(tmp_path):
