@@ -61,7 +61,7 @@ def run(op: Op, arrays: Sequence[Array], *, in_place: bool = False) -> tuple[Arr
         array = np.asarray(output)
         if array.dtype != value.type.dtype or array.shape != value.type.shape:
             raise RuntimeError(f"the kernel of {op.kind} returned {array.dtype}{list(array.shape)} for {value}")
-        if not entry.view and not out and (array.base is not None or not array.flags.c_contiguous):
+        if not entry.view and out is None and (array.base is not None or not array.flags.c_contiguous):
             array = np.array(array, order="C")
         owned.append(array)
     return tuple(owned)
