@@ -24,7 +24,7 @@ from parallelism.pipelining import MESSAGES, message_user
 from parallelism.sharding import TensorSharding
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates
-from parallelism.simulation.repeated_stages import RepeatingStage
+from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
 
 PriceEvents = Callable[[Ints, DeviceEvents], float | None]
@@ -88,6 +88,8 @@ class PipelinedStep:
         self.places = program.places(mesh)
         """For each rank, its position in the pipeline and the number of its replica."""
         self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
+        self._actions: dict[Any, RepeatedEvents] = {}
+        """The events of actions, which stages of the same programs share."""
 
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
@@ -122,7 +124,8 @@ class PipelinedStep:
 
     def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
         device = TypedDevice(self.mesh, rank, self._messages(rank))
-        self.program.run(device.device, self._share(rank), partial(RepeatingStage, price=price))
+        self.program.run(
+            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self._actions))
         return device.events
 
     def _share(self, rank: int) -> Share:
@@ -132,10 +135,10 @@ class PipelinedStep:
         for stage in self.program.stages_on(position):
             programs = self._programs(stage, rank)
             functions = programs.functions
-            by_part = [programs.types(programs.of(part).forward.inputs, functions.data) for part in parts]
+            by_part = [programs.data(part) for part in parts]
             for name, *types in zip(functions.data, *by_part, strict=True):
                 data[name] = tuple(map(TypedArray.of, types))
-            types_of_weights = programs.types(programs.of(parts[0]).forward.inputs, functions.weights)
+            types_of_weights = programs.types(functions.forward.inputs, functions.weights)
             weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
         return Share(self.numbers, self.rows, parts, data, weights)
 
@@ -174,11 +177,14 @@ class PipelinedStep:
         if inside is None:
             return True
         parts = set(chain.from_iterable(self._alike))
+        different = {programs.first: None for programs in (
+            self._programs(stage, 0) for stage in range(self.program.pipeline.stages))}
+        tensors = {
+            (value.type, value.layout) for programs in different for function in programs.functions.functions
+            if function is not None for value in function.values if value.layout is not None}
+        numbers = [self._programs(0, 0).numbers(part) for part in parts]
         return all(
-            value.layout is None or _divides(value.type, value.layout, inside)
-            for programs in (self._programs(stage, 0) for stage in range(self.program.pipeline.stages))
-            for part in parts for kind in "FBIW" for value in programs.function(kind, part).values
-        )
+            _divides(type.specialize(given), layout, inside) for type, layout in tensors for given in numbers)
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,10 @@ class Value:
             object.__setattr__(self, "layout", self.layout and self.layout.over(self.type.ndim))
         except ValueError as error:
             raise VerifyError(f"%{self.name}: {error}: {self.type}") from None
+
+    def __hash__(self) -> int:
+        """That of the name, which tells the values of a function apart."""
+        return hash(self.name)
 
     __str__ = print_value
 
@@ -130,11 +135,12 @@ class Function:
         for op in self.ops:
             yield from op.outputs
 
-    @property
+    @cached_property
     def symbols(self) -> frozenset[str]:
         """The names of all symbolic extents."""
-        attributes = (_symbols(value) for op in self.ops for _, value in op.attributes)
-        return frozenset().union(*(value.type.symbols for value in self.values), *attributes)
+        attributes = {op.attributes for op in self.ops if op.attributes}
+        return frozenset().union(
+            *(type.symbols for type in {value.type for value in self.values}), *map(_symbols, attributes))
 
     @property
     def flops(self) -> Extent:

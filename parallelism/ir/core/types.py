@@ -43,6 +43,10 @@ class TensorType:
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
+    def __hash__(self) -> int:
+        """That of the shape: few types have equal shapes, and the hash of a dtype takes longer."""
+        return hash(self.shape)
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
