@@ -65,6 +65,7 @@ class RepeatingStage(ProgramStage):
         super().__init__(*arguments, last=last)
         self.price, self.known = price, known
         self._actions: dict[tuple[str, Part], Piece | RepeatedEvents] = {}
+        self._held: dict[tuple[str | None, Part], int] = {}
         self._counted: dict[int, int] = {}
         """Kept bytes by microbatch that are in the memory events of pieces."""
 
@@ -97,7 +98,10 @@ class RepeatingStage(ProgramStage):
 
     def held(self, microbatch: int) -> int:
         """Kept bytes that are not in the memory events of pieces yet; may be negative."""
-        return super().held(microbatch) - self._counted.get(microbatch, 0)
+        key = self._last.get(microbatch), self.programs.alike(self.parts[microbatch])
+        if key not in self._held:
+            self._held[key] = super().held(microbatch)
+        return self._held[key] - self._counted.get(microbatch, 0)
 
     def _run_once(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
         part = self.programs.alike(self.parts[microbatch])

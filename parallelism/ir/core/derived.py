@@ -24,7 +24,7 @@ def with_values(
 
     ops = tuple([
         _built(Op, kind=op.kind, inputs=each(op.inputs), attributes=op.attributes, outputs=each(op.outputs),
-               region=op.region if region is None else region(op.region))
+               region=op.region if region is None else region(op.region), checked=op.checked)
         for op in function.ops])
     return _built(
         Function, name=name or function.name, inputs=each(function.inputs), ops=ops, outputs=each(function.outputs))

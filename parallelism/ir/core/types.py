@@ -67,6 +67,8 @@ class TensorType:
 
     def specialize(self, numbers: Mapping[str, Extent]) -> TensorType:
         """The type with symbols replaced by ``numbers``."""
+        if all(type(extent) is int for extent in self.shape):
+            return self
         return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
 
     def __str__(self) -> str:
