@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
-from parallelism.ir.passes import Renaming
+from parallelism.ir.passes.renaming import names_between
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
 from parallelism.mesh import Mesh
@@ -166,4 +166,4 @@ class StagePrograms:
     @cached_property
     def names(self) -> Mapping[str, str]:
         """The names of values in the programs of the `first` stage, and the names that the values have in these."""
-        return Renaming.between(self.first.functions.functions, self.functions.functions).names
+        return names_between(self.first.functions.functions, self.functions.functions)

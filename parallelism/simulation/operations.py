@@ -179,9 +179,10 @@ class PipelinedStep:
         parts = set(chain.from_iterable(self._alike))
         different = {programs.first: None for programs in (
             self._programs(stage, 0) for stage in range(self.program.pipeline.stages))}
-        tensors = {
-            (value.type, value.layout) for programs in different for function in programs.functions.functions
-            if function is not None for value in function.values if value.layout is not None}
+        values = {
+            (id(value.type), id(value.layout)): value for programs in different
+            for function in programs.functions.functions if function is not None for value in function.values}
+        tensors = {(value.type, value.layout) for value in values.values() if value.layout is not None}
         numbers = [self._programs(0, 0).numbers(part) for part in parts]
         return all(
             _divides(type.specialize(given), layout, inside) for type, layout in tensors for given in numbers)

@@ -116,12 +116,12 @@ class RepeatingStage(ProgramStage):
                 events = self.events.since(start)
                 if any(row[0] in MESSAGES for row in events.rows):
                     return result
-                kept = self._kept.get(microbatch)
+                kept = dict(self._kept[microbatch]) if microbatch in self._kept else None
                 known = self.known[key] = RepeatedEvents(
-                    kept and self._named(kept, own=False), super().held(microbatch) - before, result, events)
+                    None if kept is None else self._named(kept, own=False), super().held(microbatch) - before, result, events)
                 self.events.cut(start)
             seconds = self.price and self.price(known.events)
-            own = replace(known, kept=known.kept and self._named(known.kept, own=True))
+            own = replace(known, kept=None if known.kept is None else self._named(known.kept, own=True))
             action = self._actions[kind, part] = own if seconds is None else _as_piece(own, seconds)
         self._last[microbatch] = kind
         if action.kept is None:
@@ -136,8 +136,10 @@ class RepeatingStage(ProgramStage):
             self.events.repeat(action.events, self.number, microbatch)
         return action.result
 
-    def _named(self, kept: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
+    def _named(self, kept: Mapping[str, Any], *, own: bool) -> Mapping[str, Any]:
         """Kept values by this stage's ``own`` names, or by those of the first stage of the same programs."""
+        if self.programs.like is None:
+            return kept
         names = self.programs.names if own else {mine: first for first, mine in self.programs.names.items()}
         return {names[name]: array for name, array in kept.items()}
 

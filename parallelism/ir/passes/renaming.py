@@ -80,6 +80,13 @@ def _unmarked(region: str) -> tuple[str, str]:
     return region[:marks], region[marks:]
 
 
+def names_between(old: Iterable[Function | None], new: Iterable[Function | None]) -> dict[str, str]:
+    """The names of values of ``new`` by those in ``old``; the functions are of one `Form`."""
+    return {
+        before.name: after.name for was, now in zip(old, new, strict=True) if was and now
+        for before, after in zip(was.values, now.values, strict=True)}
+
+
 @dataclass
 class Renaming:
     """Other names for values and regions: ``names`` and ``regions``, each by the old one.
@@ -100,16 +107,12 @@ class Renaming:
     @classmethod
     def between(cls, old: Iterable[Function | None], new: Iterable[Function | None]) -> Renaming:
         """The names of ``new`` in place of those of ``old``, which are of one `Form`."""
-        names: dict[str, str] = {}
-        regions: dict[str, str] = {}
-        for was, now in zip(old, new, strict=True):
-            if was is None or now is None:
-                continue
-            names.update((a.name, b.name) for a, b in zip(was.values, now.values, strict=True))
-            regions.update(
-                (_unmarked(a.region)[1], _unmarked(b.region)[1])
-                for a, b in zip(was.ops, now.ops, strict=True) if a.region is not None and b.region is not None)
-        return cls(names, regions)
+        old, new = [*filter(None, old)], [*filter(None, new)]
+        paths = dict(
+            (before.region, after.region) for was, now in zip(old, new, strict=True)
+            for before, after in zip(was.ops, now.ops, strict=True))
+        regions = {_unmarked(before)[1]: _unmarked(after)[1] for before, after in paths.items() if before and after}
+        return cls(names_between(old, new), regions)
 
     def name(self, old: str) -> str:
         """The new name of a value."""
