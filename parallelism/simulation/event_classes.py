@@ -241,7 +241,7 @@ def members(mesh: Mesh, axes: MeshAxes) -> Ints:
 def _group_of(mesh: Mesh, axes: MeshAxes) -> Ints:
     """The number of the group along axes that each rank is in."""
     groups = members(mesh, axes)
-    return np.argsort(groups, axis=None) // groups.shape[1]
+    return np.asarray(np.argsort(groups, axis=None) // groups.shape[1], np.int64)
 
 
 def _table(count: int, at: Ints, default: Any, values: Sequence[Any], index: Ints) -> Table:

@@ -54,8 +54,8 @@ class RepeatingStage(ProgramStage):
     """A `ProgramStage` on a `TypedDevice`, with the same arguments.
 
     ``known`` has the events of actions that stages of the same programs have run; their kept values have the names of
-    the first of these stages.  ``price(events)`` returns the seconds of the events of an action, or None if they cannot be one piece.  Without a
-    ``price`` there are no pieces.
+    the first of these stages.  ``price(events)`` returns the seconds of the events of an action, or None if they cannot
+    be one piece.  Without a ``price`` there are no pieces.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class RepeatingStage(ProgramStage):
                     return result
                 kept = dict(self._kept[microbatch]) if microbatch in self._kept else None
                 known = self.known[key] = RepeatedEvents(
-                    None if kept is None else self._named(kept, own=False), super().held(microbatch) - before, result, events)
+                    None if kept is None else self._named(kept, own=False), super().held(microbatch) - before, result,
+                    events)
                 self.events.cut(start)
             seconds = self.price and self.price(known.events)
             own = replace(known, kept=None if known.kept is None else self._named(known.kept, own=True))

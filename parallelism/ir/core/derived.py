@@ -5,10 +5,12 @@ is derived here is not verified again; the caller gives different names to diffe
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from parallelism.ir.core.function import Function, Op, Value
 from parallelism.sharding import TensorSharding
+
+Built = TypeVar("Built", Function, Op, Value)
 
 
 def with_values(
@@ -40,7 +42,7 @@ def laid_value(value: Value, layout: TensorSharding | None) -> Value:
     return value if value.layout is layout else Value(value.name, value.type, layout)
 
 
-def _built(cls: type, **fields: Any) -> Any:
+def _built(cls: type[Built], **fields: Any) -> Built:
     made = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(made, name, value)

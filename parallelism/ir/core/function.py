@@ -134,8 +134,8 @@ class Function:
     outputs: tuple[Value, ...]
 
     def __post_init__(self) -> None:
-        for field in ("inputs", "ops", "outputs"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
+        for name in ("inputs", "ops", "outputs"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         verify(self)
 
     @property

@@ -13,10 +13,8 @@ from typing import Any
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.derived import renamed_value, with_values
-from parallelism.ir.passes.gradients import MARK
+from parallelism.ir.passes.gradients import GRADIENT, MARK
 
-GRADIENT = "grad."
-"""The prefix of the gradient of a value."""
 _MARKED = f"{MARK}."
 
 
@@ -24,8 +22,8 @@ class Form:
     """What functions are without their names: equal for functions that differ in the names of values and regions only.
 
     Kinds, attributes, types, layouts, and which op uses which value are parts of it; so is which of the ``functions``
-    share the name of a value.  ``names`` are lists of names of values, and ``more`` is anything else to tell apart.  The
-    names of the functions do not count.
+    share the name of a value.  ``names`` are lists of names of values, and ``more`` is anything else to tell apart.
+    The names of the functions do not count.
     """
 
     __slots__ = ("_hash", "_key")
@@ -107,12 +105,12 @@ class Renaming:
     @classmethod
     def between(cls, old: Iterable[Function | None], new: Iterable[Function | None]) -> Renaming:
         """The names of ``new`` in place of those of ``old``, which are of one `Form`."""
-        old, new = [*filter(None, old)], [*filter(None, new)]
-        paths = dict(
-            (before.region, after.region) for was, now in zip(old, new, strict=True)
-            for before, after in zip(was.ops, now.ops, strict=True))
+        both = [(was, now) for was, now in zip(old, new, strict=True) if was and now]
+        paths = {
+            before.region: after.region for was, now in both
+            for before, after in zip(was.ops, now.ops, strict=True)}
         regions = {_unmarked(before)[1]: _unmarked(after)[1] for before, after in paths.items() if before and after}
-        return cls(names_between(old, new), regions)
+        return cls(names_between(*zip(*both, strict=True)), regions)
 
     def name(self, old: str) -> str:
         """The new name of a value."""

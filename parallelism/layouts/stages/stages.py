@@ -22,9 +22,7 @@ from typing import Any
 from parallelism.ir import Function
 from parallelism.ir.core import Extent
 from parallelism.ir.passes import Form, Renaming
-
-GRADIENT = "grad."
-"""The prefix of a gradient's name: a backward takes the gradient of value x as its input ``grad.x``."""
+from parallelism.ir.passes.gradients import GRADIENT as GRADIENT
 
 
 @dataclass(frozen=True)
