@@ -65,9 +65,9 @@ def local_program(
             outputs = tuple(map(shards.value, op.outputs))
             values.update((value.name, value) for value in outputs)
             inputs = tuple(values[value.name] for value in op.inputs)
-            attributes = shards.attributes(op)
-            same = attributes is op.attributes
-            ops.append(op.with_values(inputs, outputs) if same else Op(op.kind, inputs, attributes, outputs, op.region))
+            given = shards.attributes(op)
+            same = given is op.attributes
+            ops.append(op.with_values(inputs, outputs) if same else Op(op.kind, inputs, given, outputs, op.region))
             continue
         x, result = values[op.inputs[0].name], op.outputs[0]
         todo = moves_of(op, devices)

@@ -130,10 +130,12 @@ class StageFunctions:
         ``ValueError`` if two values would have one name.
         """
         length = len(self.name)
-        made = replace(self, **{
-            **{field: (function := getattr(self, field)) and to.function(function, f"{name}{function.name[length:]}")
-               for field in _FUNCTIONS},
-            **{field: tuple(map(to.name, getattr(self, field))) for field in _NAMES}})
+        functions = {
+            field: function and to.function(function, f"{name}{function.name[length:]}")
+            for field, function in zip(_FUNCTIONS, self.functions, strict=True)}
+        names = {field: tuple(map(to.name, getattr(self, field))) for field in _NAMES}
+        changes: dict[str, Any] = {**functions, **names}
+        made = replace(self, **changes)
         made.__dict__["form"] = self.form
         return made
 
