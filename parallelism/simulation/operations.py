@@ -103,13 +103,16 @@ class PipelinedStep:
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
 
     def prepare(self) -> None:
-        """Localizes the functions of all stages.  If this is not called, the first simulation does it."""
+        """Localizes the functions of the stages, those that differ in names alone once.
+
+        If this is not called, the first simulation does it.
+        """
         first, _ = self.classes
         for rank in first:
             position, replica = self.places[rank]
             kinds = {work.kind for work in self.program.pipeline.schedule.works[position]} - set(MESSAGES)
             for stage in self.program.stages_on(position):
-                programs = self._programs(stage, rank)
+                programs = self._programs(stage, rank).first
                 for part in dict.fromkeys(map(programs.alike, self._parts[replica])):
                     for kind in (*kinds, *(("R",) if programs.functions.recompute else ())):
                         _ = programs.program(kind, part).steps
