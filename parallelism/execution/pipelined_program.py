@@ -151,11 +151,14 @@ class PipelinedProgram(PipelinedOperation):
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
         functions, place = self.stages.functions[number], self.place(mesh, rank)
         own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
-        key = number, tuple(own.items()), rows, place
-        if key not in self._programs:
-            self._programs[key] = StagePrograms(
-                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place)
-        return self._programs[key]
+        key = tuple(own.items()), rows, place
+        if (number, key) not in self._programs:
+            first = self._programs.get((functions.form, key))
+            programs = StagePrograms(
+                functions.specialize(**own), self.stages.batch, rows, self.mesh_inside, place, first)
+            self._programs[number, key] = programs
+            self._programs.setdefault((functions.form, key), programs)
+        return self._programs[number, key]
 
     @property
     def shared(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:

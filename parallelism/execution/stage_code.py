@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
 from parallelism.execution.device_program import ACTIVATIONS, DeviceProgram, Held
 from parallelism.ir import Function, TensorType, Value
+from parallelism.ir.core.derived import laid_value
+from parallelism.ir.passes.renaming import names_between
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
 from parallelism.mesh import Mesh
@@ -21,10 +22,15 @@ _SOURCES = {"F": "F", "R": "FR", "I": "FRI"}
 Result = TypeVar("Result")
 
 
-def cached(answer: Callable[..., Result]) -> Callable[..., Result]:
-    """A method of `StagePrograms` that is called once for all parts of the batch that have the same programs."""
+def cached(answer: Callable[..., Result], *, names: bool = True) -> Callable[..., Result]:
+    """A method of `StagePrograms` that is called once for all parts of the batch that have the same programs.
+
+    Without ``names`` in its results, it is called once for all stages that differ in names alone.
+    """
     @wraps(answer)
     def once(self: StagePrograms, *arguments: Any, **options: Any) -> Result:
+        if not names:
+            self = self.first
         *kind, part = arguments
         key = answer.__name__, *kind, self.alike(part), *options.values()
         if key not in self._cache:
@@ -35,17 +41,23 @@ def cached(answer: Callable[..., Result]) -> Callable[..., Result]:
     return once
 
 
+cached_without_names = partial(cached, names=False)
+
+
 class StagePrograms:
     """The programs of one stage, for one place on the mesh of the axes ``inside`` it.
 
     ``functions`` have no symbols except those of the ``batch``, which has ``whole`` rows; if there is a mesh inside,
     every value has a layout.  The kinds are those of actions (F, B, I, W), and R for recomputation.  Every answer is
-    cached, because a schedule asks once for each microbatch, and most of these are of one size.
+    cached, because a schedule asks once for each microbatch, and most of these are of one size.  ``like`` are the
+    programs of another stage that differ in names alone, from which answers without names are taken.
     """
 
     def __init__(
-        self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0
+        self, functions: StageFunctions, batch: str, whole: int, inside: Mesh | None = None, place: int = 0,
+        like: StagePrograms | None = None,
     ) -> None:
+        self.like = like
         self.functions, self.batch, self.whole, self.inside, self.place = functions, batch, whole, inside, place
         self._counts_places = f"{batch}_first" in functions.symbols
         self._cache: dict[Any, Any] = {}
@@ -54,19 +66,25 @@ class StagePrograms:
         """The first of the parts of the batch that have the same programs."""
         return part if self._counts_places else (0, part[1])
 
-    @cached
-    def of(self, part: Part) -> StageFunctions:
-        """The functions for some rows of the batch."""
-        first, rows = part
-        return self.functions.specialize(
-            **{self.batch: rows, f"{self.batch}_whole": self.whole, f"{self.batch}_first": first})
+    @property
+    def first(self) -> StagePrograms:
+        """The programs of the first stage that differs from this one in names alone; this, if there is none before."""
+        return self.like or self
 
+    @cached
     def function(self, kind: str, part: Part) -> Function:
-        """The function of an action of this kind, of whole tensors."""
-        stage = self.of(part)
-        again = stage.recompute or Function(f"{self.functions.forward.name}.nothing", (), (), ())
-        return {"F": stage.forward, "B": stage.backward, "I": stage.backward_input, "W": stage.backward_weights,
-                "R": again}[kind]
+        """The function of an action of this kind, of whole tensors, for some rows of the batch."""
+        stage = self.functions
+        again = stage.recompute or Function(f"{stage.forward.name}.nothing", (), (), ())
+        function = {"F": stage.forward, "B": stage.backward, "I": stage.backward_input, "W": stage.backward_weights,
+                    "R": again}[kind]
+        numbers = self.numbers(part)
+        return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
+
+    def numbers(self, part: Part) -> dict[str, int]:
+        """The numbers of the symbols for some rows of the batch."""
+        first, rows = part
+        return {self.batch: rows, f"{self.batch}_whole": self.whole, f"{self.batch}_first": first}
 
     @cached
     def program(self, kind: str, part: Part) -> DeviceProgram:
@@ -79,7 +97,7 @@ class StagePrograms:
         categories = {value.name: ACTIVATIONS for value in function.outputs}
         return DeviceProgram(function, categories | {v.name: GRADIENTS for v in trained})
 
-    @cached
+    @cached_without_names
     def left(self, kind: str, part: Part) -> Held:
         """The memory that the program still holds at its end: that of its outputs."""
         left: Counter[str] = Counter()
@@ -88,12 +106,12 @@ class StagePrograms:
             left.subtract(dict(step.freed))
         return tuple((category, nbytes) for category, nbytes in left.items() if nbytes)
 
-    @cached
+    @cached_without_names
     def held(self, kind: str | None, part: Part) -> int:
         """Bytes that a microbatch keeps after an action of this kind (None: before the first), without its data."""
         if kind not in _SOURCES:
             return 0
-        stage = self.of(part)
+        stage = self.functions
         sizes: dict[str, tuple[tuple[str, str], int]] = {
             f"{GRADIENT}{name}": (("", name), int(type.nbytes))
             for name, type in zip(stage.answered, self.answers(part), strict=True)
@@ -110,30 +128,42 @@ class StagePrograms:
         names = {"F": stage.saved, "R": stage.saved + again, "I": stage.between}[kind]
         return sum(dict(sizes[name] for name in names if name not in stage.data).values())
 
-    @cached
+    @cached_without_names
+    def data(self, part: Part) -> tuple[TensorType, ...]:
+        """The types of this device's parts of the data."""
+        return self.types(self.functions.forward.inputs, self.functions.data, part)
+
+    @cached_without_names
     def message(self, kind: str, part: Part, *, last: bool) -> tuple[TensorType, ...]:
         """The types of this device's parts of the values that an action receives, in the order of the message."""
-        stage = self.of(part)
+        stage = self.functions
         if kind == "F":
-            return self.types(stage.forward.inputs, stage.received)
+            return self.types(stage.forward.inputs, stage.received, part)
         return self.answers(part) if kind in ("B", "I") and not last else ()
 
     def answers(self, part: Part) -> tuple[TensorType, ...]:
         """The types of this device's parts of the gradients of the values that are sent."""
-        stage = self.of(part)
         return self.types([
-            value if value.layout is None else replace(value, layout=gradient_layout(value.layout))
-            for value in stage.forward.outputs
-        ], stage.answered)
+            value if value.layout is None else laid_value(value, gradient_layout(value.layout))
+            for value in self.functions.forward.outputs
+        ], self.functions.answered, part)
 
-    def types(self, values: Sequence[Value], names: Sequence[str]) -> tuple[TensorType, ...]:
-        """The types of this device's parts of values, by their names."""
+    def types(
+        self, values: Sequence[Value], names: Sequence[str], part: Part | None = None
+    ) -> tuple[TensorType, ...]:
+        """The types of this device's parts of values, by their names; without a ``part``, of values without rows."""
         by_name = {value.name: value for value in values}
-        return tuple(self.local(by_name[name]) for name in names)
+        numbers = self.numbers(part) if part else {}
+        return tuple(self._local(by_name[name], numbers) for name in names)
 
-    def local(self, value: Value) -> TensorType:
-        """The type of this device's part of a value without symbols."""
+    def _local(self, value: Value, numbers: Mapping[str, int]) -> TensorType:
+        type = value.type.specialize(numbers)
         if self.inside is None or value.layout is None:
-            return value.type
-        return TensorType(value.type.dtype, value.layout.local_shape(
-            [int(extent) for extent in value.type.shape], self.inside, self.place))
+            return type
+        shape = [int(extent) for extent in type.shape]
+        return TensorType(type.dtype, value.layout.local_shape(shape, self.inside, self.place))
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """The names of values in the programs of the `first` stage, and the names that the values have in these."""
+        return names_between(self.first.functions.functions, self.functions.functions)

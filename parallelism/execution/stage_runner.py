@@ -42,7 +42,7 @@ class ProgramStage(Stage):
 
     def forward(self, microbatch: int, x: Array | None) -> Array:
         """The message to the next stage."""
-        stage = self.programs.of(self.parts[microbatch])
+        stage = self.programs.functions
         arrays = {name: parts[microbatch] for name, parts in self.data.items() if name in stage.data}
         self._take("F", microbatch, arrays, stage.received, x)
         self._run("F", microbatch, arrays)
@@ -89,7 +89,7 @@ class ProgramStage(Stage):
     # -- an action -----------------------------------------------------------------------------------------------------
 
     def _backward(self, kind: str, microbatch: int, arrays: dict[str, Array], grad: Array | None) -> Sequence[Array]:
-        names = [f"{GRADIENT}{name}" for name in self.programs.of(self.parts[microbatch]).answered]
+        names = [f"{GRADIENT}{name}" for name in self.programs.functions.answered]
         if self.last:
             for name, type in zip(names, self.programs.answers(self.parts[microbatch]), strict=True):
                 arrays[name] = self.arrays.full(_shape(type), 1, type.dtype)

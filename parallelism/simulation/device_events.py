@@ -22,7 +22,7 @@ FIELDS = (
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
 )
 NAME, DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
-SEQUENCE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("microbatch")
+SEQUENCE, STAGE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("stage"), FIELDS.index("microbatch")
 
 EventRow = tuple[Any, ...]
 """The values of `FIELDS`, which are equal for all ranks of a class."""
@@ -124,11 +124,11 @@ class DeviceEvents:
             self.rows[start:], [each._replace(event=each.event - start) for each in self.collectives
                                 if each.event >= start])
 
-    def repeat(self, events: DeviceEvents, microbatch: int) -> None:
-        """Adds the same events, without messages, for another microbatch."""
+    def repeat(self, events: DeviceEvents, stage: int, microbatch: int) -> None:
+        """Adds the same events, without messages, for another microbatch, and maybe another stage."""
         start, end = len(self.rows), MICROBATCH + 1
         self.rows += [
-            row if row[MICROBATCH] is None else (*row[:MICROBATCH], microbatch, *row[end:]) for row in events.rows]
+            row if row[MICROBATCH] is None else (*row[:STAGE], stage, microbatch, *row[end:]) for row in events.rows]
         for event, axes, _, call in events.collectives:
             number, row = self.counts[axes], events.rows[event]
             self.counts[axes] = number + 1

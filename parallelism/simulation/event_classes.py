@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -43,9 +44,7 @@ class Templates:
         self.axes: list[MeshAxes] = sorted({each.axes for part in classes for each in part.collectives})
         """The axes of all collectives; each has a number from 0, its slot."""
         self.groups = [members(mesh, axes) for axes in self.axes]
-        self.group_of = np.array(
-            [np.argsort(groups, axis=None) // groups.shape[1] for groups in self.groups]
-        ).reshape(len(self.axes), mesh.size)
+        self.group_of = np.array([_group_of(mesh, axes) for axes in self.axes]).reshape(len(self.axes), mesh.size)
         """``[slot, rank]``: the number of the group that the rank is in."""
         self.priced_alike: dict[int, Ints] = {}
         """A cache of `parallelism.simulation.folding.priced_alike` by slot, for one hardware."""
@@ -229,12 +228,20 @@ class Templates:
         return self._uneven[look][number] if traffic is None else traffic
 
 
+@lru_cache(maxsize=64)
 def members(mesh: Mesh, axes: MeshAxes) -> Ints:
     """The groups along axes, ``[group, position]``: `Mesh.groups`, as an array."""
     ranks = np.arange(mesh.size).reshape([*mesh.shape.values()] or [1])
     places = [mesh.axes.index(axis) for axis in axes]
     rest = [i for i in range(len(mesh.axes)) if i not in places]
     return ranks.transpose([*rest, *places] if mesh.axes else [0]).reshape(-1, prod(mesh.shape[axis] for axis in axes))
+
+
+@lru_cache(maxsize=64)
+def _group_of(mesh: Mesh, axes: MeshAxes) -> Ints:
+    """The number of the group along axes that each rank is in."""
+    groups = members(mesh, axes)
+    return np.asarray(np.argsort(groups, axis=None) // groups.shape[1], np.int64)
 
 
 def _table(count: int, at: Ints, default: Any, values: Sequence[Any], index: Ints) -> Table:

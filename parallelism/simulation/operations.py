@@ -24,7 +24,7 @@ from parallelism.pipelining import MESSAGES, message_user
 from parallelism.sharding import TensorSharding
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates
-from parallelism.simulation.repeated_stages import RepeatingStage
+from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
 
 PriceEvents = Callable[[Ints, DeviceEvents], float | None]
@@ -88,6 +88,8 @@ class PipelinedStep:
         self.places = program.places(mesh)
         """For each rank, its position in the pipeline and the number of its replica."""
         self._parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
+        self._actions: dict[Any, RepeatedEvents] = {}
+        """The events of actions, which stages of the same programs share."""
 
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
@@ -101,13 +103,16 @@ class PipelinedStep:
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
 
     def prepare(self) -> None:
-        """Localizes the functions of all stages.  If this is not called, the first simulation does it."""
+        """Localizes the functions of the stages, those that differ in names alone once.
+
+        If this is not called, the first simulation does it.
+        """
         first, _ = self.classes
         for rank in first:
             position, replica = self.places[rank]
             kinds = {work.kind for work in self.program.pipeline.schedule.works[position]} - set(MESSAGES)
             for stage in self.program.stages_on(position):
-                programs = self._programs(stage, rank)
+                programs = self._programs(stage, rank).first
                 for part in dict.fromkeys(map(programs.alike, self._parts[replica])):
                     for kind in (*kinds, *(("R",) if programs.functions.recompute else ())):
                         _ = programs.program(kind, part).steps
@@ -122,7 +127,8 @@ class PipelinedStep:
 
     def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
         device = TypedDevice(self.mesh, rank, self._messages(rank))
-        self.program.run(device.device, self._share(rank), partial(RepeatingStage, price=price))
+        self.program.run(
+            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self._actions))
         return device.events
 
     def _share(self, rank: int) -> Share:
@@ -132,10 +138,10 @@ class PipelinedStep:
         for stage in self.program.stages_on(position):
             programs = self._programs(stage, rank)
             functions = programs.functions
-            by_part = [programs.types(programs.of(part).forward.inputs, functions.data) for part in parts]
+            by_part = [programs.data(part) for part in parts]
             for name, *types in zip(functions.data, *by_part, strict=True):
                 data[name] = tuple(map(TypedArray.of, types))
-            types_of_weights = programs.types(programs.of(parts[0]).forward.inputs, functions.weights)
+            types_of_weights = programs.types(functions.forward.inputs, functions.weights)
             weights |= zip(functions.weights, map(TypedArray.of, types_of_weights), strict=True)
         return Share(self.numbers, self.rows, parts, data, weights)
 
@@ -174,11 +180,15 @@ class PipelinedStep:
         if inside is None:
             return True
         parts = set(chain.from_iterable(self._alike))
+        different = {programs.first: None for programs in (
+            self._programs(stage, 0) for stage in range(self.program.pipeline.stages))}
+        values = {
+            (id(value.type), id(value.layout)): value for programs in different
+            for function in programs.functions.functions if function is not None for value in function.values}
+        tensors = {(value.type, value.layout) for value in values.values() if value.layout is not None}
+        numbers = [self._programs(0, 0).numbers(part) for part in parts]
         return all(
-            value.layout is None or _divides(value.type, value.layout, inside)
-            for programs in (self._programs(stage, 0) for stage in range(self.program.pipeline.stages))
-            for part in parts for kind in "FBIW" for value in programs.function(kind, part).values
-        )
+            _divides(type.specialize(given), layout, inside) for type, layout in tensors for given in numbers)
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:

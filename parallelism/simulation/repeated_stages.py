@@ -5,13 +5,13 @@ The first action of a kind runs op by op on the `TypedDevice`.  If its events ha
 events if there is no piece.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parallelism.execution import ACTIVATIONS, ProgramStage
 from parallelism.layouts.stages import Part
-from parallelism.simulation.device_events import DeviceEvents, EventRow
+from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.typed_device import TypedDevice
 
 MESSAGES = ("send", "recv", "wait")
@@ -24,6 +24,8 @@ class RepeatedAction:
 
     kept: Mapping[str, Any] | None
     """The values that the stage keeps for the microbatch after the action; None if it keeps none any more."""
+    kept_more: int
+    """Bytes that the stage keeps after the action, minus the bytes that it kept before."""
     result: Any
     """What the action returns: a message to a neighbouring stage, an output of the last stage, or None."""
 
@@ -46,23 +48,24 @@ class Piece(RepeatedAction):
     """Bytes by category at the moment when most are held, minus the bytes before the action."""
     change: Mapping[str, int]
     """Bytes by category after the action, minus the bytes at the peak."""
-    kept_more: int
-    """Bytes that the stage keeps after the action, minus the bytes that it kept before."""
 
 
 class RepeatingStage(ProgramStage):
     """A `ProgramStage` on a `TypedDevice`, with the same arguments.
 
-    ``price(events)`` returns the seconds of the events of an action, or None if they cannot be one piece.  Without a
-    ``price`` there are no pieces.
+    ``known`` has the events of actions that stages of the same programs have run; their kept values have the names of
+    the first of these stages.  ``price(events)`` returns the seconds of the events of an action, or None if they cannot
+    be one piece.  Without a ``price`` there are no pieces.
     """
 
     def __init__(
-        self, *arguments: Any, price: Callable[[DeviceEvents], float | None] | None = None, last: bool
+        self, *arguments: Any, known: dict[Any, RepeatedEvents],
+        price: Callable[[DeviceEvents], float | None] | None = None, last: bool,
     ) -> None:
         super().__init__(*arguments, last=last)
-        self.price = price
+        self.price, self.known = price, known
         self._actions: dict[tuple[str, Part], Piece | RepeatedEvents] = {}
+        self._held: dict[tuple[str | None, Part], int] = {}
         self._counted: dict[int, int] = {}
         """Kept bytes by microbatch that are in the memory events of pieces."""
 
@@ -95,24 +98,32 @@ class RepeatingStage(ProgramStage):
 
     def held(self, microbatch: int) -> int:
         """Kept bytes that are not in the memory events of pieces yet; may be negative."""
-        return super().held(microbatch) - self._counted.get(microbatch, 0)
+        key = self._last.get(microbatch), self.programs.alike(self.parts[microbatch])
+        if key not in self._held:
+            self._held[key] = super().held(microbatch)
+        return self._held[key] - self._counted.get(microbatch, 0)
 
     def _run_once(self, kind: str, microbatch: int, run: Callable[..., Any], *arguments: Any) -> Any:
-        key = kind, self.programs.alike(self.parts[microbatch])
-        action = self._actions.get(key)
+        part = self.programs.alike(self.parts[microbatch])
+        action = self._actions.get((kind, part))
         if action is None:
-            start, before = len(self.events.rows), super().held(microbatch)
-            result = run(microbatch, *arguments)
-            events = self.events.since(start)
-            if any(row[0] in MESSAGES for row in events.rows):
-                return result
-            left = dict(self._kept[microbatch]) if microbatch in self._kept else None, result
-            seconds = self.price and self.price(events)
-            if seconds is None:
-                self._actions[key] = RepeatedEvents(*left, events)
-                return result
-            self.events.cut(start)
-            action = self._actions[key] = _as_piece(events.rows, seconds, super().held(microbatch) - before, *left)
+            key = self.programs.first, kind, part, self.last
+            known = self.known.get(key)
+            start = len(self.events.rows)
+            if known is None:
+                before = super().held(microbatch)
+                result = run(microbatch, *arguments)
+                events = self.events.since(start)
+                if any(row[0] in MESSAGES for row in events.rows):
+                    return result
+                kept = dict(self._kept[microbatch]) if microbatch in self._kept else None
+                known = self.known[key] = RepeatedEvents(
+                    None if kept is None else self._named(kept, own=False), super().held(microbatch) - before, result,
+                    events)
+                self.events.cut(start)
+            seconds = self.price and self.price(known.events)
+            own = replace(known, kept=None if known.kept is None else self._named(known.kept, own=True))
+            action = self._actions[kind, part] = own if seconds is None else _as_piece(own, seconds)
         self._last[microbatch] = kind
         if action.kept is None:
             self._kept.pop(microbatch, None)
@@ -123,8 +134,15 @@ class RepeatingStage(ProgramStage):
         if isinstance(action, Piece):
             self._write(action, microbatch)
         else:
-            self.events.repeat(action.events, microbatch)
+            self.events.repeat(action.events, self.number, microbatch)
         return action.result
+
+    def _named(self, kept: Mapping[str, Any], *, own: bool) -> Mapping[str, Any]:
+        """Kept values by this stage's ``own`` names, or by those of the first stage of the same programs."""
+        if self.programs.like is None:
+            return kept
+        names = self.programs.names if own else {mine: first for first, mine in self.programs.names.items()}
+        return {names[name]: array for name, array in kept.items()}
 
     def _write(self, piece: Piece, microbatch: int) -> None:
         """Gives the last event, the compute event of the action, the cost of the piece, and adds memory events."""
@@ -139,20 +157,18 @@ class RepeatingStage(ProgramStage):
         self._counted[microbatch] = self._counted.get(microbatch, 0) + piece.kept_more
 
 
-def _as_piece(
-    rows: Sequence[EventRow], seconds: float, kept_more: int, kept: Mapping[str, Any] | None, result: Any
-) -> Piece:
+def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
     held: dict[str, int] = {}
     peak: dict[str, int] = {}
     flops = nbytes = 0.0
-    for kind, name, size, each, *_ in rows:
+    for kind, name, size, each, *_ in action.events.rows:
         if kind == "memory":
             held[name] = held.get(name, 0) + int(size)
             if sum(held.values()) > sum(peak.values()):
                 peak = dict(held)
         elif kind == "compute":
             flops, nbytes = flops + each, nbytes + size
-    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + kept_more
+    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
     change = {name: size for name, size in change.items() if size}
-    return Piece(kept, result, seconds, flops, nbytes, peak, change, kept_more)
+    return Piece(action.kept, action.kept_more, action.result, seconds, flops, nbytes, peak, change)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,10 @@ class Value:
         except ValueError as error:
             raise VerifyError(f"%{self.name}: {error}: {self.type}") from None
 
+    def __hash__(self) -> int:
+        """That of the name, which tells the values of a function apart."""
+        return hash(self.name)
+
     __str__ = print_value
 
 
@@ -63,6 +68,8 @@ class Op:
     outputs: tuple[Value, ...]
     region: str | None = None
     """The path of the region of the model that the op belongs to, outermost first: ``block.0.attention``."""
+    checked: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether its outputs were found to be those that the table of operators says: they are, in any function."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -73,6 +80,14 @@ class Op:
 
     def __getitem__(self, attribute: str) -> Any:
         return dict(self.attributes)[attribute]
+
+    def with_values(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Op:
+        """The same use of the operator, of other values: neither attributes nor region are checked again."""
+        op = object.__new__(Op)
+        for name, value in (("kind", self.kind), ("inputs", inputs), ("attributes", self.attributes),
+                            ("outputs", outputs), ("region", self.region), ("checked", False)):
+            object.__setattr__(op, name, value)
+        return op
 
     @property
     def operator(self) -> Operator:
@@ -123,8 +138,8 @@ class Function:
     outputs: tuple[Value, ...]
 
     def __post_init__(self) -> None:
-        for field in ("inputs", "ops", "outputs"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
+        for name in ("inputs", "ops", "outputs"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         verify(self)
 
     @property
@@ -134,11 +149,12 @@ class Function:
         for op in self.ops:
             yield from op.outputs
 
-    @property
+    @cached_property
     def symbols(self) -> frozenset[str]:
         """The names of all symbolic extents."""
-        attributes = (_symbols(value) for op in self.ops for _, value in op.attributes)
-        return frozenset().union(*(value.type.symbols for value in self.values), *attributes)
+        attributes = {op.attributes for op in self.ops if op.attributes}
+        return frozenset().union(
+            *(type.symbols for type in {value.type for value in self.values}), *map(_symbols, attributes))
 
     @property
     def flops(self) -> Extent:
@@ -164,13 +180,12 @@ class Function:
                 raise TypeError(f"symbol {name} must be an integer or an expression, got {number!r}")
             if is_negative(number):
                 raise ValueError(f"symbol {name} must be at least 0, because it is an extent, got {number}")
-        values = {value: replace(value, type=value.type.specialize(numbers)) for value in self.values}
-        ops = (
-            replace(op, inputs=regions.each(op.inputs, values), outputs=regions.each(op.outputs, values),
-                    attributes=tuple((name, _specialized(value, numbers)) for name, value in op.attributes))
-            for op in self.ops
-        )
-        return Function(self.name, regions.each(self.inputs, values), tuple(ops), regions.each(self.outputs, values))
+        types = {type: type.specialize(numbers) for type in {value.type for value in self.values}}
+        values = {
+            value: Value(value.name, types[value.type], value.layout) if types[value.type] is not value.type else value
+            for value in self.values}
+        ops = tuple(_specialized_op(op, values, numbers) for op in self.ops)
+        return Function(self.name, regions.each(self.inputs, values), ops, regions.each(self.outputs, values))
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -210,7 +225,9 @@ def verify(function: Function) -> None:
         try:
             for value in op.inputs:
                 _check_known(value, known)
-            check_outputs(op, meaning(op.kind, op.types, op.attributes).outputs)
+            if not op.checked:
+                check_outputs(op, meaning(op.kind, op.types, op.attributes).outputs)
+                object.__setattr__(op, "checked", True)
             for value in op.outputs:
                 if value.name in known:
                     raise ValueError(f"%{value.name} is defined already; every value is defined once")
@@ -289,6 +306,14 @@ def _check_known(value: Value, known: Mapping[str, Value]) -> None:
     if defined is not value and defined != value:
         was, used = (defined.type, value.type) if defined.type != value.type else (defined, value)
         raise ValueError(f"%{value.name} is defined as {was} and used as {used}")
+
+
+def _specialized_op(op: Op, values: Mapping[Value, Value], numbers: Mapping[str, Extent]) -> Op:
+    inputs, outputs = regions.each(op.inputs, values), regions.each(op.outputs, values)
+    if not any(map(_symbols, op.attributes)):
+        return op.with_values(inputs, outputs)
+    attributes = tuple((name, _specialized(value, numbers)) for name, value in op.attributes)
+    return Op(op.kind, inputs, attributes, outputs, op.region)
 
 
 def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:

@@ -65,6 +65,10 @@ class TensorType:
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
+    def __hash__(self) -> int:
+        """That of the shape: few types have equal shapes, and the hash of a dtype takes longer."""
+        return hash(self.shape)
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -85,6 +89,8 @@ class TensorType:
 
     def specialize(self, numbers: Mapping[str, Extent]) -> TensorType:
         """The type with symbols replaced by ``numbers``."""
+        if all(type(extent) is int for extent in self.shape):
+            return self
         return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
 
     def __str__(self) -> str:

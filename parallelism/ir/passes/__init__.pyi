@@ -8,3 +8,4 @@ from .memory import (
     peak_bytes as peak_bytes,
     unread_after as unread_after,
 )
+from .renaming import Form as Form, Renaming as Renaming

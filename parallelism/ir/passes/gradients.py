@@ -13,6 +13,8 @@ from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
 """The prefix of the region of the backward ops: the backward of ``block.0`` is ``gradient.block.0``."""
+GRADIENT = "grad."
+"""The prefix of a gradient's name: a backward takes the gradient of value x as its input ``grad.x``."""
 
 
 def gradient(
@@ -89,12 +91,12 @@ def _seeds(function: Function, of: Sequence[str] | None, builder: Builder) -> li
         by_name = {value.name: value for value in outputs}
         if unknown := set(of) - by_name.keys():
             raise ValueError(f"@{function.name} returns no floating-point {', '.join(sorted(unknown))}")
-        return [(by_name[name], Traced(builder, builder.input(f"grad.{name}", by_name[name].type))) for name in of]
+        return [(by_name[name], Traced(builder, builder.input(f"{GRADIENT}{name}", by_name[name].type))) for name in of]
     if not outputs:
         raise ValueError(f"@{function.name} returns no floating-point number to differentiate")
     if len(function.outputs) == 1 and not outputs[0].type.shape:
         return [(outputs[0], _filled(builder, outputs[0].type, 1))]
-    return [(value, Traced(builder, builder.input(f"grad.{i}", value.type))) for i, value in enumerate(outputs)]
+    return [(value, Traced(builder, builder.input(f"{GRADIENT}{i}", value.type))) for i, value in enumerate(outputs)]
 
 
 def _floating(values: Iterable[Value]) -> list[Value]:

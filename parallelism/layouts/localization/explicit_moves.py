@@ -52,7 +52,7 @@ class _Placed:
             value if layout == value.layout else Value(self._name(value), value.type, layout)
             for value, layout in zip(op.outputs, place.outputs, strict=True)
         ]
-        self.ops.append(Op(op.kind, tuple(inputs), op.attributes, tuple(computed), op.region))
+        self.ops.append(op.with_values(tuple(inputs), tuple(computed)))
         for value, raw in zip(op.outputs, computed, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)

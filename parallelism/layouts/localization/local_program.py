@@ -84,7 +84,8 @@ def local_program(
             values.update((value.name, value) for value in outputs)
             inputs = tuple(values[value.name] for value in op.inputs)
             kind, attributes = shards.part(op)
-            ops.append(Op(kind, inputs, attributes, outputs, op.region))
+            same = kind == op.kind and attributes is op.attributes
+            ops.append(op.with_values(inputs, outputs) if same else Op(kind, inputs, attributes, outputs, op.region))
             continue
         x, result = values[op.inputs[0].name], op.outputs[0]
         todo = moves_of(op, devices)

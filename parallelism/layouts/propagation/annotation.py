@@ -1,10 +1,10 @@
 """Annotation of values with layouts, by name in an existing program, or in NumPy code that is recorded."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from parallelism.ir.core import Function, Value
+from parallelism.ir.core.derived import laid_value, with_values
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
@@ -28,17 +28,9 @@ def annotate(function: Function, layouts: Mapping[str | Value, TensorSharding | 
 
 def laid_out(function: Function, layouts: Mapping[str, TensorSharding | None]) -> Function:
     """The function with these layouts, by names of values.  Other values keep theirs."""
-    values = {
-        value.name: Value(value.name, value.type, layouts[value.name]) if value.name in layouts else value
-        for value in function.values
-    }
-
-    def laid(side: Iterable[Value]) -> tuple[Value, ...]:
-        return tuple(values[value.name] for value in side)
-
-    return replace(
-        function, inputs=laid(function.inputs), outputs=laid(function.outputs),
-        ops=tuple(replace(op, inputs=laid(op.inputs), outputs=laid(op.outputs)) for op in function.ops))
+    return with_values(function, {
+        value.name: laid_value(value, layouts[value.name]) if value.name in layouts else value
+        for value in function.values})
 
 
 def constrain(x: Any, layout: TensorSharding | str) -> Any:

@@ -1,6 +1,7 @@
 """Inputs of a program on the host: their checks, and the split of a batch into parts of rows."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def checked(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> tu
 def dealt(first: int, count: int, parts: int) -> tuple[Part, ...]:
     """``count`` rows from ``first`` on, split into ``parts`` as by ``numpy.array_split``: larger parts first."""
     sizes = [count // parts + (i < count % parts) for i in range(parts)]
-    return tuple((first + sum(sizes[:i]), size) for i, size in enumerate(sizes))
+    return tuple(zip(accumulate(sizes[:-1], initial=first), sizes, strict=True))
 
 
 def rows_of(array: Array, type: TensorType, batch: str, first: int, count: int) -> Array:

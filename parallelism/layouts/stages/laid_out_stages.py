@@ -1,11 +1,14 @@
 """Layouts for the stages of a program, so that forward, backward and its halves agree."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
 from parallelism.ir.operators import layout_text
+from parallelism.ir.passes import Renaming
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation import laid_out
 from parallelism.layouts.propagation.propagation import propagate
@@ -26,12 +29,22 @@ def laid_out_stages(stages: Stages, mesh: Mesh | Mapping[str, Extent]) -> Stages
     """
     whole = propagate(stages.function, mesh)
     layouts = _of(whole)
-    return replace(
-        stages, function=whole, functions=tuple(_stage(stage, layouts, mesh) for stage in stages.functions))
+    first: dict[Any, tuple[StageFunctions, StageFunctions]] = {}
+    laid = []
+    for stage in stages.functions:
+        own = {value.name: layouts[value.name] for value in stage.forward.values}
+        key = stage.form, tuple(own.values())
+        if key in first:
+            before, after = first[key]
+            with suppress(ValueError):
+                laid.append(after.renamed(Renaming.between(before.functions, stage.functions), stage.name))
+                continue
+        laid.append(_stage(stage, own, mesh))
+        first.setdefault(key, (stage, laid[-1]))
+    return replace(stages, function=whole, functions=tuple(laid))
 
 
-def _stage(stage: StageFunctions, layouts: LayoutByName, mesh: Mesh | Mapping[str, Extent]) -> StageFunctions:
-    own = {value.name: layouts[value.name] for value in stage.forward.values}
+def _stage(stage: StageFunctions, own: LayoutByName, mesh: Mesh | Mapping[str, Extent]) -> StageFunctions:
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
     given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
     wanted = [grads[name] for name in (*stage.returned, *stage.trained)]

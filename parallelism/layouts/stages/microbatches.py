@@ -54,6 +54,8 @@ def batch_dim(type: TensorType, batch: str) -> int | None:
 def _of_rows(op: Op, batch: str) -> Op:
     """The op with the rows of the whole batch wherever it computes with their number."""
     given = dict(op.attributes)
+    if given.keys().isdisjoint(("starts", "value", "rows", "whole")):
+        return op
     whole: dict[str, Extent] = {batch: symbol(f"{batch}_whole")}
     first: dict[str, Extent] = {batch: symbol(f"{batch}_first")}
     if "starts" in given:

@@ -1,11 +1,14 @@
 """Partition of a program and its gradient into pipeline stages."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 from parallelism.dtypes import is_floating
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes import Form, Renaming
 from parallelism.layouts.stages.backwards import needed_ops, with_backward
 from parallelism.layouts.stages.cuts import balanced, begun_by
 from parallelism.layouts.stages.microbatches import batch_dim, microbatched
@@ -84,6 +87,8 @@ class _Program:
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
         self.used.update(dict.fromkeys(function.outputs, len(self.chain)))
+        self.stages: dict[Form, StageFunctions] = {}
+        """The first stage of each form; others of the form are this one under other names."""
 
     def names(self, op: Op) -> set[str]:
         """The names by which a stage that begins with this op can be given: its outputs and its regions."""
@@ -122,7 +127,15 @@ class _Program:
         weights = [value for value in self.weights if value in read]
         forward = Function(f"{self.function.name}.{number}", (*received, *data, *weights), tuple(ops), sent)
         trained = [value for value in weights if value in self.trained]
-        return with_backward(forward, received, data, weights, trained, self.learning, recompute=recompute)
+        form = Form([forward], more=(
+            len(received), len(data), recompute, *(value in trained for value in weights),
+            *(value in self.learning for value in forward.values)))
+        if (first := self.stages.get(form)) is not None:
+            with suppress(ValueError):
+                forwards = [replace(first.forward, outputs=first.forward.outputs[:len(sent)])], [forward]
+                return first.renamed(Renaming.between(*forwards), forward.name)
+        made = with_backward(forward, received, data, weights, trained, self.learning, recompute=recompute)
+        return self.stages.setdefault(form, made)
 
 
 def _trained(function: Function, weights: Sequence[Value], names: Collection[str] | None) -> list[Value]:

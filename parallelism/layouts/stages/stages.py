@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from parallelism.ir import Function
 from parallelism.ir.core import Extent
-
-GRADIENT = "grad."
-"""The prefix of a gradient's name: a backward takes the gradient of value x as its input ``grad.x``."""
+from parallelism.ir.passes import Form, Renaming
+from parallelism.ir.passes.gradients import GRADIENT as GRADIENT
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,9 @@ class StageFunctions:
 
     def specialize(self, **numbers: Extent) -> StageFunctions:
         """The stage with symbols replaced by ``numbers`` in every function."""
+        if not numbers:
+            return self
+
         def known(function: Function) -> Function:
             return function.specialize(**{name: numbers[name] for name in numbers.keys() & function.symbols})
 
@@ -102,11 +105,48 @@ class StageFunctions:
             backward_input=known(self.backward_input), backward_weights=known(self.backward_weights),
             recompute=self.recompute and known(self.recompute))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything except the form, which is computed again where it is needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "form"}
+
+    @property
+    def name(self) -> str:
+        """The name of the program and the number of the stage, with which the names of its functions begin."""
+        return self.forward.name.removesuffix(".forward")
+
+    @property
+    def functions(self) -> tuple[Function | None, ...]:
+        """Forward, backward, its halves, and recompute or None."""
+        return tuple(getattr(self, field) for field in _FUNCTIONS)
+
+    @cached_property
+    def form(self) -> Form:
+        """Equal for stages that differ in names alone, which are thus laid out, localized and priced alike."""
+        return Form(self.functions, [getattr(self, field) for field in _NAMES])
+
+    def renamed(self, to: Renaming, name: str) -> StageFunctions:
+        """The stage with other names, the functions called after the forward's new ``name``.
+
+        ``ValueError`` if two values would have one name.
+        """
+        length = len(self.name)
+        functions = {
+            field: function and to.function(function, f"{name}{function.name[length:]}")
+            for field, function in zip(_FUNCTIONS, self.functions, strict=True)}
+        names = {field: tuple(map(to.name, getattr(self, field))) for field in _NAMES}
+        changes: dict[str, Any] = {**functions, **names}
+        made = replace(self, **changes)
+        made.__dict__["form"] = self.form
+        return made
+
     @cached_property
     def symbols(self) -> frozenset[str]:
         """The names of the symbolic extents in its functions."""
-        functions = (self.forward, self.backward, self.backward_input, self.backward_weights, self.recompute)
-        return frozenset().union(*(function.symbols for function in functions if function is not None))
+        return frozenset().union(*(function.symbols for function in self.functions if function is not None))
+
+
+_FUNCTIONS = "forward", "backward", "backward_input", "backward_weights", "recompute"
+_NAMES = "weights", "trained", "data", "received", "sent", "returned", "answered", "saved", "between"
 
 
 @dataclass(frozen=True)
@@ -133,8 +173,11 @@ class Stages:
     @property
     def holders(self) -> dict[str, tuple[int, ...]]:
         """The stages that have a copy of each weight."""
-        names = dict.fromkeys(name for stage in self.functions for name in stage.weights)
-        return {name: tuple(i for i, stage in enumerate(self.functions) if name in stage.weights) for name in names}
+        holders: dict[str, tuple[int, ...]] = {}
+        for number, stage in enumerate(self.functions):
+            for name in stage.weights:
+                holders[name] = (*holders.get(name, ()), number)
+        return holders
 
     def specialize(self, **numbers: Extent) -> Stages:
         """The stages with some or all symbols replaced; see `Function.specialize`."""

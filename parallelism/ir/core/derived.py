@@ -1,0 +1,49 @@
+"""A function with other values of the same types, in place of the old ones.
+
+A function was verified when it was built.  Names, layouts and regions change neither its order nor its types, so what
+is derived here is not verified again; the caller gives different names to different values.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from parallelism.ir.core.function import Function, Op, Value
+from parallelism.sharding import TensorSharding
+
+Built = TypeVar("Built", Function, Op, Value)
+
+
+def with_values(
+    function: Function, values: Mapping[str, Value], *, name: str | None = None,
+    region: Callable[[str | None], str | None] | None = None,
+) -> Function:
+    """The function with ``values``, by the names of the old ones; each has the type of the old one.
+
+    ``name`` is a new name of the function, and ``region`` gives the new path of a region.
+    """
+    def each(side: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([values[value.name] for value in side])
+
+    ops = tuple([
+        _built(Op, kind=op.kind, inputs=each(op.inputs), attributes=op.attributes, outputs=each(op.outputs),
+               region=op.region if region is None else region(op.region), checked=op.checked)
+        for op in function.ops])
+    return _built(
+        Function, name=name or function.name, inputs=each(function.inputs), ops=ops, outputs=each(function.outputs))
+
+
+def renamed_value(value: Value, name: str) -> Value:
+    """The value under another name, made of letters, digits, _ and . only."""
+    return _built(Value, name=name, type=value.type, layout=value.layout)
+
+
+def laid_value(value: Value, layout: TensorSharding | None) -> Value:
+    """The value in another layout, which is checked."""
+    return value if value.layout is layout else Value(value.name, value.type, layout)
+
+
+def _built(cls: type[Built], **fields: Any) -> Built:
+    made = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made

@@ -1,0 +1,154 @@
+"""Functions that differ in names alone: the form that they share, and the names of one put in place of another's.
+
+What is computed from a function, such as its gradient or its layouts, is the same for all functions of one `Form`
+except for the names of values and regions.  So it is computed once, and `Renaming` gives it the other names.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.derived import renamed_value, with_values
+from parallelism.ir.passes.gradients import GRADIENT, MARK
+
+_MARKED = f"{MARK}."
+
+
+class Form:
+    """What functions are without their names: equal for functions that differ in the names of values and regions only.
+
+    Kinds, attributes, types, layouts, and which op uses which value are parts of it; so is which of the ``functions``
+    share the name of a value.  ``names`` are lists of names of values, and ``more`` is anything else to tell apart.
+    The names of the functions do not count.
+    """
+
+    __slots__ = ("_hash", "_key")
+
+    def __init__(
+        self, functions: Iterable[Function | None], names: Iterable[Sequence[str]] = (), more: Any = None
+    ) -> None:
+        numbers: dict[str, int] = {}
+        regions: dict[str, int] = {}
+        self._key = (
+            *(_key(function, numbers, regions) for function in functions),
+            *(tuple([numbers.setdefault(name, len(numbers)) for name in each]) for each in names), more)
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Form) and self._hash == other._hash and self._key == other._key)
+
+
+def _key(function: Function | None, numbers: dict[str, int], regions: dict[str, int]) -> Any:
+    if function is None:
+        return None
+
+    def named(values: Sequence[Value]) -> tuple[int, ...]:
+        return tuple([numbers.setdefault(value.name, len(numbers)) for value in values])
+
+    def region(op: Op) -> Any:
+        if op.region is None:
+            return None
+        marks, path = _unmarked(op.region)
+        return marks, regions.setdefault(path, len(regions))
+
+    inputs = function.inputs
+    return (
+        tuple([(number, value.type, value.layout) for number, value in zip(named(inputs), inputs, strict=True)]),
+        # repr: 1, 1.0 and True are equal, but not as attributes.
+        tuple([
+            (op.kind, named(op.inputs), repr(op.attributes), named(op.outputs),
+             tuple([(value.type, value.layout) for value in op.outputs]), region(op))
+            for op in function.ops]),
+        named(function.outputs))
+
+
+def _unmarked(region: str) -> tuple[str, str]:
+    """The marks of a backward before a path of a region, and the path."""
+    marks = 0
+    while region.startswith(_MARKED, marks):
+        marks += len(_MARKED)
+    return region[:marks], region[marks:]
+
+
+def names_between(old: Iterable[Function | None], new: Iterable[Function | None]) -> dict[str, str]:
+    """The names of values of ``new`` by those in ``old``; the functions are of one `Form`."""
+    return {
+        before.name: after.name for was, now in zip(old, new, strict=True) if was and now
+        for before, after in zip(was.values, now.values, strict=True)}
+
+
+@dataclass
+class Renaming:
+    """Other names for values and regions: ``names`` and ``regions``, each by the old one.
+
+    The name of a value that was derived from these is derived from the new names in the same way: ``grad.x``, ``x.1``,
+    and for a number, as `Builder` gives them, the number that comes as many free numbers later.
+    """
+
+    names: dict[str, str]
+    regions: Mapping[str, str]
+    _free: list[list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._free = [sorted(int(name) for name in side if name.isdecimal() and str(int(name)) == name)
+                      for side in (self.names, self.names.values())]
+        self._values: dict[int, tuple[Value, Value]] = {}
+
+    @classmethod
+    def between(cls, old: Iterable[Function | None], new: Iterable[Function | None]) -> Renaming:
+        """The names of ``new`` in place of those of ``old``, which are of one `Form`."""
+        both = [(was, now) for was, now in zip(old, new, strict=True) if was and now]
+        paths = {
+            before.region: after.region for was, now in both
+            for before, after in zip(was.ops, now.ops, strict=True)}
+        regions = {_unmarked(before)[1]: _unmarked(after)[1] for before, after in paths.items() if before and after}
+        return cls(names_between(*zip(*both, strict=True)), regions)
+
+    def name(self, old: str) -> str:
+        """The new name of a value."""
+        new = self.names.get(old)
+        if new is None:
+            if old.startswith(GRADIENT):
+                new = f"{GRADIENT}{self.name(old[len(GRADIENT):])}"
+            elif old.isdecimal():
+                new = str(self._number(int(old)))
+            else:
+                base, _, last = old.rpartition(".")
+                new = f"{self.name(base)}.{last}" if base else old
+            self.names[old] = new
+        return new
+
+    def _number(self, old: int) -> int:
+        """The number that is preceded by as many free numbers as ``old`` was."""
+        before, after = self._free
+        free = old - bisect_left(before, old)
+        return free + bisect_right([taken - count for count, taken in enumerate(after)], free)
+
+    def region(self, old: str | None) -> str | None:
+        """The new path of a region."""
+        if old is None:
+            return None
+        marks, path = _unmarked(old)
+        return f"{marks}{self.regions[path]}"
+
+    def value(self, old: Value) -> Value:
+        """The value under its new name."""
+        known = self._values.get(id(old))
+        if known is None:
+            known = self._values[id(old)] = old, renamed_value(old, self.name(old.name))
+        return known[1]
+
+    def function(self, old: Function, name: str) -> Function:
+        """The function under the ``name``, with the new names.  ``ValueError`` if two values would have one name."""
+        values = {value.name: self.value(value) for value in old.values}
+        if len({value.name for value in values.values()}) < len(values):
+            raise ValueError(f"two values of @{old.name} would have the same name")
+        return with_values(old, values, name=name, region=self.region)
