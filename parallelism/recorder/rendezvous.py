@@ -27,7 +27,6 @@ from parallelism.operation import (
 from parallelism.operation.errors import located
 from parallelism.operation.user_lines import user_lines
 
-
 LONG_TURN_SECONDS = 0.1
 """A rank that goes on for so long does not keep the others from going on beside it."""
 
@@ -201,7 +200,7 @@ class Lockstep:
         with self._lock:
             return self._messages[channel].popleft()
 
-    # -- turns; the caller holds the lock --------------------------------------------------------------------------------
+    # -- turns; the caller holds the lock ------------------------------------------------------------------------------
 
     def _give_turn(self) -> None:
         """Lets the next rank go on that can.  If none can and none runs, none ever will."""
