@@ -23,6 +23,9 @@ from parallelism.operation.trees import leaves, rebuild
 Array = npt.NDArray[Any]
 
 NUMERIC_KINDS = "biufc"
+SCALARS = frozenset({bool, int, float, complex}) | {
+    kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS}
+"""The types of scalars."""
 
 
 def members_of(

@@ -14,6 +14,7 @@ of `vcluster.collectives` define the ways:
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -27,6 +28,7 @@ from parallelism.collectives import (
     ARRAY,
     NUMERIC_KINDS,
     SCALAR,
+    SCALARS,
     Reduction,
     Traffic,
     TreeBuffers,
@@ -48,7 +50,6 @@ from vcluster.code import call_site
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
 from vcluster.collectives.group import DESCRIPTION_BYTES, Call, Group, group_key
-from vcluster.collectives.kept_calls import KeptCalls
 from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
@@ -58,9 +59,8 @@ from vcluster.messages.encoding import pack
 from vcluster.messages.endpoint import issue
 from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
 
-SCALARS = frozenset({bool, int, float, complex}) | {
-    kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS}
-"""The types of scalars whose calls are kept."""
+MOST_CALLS = 4096
+"""The number of checked calls that a device keeps, each in about 6 KB."""
 
 Members = tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]
 Outcome = tuple[Any, Callable[[], Traffic]]
@@ -89,8 +89,8 @@ class CheckedCall:
         "warns",
     )
 
-    def __init__(self, call: Call, reduction: Reduction | None, size: int, *, text: str = "") -> None:
-        """``size`` is that of the mesh; ``text`` describes the call if ``str(call)`` does not."""
+    def __init__(self, call: Call, reduction: Reduction | None, size: int, text: str = "", name: str = "") -> None:
+        """``size`` is that of the mesh, ``name`` of the events; ``text`` describes the call if its ``str`` does not."""
         self._text = text
         self._ranks = "" if call.ranks == tuple(range(size)) else f" of group {list(call.ranks)}"
         self.call = call
@@ -100,8 +100,7 @@ class CheckedCall:
         self.warns = kind.gets == "all" and not (kind.copies and kind.rooted and call.gives)
         """Whether a caller that drops the result is warned: it has most likely forgotten it."""
         self.lane: Lane = ("group", group_key(call.ranks))
-        self.name = call.kind
-        """The name of its events."""
+        self.name = name
         self.calls: Sequence[Call] = ()
         """The members' calls when it was last run by the general way: they are prepared for when it is repeated."""
         self.surprised = False
@@ -118,6 +117,28 @@ class CheckedCall:
             return None
         array = np.asarray(x)
         return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
+
+
+class KeptCalls(dict[Any, CheckedCall]):
+    """At most `MOST_CALLS` calls by their keys.  Any one is dropped for a new one: if it were the oldest, a loop over
+    a few more calls than are kept would find none of them."""
+
+    def __init__(self) -> None:
+        self._keys: list[Any] = []
+        self._places = random.Random(0)
+
+    def keep(self, key: Any, checked: CheckedCall) -> None:
+        if len(self) < MOST_CALLS:
+            self._keys.append(key)
+        else:
+            place = self._places.randrange(MOST_CALLS)
+            del self[self._keys[place]]
+            self._keys[place] = key
+        self[key] = checked
+
+    def clear(self) -> None:
+        super().clear()
+        self._keys.clear()
 
 
 class Collectives:
@@ -138,7 +159,7 @@ class Collectives:
         """The group of this rank along axes of the mesh, as `members_of` gives it."""
         self._version = registry.version()
         """The version of the tables of kinds and algorithms by which the kept calls were checked."""
-        self._checked: KeptCalls[CheckedCall] = KeptCalls()
+        self._checked: KeptCalls = KeptCalls()
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
@@ -204,8 +225,7 @@ class Collectives:
                 checked = CheckedCall(Call(kind, **base), None, self._mesh.size, text=text)
                 return self._drive(checked, partial(self._reduce_tree, kind, x, op, base), name or kind, async_op)
             call, array, reducing = described(kind, x, op, dim, concat_dim, split_sizes, factors, base)
-            checked = CheckedCall(call, reducing, self._mesh.size)
-            checked.name = name or kind
+            checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
             if key is not None:
                 self._checked.keep(key, checked)
         return self._run_checked(checked, x, array, out, name or kind, async_op)
@@ -260,7 +280,7 @@ class Collectives:
 
             if work is None:
                 return tasks.run(checked.lane, whole(), checked)
-            return issue(self, checked.lane, whole(), checked, work, name)
+            return issue(self, checked.lane, whole(), checked, work, name, site.location)
 
     def _steps(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
