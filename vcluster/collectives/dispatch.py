@@ -255,8 +255,8 @@ class Collectives:
         """Run a call by the general way, or by messages."""
         if out is not None:
             refuse_out_of_tree(checked.call.kind, x, out)
-            is_copied = array is not None and not array.flags.c_contiguous      # so out= may overlap it
-            check_out(checked.call, checked.call.position, out, np.empty(0, array.dtype) if is_copied else array)
+            seen = array if array is None or array.flags.c_contiguous else np.empty(0, array.dtype)
+            check_out(checked.call, checked.call.position, out, seen)   # out= may overlap what is copied anyway
         return self._drive(checked, partial(self._steps, checked, x, array, out), name, async_op, out)
 
     def _drive(
