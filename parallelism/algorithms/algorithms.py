@@ -26,10 +26,12 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from parallelism.algorithms.direct import DIRECT, direct_of
 from parallelism.algorithms.doublings import DOUBLINGS
 from parallelism.algorithms.kinds import BLOCKS_OF_ALL, Pairs, kind_of
-from parallelism.algorithms.patterns import Stage
+from parallelism.algorithms.patterns import Rotation, Stage
 from parallelism.algorithms.records import CollectiveAlgorithm
 from parallelism.algorithms.registry import ON_CHANGE, Registry
 from parallelism.algorithms.rings import RINGS
@@ -118,6 +120,22 @@ class Algorithm:
     def messages_sent(self) -> tuple[int, ...]:
         """Messages sent, by position."""
         return self._totals(0, lambda chunks: 1)
+
+    def moved(self, chunk_nbytes: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
+        """By (source, target), how many messages go from one to the other, and their bytes."""
+        everyone, moved = range(self.size), dict[tuple[int, int], tuple[int, int]]()
+        rotations = [stage for stage in self._stages if isinstance(stage, Rotation)]
+        if rotations:
+            nbytes, around = np.array(chunk_nbytes, np.int64), np.zeros(self.size, np.int64)
+            for rotation in rotations:
+                around += np.roll(nbytes, rotation.k)
+            moved.update(((p, (p + 1) % self.size), (len(rotations), n)) for p, n in enumerate(around.tolist()))
+        for stage in self._stages:
+            if not isinstance(stage, Rotation):
+                for source, target, chunks in stage.moves(everyone, everyone):
+                    count, before = moved.get((source, target), (0, 0))
+                    moved[source, target] = count + 1, before + _weight(chunks, chunk_nbytes)
+        return moved
 
     def _within(self, sources: range, targets: range) -> tuple[Step, ...]:
         return tuple(

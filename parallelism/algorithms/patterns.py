@@ -41,7 +41,23 @@ class Pairwise:
                     yield source, target, sent
 
 
-Stage = Listed | Pairwise
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A step of a ring of g positions: each position p passes chunk p - k on to p + 1."""
+
+    g: int
+    k: int
+    reduce: bool = False
+
+    def moves(self, sources: range, targets: range) -> Iterator[Move]:
+        g = self.g
+        senders = sources if len(sources) <= len(targets) else ((target - 1) % g for target in targets)
+        for p in senders:
+            if p in sources and (p + 1) % g in targets:
+                yield p, (p + 1) % g, ((p - self.k) % g,)
+
+
+Stage = Listed | Pairwise | Rotation
 Stages = list[Stage]
 Ints = NDArray[np.int64]
 
@@ -62,12 +78,12 @@ class Phase(NamedTuple):
 
 def ring_reduce_scatter(g: int) -> Stages:
     """Chunk j starts at j+1 and gathers a term at every position on its way to j."""
-    return [Listed(tuple((p, (p + 1) % g, ((p - k) % g,)) for p in range(g)), True) for k in range(1, g)]
+    return [Rotation(g, k, True) for k in range(1, g)]
 
 
 def ring_all_gather(g: int) -> Stages:
     """Each position passes on the chunk that came last, its own one first."""
-    return [Listed(tuple((p, (p + 1) % g, ((p - k) % g,)) for p in range(g))) for k in range(g - 1)]
+    return [Rotation(g, k) for k in range(g - 1)]
 
 
 def ring_all_to_all(g: int) -> Stages:

@@ -1,5 +1,6 @@
 from .agreement import check_agreement as check_agreement, check_declared as check_declared, text_of as text_of
 from .arguments import (
+    SCALARS as SCALARS,
     TreeBuffers as TreeBuffers,
     check_array as check_array,
     check_out as check_out,

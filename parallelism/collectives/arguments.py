@@ -14,13 +14,18 @@ import numpy.typing as npt
 from parallelism.algorithms import KINDS, kind_of
 from parallelism.arrays import refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
-from parallelism.dtypes import as_dtype, code_of, is_numeric
+from parallelism.dtypes import NUMERIC_KINDS, as_dtype, code_of, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups
 from parallelism.operation.trees import leaves, rebuild
 
 Array = npt.NDArray[Any]
+
+SCALARS = frozenset({bool, int, float, complex}) | {
+    kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in NUMERIC_KINDS}
+"""The types of scalars."""
+
 
 def members_of(
     mesh: Mesh, rank: int, kind: str, axes: Axes, groups: Groups | None

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from parallelism.algorithms import BLOCKS_OF_ALL, KINDS, Algorithm, CollectiveKind, Pairs, kind_of, kind_of_event
 from parallelism.algorithms.algorithms import algorithm
+from parallelism.algorithms.direct import DIRECT
 from parallelism.collectives.buffers import all_to_all_nbytes, block_nbytes, chunk_nbytes
 from parallelism.events import Event
 from parallelism.mesh import split_sizes
@@ -155,6 +156,33 @@ def traffic(calls: Sequence[MemberCall], ranks: tuple[int, ...], position: int) 
     return _traffic(calls[position].over(len(calls)), ranks, position, chunks_of(calls))
 
 
+def traffics(calls: Sequence[MemberCall], ranks: tuple[int, ...]) -> list[Traffic]:
+    """The traffic of every member, by position: that of `traffic`, in one pass over the messages of the group."""
+    plan, chunks, g = calls[0].over(len(calls)), chunks_of(calls), len(calls)
+    described = _described(plan, ranks, chunks)
+    if plan.record in DIRECT and plan.name == "direct":
+        moved = Moved(calls, ranks)
+        sent, received, messages = moved.sent, moved.received, moved.messages
+        sources = moved.sources
+    else:
+        sent, received, messages = np.zeros((3, g), np.int64)
+        given: list[dict[int, int]] = [{} for _ in calls]
+        for (source, target), (count, nbytes) in plan.moved(chunks).items():
+            messages[source] += count
+            sent[source] += nbytes
+            received[target] += nbytes
+            if nbytes:
+                given[target][source] = nbytes
+
+        def sources(position: int) -> tuple[tuple[int, int], ...]:
+            return tuple((ranks[source], nbytes) for source, nbytes in sorted(given[position].items()))
+
+    return [
+        Traffic(*totals, sources(position), described)
+        for position, totals in enumerate(zip(sent.tolist(), received.tolist(), messages.tolist(), strict=True))
+    ]
+
+
 def chunks_of(calls: Sequence[MemberCall]) -> tuple[int, ...]:
     """The bytes of every chunk, as the algorithm numbers them."""
     giver = next((call for call in calls if call.gives), None)
@@ -208,8 +236,9 @@ def _described(plan: Algorithm, ranks: tuple[int, ...], chunks: tuple[int, ...])
 class Moved:
     """Bytes and messages by position: ``sent``, ``received``, ``messages``; ``sources`` of one position."""
 
-    def __init__(self, calls: Sequence[MemberCall]) -> None:
-        """``calls`` by position."""
+    def __init__(self, calls: Sequence[MemberCall], ranks: Sequence[int] | None = None) -> None:
+        """``calls`` by position; ``ranks`` by position, if sources are to be named by their ranks."""
+        self._names = range(len(calls)) if ranks is None else ranks
         first, g = calls[0], len(calls)
         self.kind = kind = first.of_kind
         own: Ints = np.array([call.nbytes for call in calls], np.int64)
@@ -218,6 +247,8 @@ class Moved:
         self.messages: Ints = np.full(g, g - 1, np.int64)
         self.pairs: Pairs = ()
         """(source, target) of a permute, as far as anything moves."""
+        self._pairs: dict[bytes, tuple[tuple[int, int], ...]] = {}
+        """Sources, the member itself included, by what it is given: of as many members the pairs are the same."""
         self._given: Callable[[int], Ints]
         """By position, the bytes that it gets from each other one."""
         if kind.sums_all:
@@ -227,6 +258,12 @@ class Moved:
             self._given = lambda position: pieces + pieces[position]
         elif kind.paired:
             self._permute(first, own)
+        elif kind.rooted:
+            self._from_or_to_root(calls, own)
+        elif not kind.moves:
+            self.payload_bytes = 0
+            self.received, self.sent = np.zeros((2, g), np.int64)
+            self._given = lambda position: self.received
         elif kind.blocks_of_all:
             cut = _cut(calls)
             kept = np.diagonal(cut)
@@ -242,6 +279,20 @@ class Moved:
             self.payload_bytes = int(own.sum())
             self.received, self.sent = self.payload_bytes - own, (g - 1) * own
             self._given = lambda position: own
+
+    def _from_or_to_root(self, calls: Sequence[MemberCall], own: Ints) -> None:
+        kind, root, g = self.kind, calls[0].root, len(own)
+        here = np.arange(g) == root
+        self.payload_bytes = int(own.sum() if kind.joins else own[root])
+        if kind.gives == "root":
+            parts = np.where(here, 0, _pieces(calls[root], g) if kind.cuts else own[root])
+            self.received, self.sent = parts, np.where(here, parts.sum(), 0)
+            self._given = lambda position: np.where(here, parts[position], 0)
+        else:
+            parts = np.where(here, 0, own)
+            self.received, self.sent = np.where(here, parts.sum(), 0), parts
+            self._given = lambda position: np.where(here[position], parts, 0)
+        self.messages = np.where(here == (kind.gives == "root"), g - 1 if kind.gives == "root" else 1, 0)
 
     def _permute(self, first: MemberCall, own: Ints) -> None:
         moved = [(s, t) for s, t in first.pairs or () if s != t]
@@ -260,8 +311,13 @@ class Moved:
         return all((of == of[0]).all() for of in (self.sent, self.received, self.messages))
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
-        """(position, bytes) of each other member that gives it any bytes."""
-        return tuple((i, n) for i, n in enumerate(self._given(position).tolist()) if n and i != position)
+        """(position or rank, bytes) of each other member that gives it any bytes."""
+        given = self._given(position)
+        key = given.tobytes()
+        if key not in self._pairs:
+            self._pairs[key] = tuple((name, n) for name, n in zip(self._names, given.tolist(), strict=True) if n)
+        pairs, before = self._pairs[key], int(np.count_nonzero(given[:position]))
+        return pairs[:before] + pairs[before + int(given[position] > 0) :]
 
 
 @lru_cache(maxsize=4096)

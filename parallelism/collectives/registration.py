@@ -28,14 +28,13 @@ from parallelism.algorithms import (
     CollectiveAlgorithm,
     CollectiveKind,
     Cost,
-    Listed,
     Pairs,
-    Pairwise,
     Phase,
     RegistrationError,
     check_kind,
     direct_of,
 )
+from parallelism.algorithms.patterns import Stage
 from parallelism.algorithms.registry import refuse
 from parallelism.collectives import buffers as chunks
 from parallelism.collectives.call import MemberCall, payload_bytes
@@ -130,7 +129,7 @@ def _check_one(record: CollectiveAlgorithm, kind: CollectiveKind, g: int, root: 
     received = [Fraction(part, cost.whole) for part in cost.received]
     if record.steps is not None:
         stages: tuple[Any, ...] = tuple(record.steps(g, root, pairs))
-        refuse(what, *((not isinstance(stage, Listed | Pairwise),
+        refuse(what, *((not isinstance(stage, Stage),
                         f"a step must be Listed(...) or Pairwise(...), got {type(stage).__name__}")
                        for stage in stages))
         plan = Algorithm(kind.name, record.name, g, root, record.chunks(g), record.order, pairs, record, stages)

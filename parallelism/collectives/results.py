@@ -96,6 +96,8 @@ def result_of(
     if not sources:     # of a copy
         own = arrays[position]
         return Result(own.shape, own.dtype, lambda out: out.fill(0))
+    if kind.reduces and reduction is None:
+        sources = sources[:1]   # all have the shape and the dtype of the first
     parts = [arrays[source] for source in sources]
     if kind.cuts:
         parts = [part[calls[source].block(position)] for source, part in zip(sources, parts, strict=True)]

@@ -137,15 +137,15 @@ class Mesh(_NumbersOfAxes):
 
     def group(self, rank: int, axes: Axes = None) -> tuple[int, ...]:
         """The ranks that differ from ``rank`` only along ``axes``, itself included.  The first axis varies slowest."""
-        key = (rank, axes)
-        members = self._groups_by_rank.get(key)
+        members = self._groups_by_rank.get((rank, axes))
         if members is None:
             here = dict(self.index(rank))
             names = self.axes_of(axes)
-            members = self._groups_by_rank[key] = tuple(
+            members = tuple(
                 self.rank(**{**here, **dict(zip(names, place, strict=True))})
                 for place in product(*(range(self._numbers[axis]) for axis in names))
             )
+            self._groups_by_rank.update(((member, axes), members) for member in members)    # all have the same group
         return members
 
     def groups(self, axes: Axes = None) -> tuple[tuple[int, ...], ...]:

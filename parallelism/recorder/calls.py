@@ -19,8 +19,8 @@ class CountedCall(MemberCall):
     """A tree of arrays or an object, which other members get in place of the array; None: the array itself."""
 
 
-def result(calls: Sequence[CountedCall], position: int, x: Any) -> Any:
-    """The result of the member at ``position``: zeros."""
+def result(calls: Sequence[CountedCall], position: int, x: Any, blanks: Sequence[Array | None]) -> Any:
+    """The result of the member at ``position``: zeros.  ``blanks`` are the `blank` of the calls."""
     mine, size = calls[position], len(calls)
     kind = mine.of_kind
     if kind.lists:
@@ -28,8 +28,8 @@ def result(calls: Sequence[CountedCall], position: int, x: Any) -> Any:
     if kind.copies:
         sources = kind.sources_of(position, size, mine.root, mine.pairs)
         given = calls[sources[0]] if sources else None
-        return zeros(x if given is None else given.value if given.value is not None else blank(given))
-    expected = result_of(calls, position, [blank(call) for call in calls])
+        return zeros(x if given is None else given.value if given.value is not None else blanks[sources[0]])
+    expected = result_of(calls, position, blanks)
     if expected is None:
         return None
     array = np.zeros(expected.shape, expected.dtype)

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,13 @@ from parallelism.collectives import (
     shift_pairs,
     text_of,
 )
-from parallelism.collectives.call import Traffic, traffic
+from parallelism.collectives.call import Traffic, traffics
 from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
 from parallelism.operation.matmul_cost import matmul_cost
 from parallelism.operation.trees import leaves
-from parallelism.recorder.calls import CountedCall, result, zeros
+from parallelism.recorder.calls import CountedCall, blank, result, zeros
 from parallelism.recorder.rendezvous import Channel, Lockstep, Meeting, Message
 from parallelism.resharding import plan_resharding, run_plan
 from parallelism.sharding import TensorSharding
@@ -71,11 +71,14 @@ class RecordingDevice:
         self.mesh, self.rank, self.size = mesh, rank, mesh.size
         self.index: MeshIndex = mesh.index(rank)
         self.state: dict[Any, Any] = {}
-        self.rng = np.random.default_rng((0, rank))
         self._lockstep = lockstep
         self._events: list[Event] = []
         self._parent: int | None = None
         self._pending: list[_Pending] = []
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng((0, self.rank))
 
     def group(self, axes: Axes = None) -> tuple[int, ...]:
         return self.mesh.group(self.rank, axes)
@@ -289,7 +292,8 @@ class RecordingDevice:
         issued_at = calling_line() if async_op else None
 
         def conclude() -> Any:
-            value = result(self._end(place, meeting, call, group, text, issued_at), position, x)
+            calls = self._end(place, meeting, call, group, text, issued_at)
+            value = result(calls, position, x, meeting.once("blanks", lambda: [*map(blank, calls)]))
             return value if out is None or value is None else _copied(kind, out, value)
 
         return self._issued(conclude) if async_op else conclude()
@@ -335,7 +339,8 @@ class RecordingDevice:
         issued_at: str | None = None,
     ) -> list[CountedCall]:
         calls = self._agreed(meeting, call, group, text, issued_at)
-        self._counted(place, traffic(calls, group, group.index(self.rank)))
+        moved = meeting.once("moved", lambda: traffics(calls, group))
+        self._counted(place, moved[group.index(self.rank)])
         return calls
 
     def _counted(self, place: int, moved: Traffic) -> None:
@@ -350,7 +355,7 @@ class RecordingDevice:
         calls: list[CountedCall] = self._lockstep.all_stated(
             self.rank, meeting, lambda: text or text_of(call), issued_at)
         if check or any(other.kind != call.kind for other in calls):
-            check_agreement(group, call.kind, calls)
+            meeting.once("agreed", lambda: check_agreement(group, call.kind, calls))
         return calls
 
     def _reduce_tree(self, kind: str, tree: Any, axes: Axes, op: ReduceOp | None, options: dict[str, Any]) -> Any:

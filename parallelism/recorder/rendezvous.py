@@ -8,12 +8,13 @@ several ranks are those of the runtime (`parallelism.operation.errors`), with th
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from parallelism.events import HOST
 from parallelism.operation import (
     ClusterError,
+    DeadlockError,
     Lane,
     Stuck,
     Undelivered,
@@ -25,6 +26,9 @@ from parallelism.operation import (
 )
 from parallelism.operation.errors import located
 from parallelism.operation.user_lines import user_lines
+
+LONG_TURN_SECONDS = 0.1
+"""A rank that goes on for so long does not keep the others from going on beside it."""
 
 
 class Cancelled(BaseException):
@@ -38,6 +42,15 @@ class Meeting:
         self.ranks = ranks
         self.stated: list[Any] = [None] * len(ranks)
         self.missing = set(ranks)
+        self._computed: dict[str, Any] = {}
+        self._computing = threading.Lock()
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """What is the same for all members: ``compute`` is called for the first that asks."""
+        with self._computing:
+            if name not in self._computed:
+                self._computed[name] = compute()
+            return self._computed[name]
 
 
 class Channel(NamedTuple):
@@ -66,11 +79,24 @@ class _Wait(NamedTuple):
 
 
 class Lockstep:
-    """The ranks of one run, each a thread of its own while the run lasts."""
+    """The ranks of one run, each a thread of its own while the run lasts.
+
+    The threads take turns: one goes on until it has to wait or has returned, then the next that can.  A thousand
+    threads that were awake together would spend their time on taking Python's lock from each other.  A thread that
+    keeps its turn for long may wait for another rank in a way that is not seen here, so others go on beside it.
+    """
 
     def __init__(self, size: int) -> None:
-        self._size, self._changed = size, threading.Condition()
-        self._threads: dict[int, int] = {}
+        self._size, self._lock = size, threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._can_go_on = deque(range(size))
+        """The ranks that have what they need, and have no turn yet."""
+        self._running = 0
+        self.turns = 0
+        """How many turns were given: one to each rank, and one for each wait."""
+        self._turns: dict[int, threading.Lock] = {}
+        """The locks at which the ranks wait for a turn; released to give it."""
+        self._threads: dict[int, threading.Thread] = {}
         self._waiting: dict[int, _Wait] = {}
         self._returned: set[int] = set()
         self._failures: dict[int, BaseException] = {}
@@ -87,24 +113,39 @@ class Lockstep:
         results: list[Any] = [None] * self._size
 
         def one(rank: int) -> None:
-            self._threads[rank] = threading.get_ident()
             try:
                 results[rank] = body(rank)
             except Cancelled:
                 pass
             except BaseException as error:      # raised again by the thread that called run
-                with self._changed:
-                    self._failures[rank] = error
+                with self._lock:
+                    self._fail(rank, error)
             finally:
-                with self._changed:
+                with self._lock:
                     self._returned.add(rank)
-                    self._find_deadlock()
-                    self._changed.notify_all()
+                    self._end_turn()
+                    if len(self._returned) == self._size:
+                        self._ended.notify_all()
 
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self._size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        for rank in range(self._size):
+            self._turns[rank] = threading.Lock()
+            self._turns[rank].acquire()
+            self._threads[rank] = threading.Thread(target=one, args=(rank,), daemon=True)
+        try:
+            with self._lock:
+                self._give_turn()
+                while len(self._returned) < self._size:
+                    turns = self.turns
+                    if not self._ended.wait(LONG_TURN_SECONDS) and self.turns == turns and self._can_go_on:
+                        self._give_turn()
+        except BaseException as error:      # an interrupt, or no more threads can be started
+            with self._lock:
+                self._can_go_on = deque(rank for rank in self._can_go_on if self._threads[rank].ident)
+                self._fail(-1, error)
+                while self._can_go_on:
+                    self._give_turn()
+            raise
+        for thread in self._threads.values():
             thread.join()
         if self._failures:
             first = self._failures[min(self._failures)]
@@ -119,7 +160,7 @@ class Lockstep:
 
     def state(self, rank: int, group: Sequence[int], call: Any) -> Meeting:
         """The next operation of a group, in which ``rank`` makes this call."""
-        with self._changed:
+        with self._lock:
             ranks = tuple(group)
             self._counts[rank, ranks] += 1
             operation = ranks, self._counts[rank, ranks]
@@ -128,7 +169,7 @@ class Lockstep:
             meeting.missing.discard(rank)
             if not meeting.missing:
                 del self._meetings[operation]
-                self._changed.notify_all()
+                self._wake(ranks)
             return meeting
 
     def all_stated(
@@ -145,9 +186,10 @@ class Lockstep:
 
     def put(self, channel: Channel, value: Any) -> None:
         """Sends a message, and does not wait."""
-        with self._changed:
-            self._messages.setdefault(channel, deque()).append(Message(value, calling_line()))
-            self._changed.notify_all()
+        message = Message(value, calling_line())
+        with self._lock:
+            self._messages.setdefault(channel, deque()).append(message)
+            self._wake([channel.target])
 
     def take(self, channel: Channel, issued_at: str | None = None) -> Message:
         """The oldest message of a channel, when there is one."""
@@ -155,33 +197,63 @@ class Lockstep:
         self._wait(target, _Wait(
             lambda: bool(self._messages.get(channel)), lambda: f"recv(from {ranks_in_words([source])}, tag {tag})",
             ("recv", source, tag), lambda: [source], issued_at))
-        with self._changed:
+        with self._lock:
             return self._messages[channel].popleft()
 
-    def _wait(self, rank: int, wait: _Wait) -> None:
-        with self._changed:
-            while not wait.ready():
-                if self._failures:
-                    raise Cancelled
-                self._waiting[rank] = wait
-                self._find_deadlock()
-                if not self._failures:
-                    self._changed.wait()
-                del self._waiting[rank]
+    # -- turns; the caller holds the lock ------------------------------------------------------------------------------
 
-    def _find_deadlock(self) -> None:
-        """Ends the run if no rank can continue."""
+    def _give_turn(self) -> None:
+        """Lets the next rank go on that can.  If none can and none runs, none ever will."""
+        if not self._can_go_on and not self._running and self._waiting:
+            self._fail(min(self._waiting), self._deadlock())
+        if self._can_go_on:
+            rank = self._can_go_on.popleft()
+            self._running += 1
+            self.turns += 1
+            if self._threads[rank].ident is None:
+                self._threads[rank].start()
+            else:
+                self._turns[rank].release()
+
+    def _end_turn(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._give_turn()
+
+    def _wake(self, ranks: Iterable[int]) -> None:
+        """Something came for these ranks: those that wait for just that can go on."""
+        for rank in ranks:
+            if rank in self._waiting and self._waiting[rank].ready():
+                del self._waiting[rank]
+                self._can_go_on.append(rank)
+
+    def _fail(self, rank: int, error: BaseException) -> None:
+        """The run fails: each rank that waits goes on, and ends."""
+        self._failures[rank] = error
+        self._can_go_on.extend(self._waiting)
+        self._waiting.clear()
+
+    def _wait(self, rank: int, wait: _Wait) -> None:
+        """Returns when the rank has what it waits for.  The caller does not hold the lock."""
+        with self._lock:
+            if wait.ready():
+                return
+            if self._failures:
+                raise Cancelled
+            self._waiting[rank] = wait
+            self._end_turn()
+        self._turns[rank].acquire()
+        with self._lock:
+            if not wait.ready():
+                raise Cancelled
+
+    def _deadlock(self) -> DeadlockError:
         waiting = self._waiting
-        may_go_on = not waiting or len(waiting) + len(self._returned) < self._size
-        if self._failures or may_go_on or any(wait.ready() for wait in waiting.values()):
-            return
         frames = sys._current_frames()
-        lines = {rank: [*user_lines(frames.get(self._threads[rank]))] for rank in waiting}
+        lines = {rank: [*user_lines(frames.get(self._threads[rank].ident or 0))] for rank in waiting}
         stuck = [
             Stuck(rank, wait.text() + ("" if lines[rank] else ", never waited for,"),
                   lines[rank][0].place if lines[rank] else wait.issued_at or "?", wait.lane, tuple(wait.waits_for()))
             for rank, wait in sorted(waiting.items())
         ]
-        self._failures[min(waiting)] = deadlock_error(
-            stuck, self._returned, {rank: lines[rank][::-1] for rank in waiting})
-        self._changed.notify_all()
+        return deadlock_error(stuck, self._returned, {rank: lines[rank][::-1] for rank in waiting})

@@ -31,8 +31,8 @@ class ByMessages(Way):
     """The number of arrays that a reduction combines."""
 
     def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
-        """Keep ``x``, a contiguous array, for the messages."""
-        self.x = x
+        """Keep ``x`` for the messages."""
+        self.x = x if x is None or x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def run(self) -> Generator[Wait, None, Sequence[Call]]:
         """Meet the other members and exchange the messages.  Every member's call, in group order."""

@@ -12,6 +12,9 @@ of `vcluster.collectives` define the ways:
     `last_arriver`  the same for a small call of many members
 """
 
+from __future__ import annotations
+
+import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -24,6 +27,7 @@ from parallelism.algorithms import kind_of, registry
 from parallelism.collectives import (
     ARRAY,
     SCALAR,
+    SCALARS,
     Reduction,
     Traffic,
     TreeBuffers,
@@ -31,6 +35,7 @@ from parallelism.collectives import (
     check_array,
     check_out,
     check_shape,
+    checked_array,
     checked_root,
     is_tree,
     members_of,
@@ -40,22 +45,22 @@ from parallelism.collectives import (
 from parallelism.collectives.call import traffic
 from parallelism.dtypes import NUMERIC_KINDS, is_numeric
 from parallelism.mesh import Axes, Mesh
-from parallelism.operation import Groups, Lane, ReduceOp
+from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
-from vcluster.collectives.group import DESCRIPTION_BYTES, Call, Group, group_key
+from vcluster.collectives.group import DESCRIPTION_BYTES, Call, CheckedCall, Group
 from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
 from vcluster.collectives.zero_copy import is_contiguous
-from vcluster.messages import Endpoint, Pending, Steps, Wait, as_array, from_form, zeros_like
+from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, zeros_like
 from vcluster.messages.encoding import pack
 from vcluster.messages.endpoint import issue
-from vcluster.tracing import Recorder, Row, Template, collective_template, dtype_name
+from vcluster.tracing import Recorder, Row, collective_template
 
-MOST_CALLS = 1024
-"""The number of checked calls that a device keeps."""
+MOST_CALLS = 4096
+"""The number of checked calls that a device keeps, each in about 6 KB."""
 
 Members = tuple[tuple[int, ...] | None, tuple[str, ...] | None, tuple[int, ...]]
 Outcome = tuple[Any, Callable[[], Traffic]]
@@ -67,7 +72,7 @@ def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
     givers = [call for call in calls if call.gives]
     kind = calls[0].of_kind
     if kind.lists or kind.function is not None or any(
-        call.form != ARRAY or len(call.description) > DESCRIPTION_BYTES for call in calls
+        call.form not in (ARRAY, SCALAR) or len(call.description) > DESCRIPTION_BYTES for call in calls
     ):
         return None
     if all(call.nbytes <= INLINE_BYTES for call in givers):
@@ -76,36 +81,26 @@ def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
     return PreparedZeroCopy if all_large and is_contiguous(givers[0]) else None
 
 
-class CheckedCall:
-    """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
+class KeptCalls(dict[Any, CheckedCall]):
+    """At most `MOST_CALLS` calls by their keys.  Any one is dropped for a new one: if it were the oldest, a loop over
+    a few more calls than are kept would find none of them."""
 
-    __slots__ = ("_ranks", "_text", "call", "dtype", "lane", "prepared", "reduction", "template", "times", "warns")
+    def __init__(self) -> None:
+        self._keys: list[Any] = []
+        self._places = random.Random(0)
 
-    def __init__(self, call: Call, reduction: Reduction | None, size: int, *, text: str = "") -> None:
-        """``size`` is that of the mesh; ``text`` describes the call if ``str(call)`` does not."""
-        self._text = text
-        self._ranks = "" if call.ranks == tuple(range(size)) else f" of group {list(call.ranks)}"
-        self.call = call
-        self.dtype = None if call.dtype is None else dtype_name(call.dtype)
-        self.reduction = reduction
-        kind = call.of_kind
-        self.warns = kind.gets == "all" and not (kind.copies and kind.rooted and call.gives)
-        """Whether a caller that drops the result is warned: it has most likely forgotten it."""
-        self.lane: Lane = ("group", group_key(call.ranks))
-        self.times = 0
-        """How often it was run by the general way."""
-        self.prepared: Prepared | None = None
-        self.template: Template | None = None
+    def keep(self, key: Any, checked: CheckedCall) -> None:
+        if len(self) < MOST_CALLS:
+            self._keys.append(key)
+        else:
+            place = self._places.randrange(MOST_CALLS)
+            del self[self._keys[place]]
+            self._keys[place] = key
+        self[key] = checked
 
-    def __str__(self) -> str:
-        return (self._text or str(self.call)) + self._ranks
-
-    def array_of(self, x: Any) -> NDArray[Any] | None:
-        """``x``, like the array of the checked call, as a contiguous array; None if it does not count."""
-        if not self.call.gives:
-            return None
-        array = x if x.flags.c_contiguous else np.ascontiguousarray(x)
-        return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
+    def clear(self) -> None:
+        super().clear()
+        self._keys.clear()
 
 
 class Collectives:
@@ -126,7 +121,7 @@ class Collectives:
         """The group of this rank along axes of the mesh, as `members_of` gives it."""
         self._version = registry.version()
         """The version of the tables of kinds and algorithms by which the kept calls were checked."""
-        self._checked: dict[Any, CheckedCall] = {}
+        self._checked: KeptCalls = KeptCalls()
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
@@ -163,10 +158,15 @@ class Collectives:
     ) -> Any:
         """Run one collective; see `vcluster.device` for what each argument means."""
         key = checked = None
-        if groups is None and split_sizes is None and not callable(op) and (x is None or type(x) is np.ndarray):
+        form = type(x)
+        if groups is None and split_sizes is None and not callable(op) and (
+            x is None or form is np.ndarray or (form in SCALARS and (form is not int or -(1 << 63) <= x < 1 << 63))
+        ):
             look: Any = None
-            if x is not None:
+            if form is np.ndarray:
                 look = x.dtype, x.shape
+            elif x is not None:
+                look = form
             elif type(out) is np.ndarray:  # a member that gives nothing is known by what it gets
                 look = None, out.dtype, out.shape
             key = kind, axes, look, algorithm, dim, concat_dim, root, op, pairs, name
@@ -175,6 +175,8 @@ class Collectives:
             except TypeError:  # a list somewhere
                 key = None
         if checked is not None:
+            if checked.calls:
+                self._prepare(checked)
             if checked.prepared is not None and not async_op and not self.endpoint.tasks.lanes:
                 return self._run_prepared(checked, checked.prepared, x, out)
             array = checked.array_of(x)
@@ -192,11 +194,9 @@ class Collectives:
                 checked = CheckedCall(Call(kind, **base), None, self._mesh.size, text=text)
                 return self._drive(checked, partial(self._reduce_tree, kind, x, op, base), name or kind, async_op)
             call, array, reducing = described(kind, x, op, dim, concat_dim, split_sizes, factors, base)
-            checked = CheckedCall(call, reducing, self._mesh.size)
+            checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
             if key is not None:
-                if len(self._checked) >= MOST_CALLS:
-                    self._checked.clear()
-                self._checked[key] = checked
+                self._checked.keep(key, checked)
         return self._run_checked(checked, x, array, out, name or kind, async_op)
 
     def _run_prepared(self, checked: CheckedCall, prepared: Prepared, x: Any, out: Any) -> Any:
@@ -211,7 +211,7 @@ class Collectives:
                 self.dropped.setdefault(site.location, template[1])
             recorder.begins(template[1], site.location)
             if not prepared.run():
-                checked.prepared, checked.times = None, 0  # prepare again when the new call was repeated
+                checked.prepared, checked.surprised = None, True  # prepare again when the new call was repeated
                 steps = partial(self._steps, checked, x, x, out, posted=prepared)
                 return self._drive(checked, steps, template[1], False, out)
             result = prepared.finish(out)
@@ -224,7 +224,8 @@ class Collectives:
         """Run a call by the general way, or by messages."""
         if out is not None:
             refuse_out_of_tree(checked.call.kind, x, out)
-            check_out(checked.call, checked.call.position, out, array)
+            seen = array if array is None or array.flags.c_contiguous else np.empty(0, array.dtype)
+            check_out(checked.call, checked.call.position, out, seen)   # out= may overlap what is copied anyway
         return self._drive(checked, partial(self._steps, checked, x, array, out), name, async_op, out)
 
     def _drive(
@@ -250,7 +251,7 @@ class Collectives:
                 result = tasks.run(checked.lane, whole(), checked)
                 recorder.end_among_others(event, name)
                 return result
-            return issue(self, checked.lane, whole(), checked, work, name)
+            return issue(self, checked.lane, whole(), checked, work, name, site.location)
 
     def _steps(
         self, checked: CheckedCall, x: Any, array: NDArray[Any] | None, out: Any, event: Row, *,
@@ -271,16 +272,23 @@ class Collectives:
         calls = yield from way.run()
         result = yield from way.finish(out)
         count_traffic = partial(traffic, tuple(calls), call.ranks, call.position)
-        checked.times += 1
-        if is_direct and checked.times > 1 and checked.prepared is None:
-            prepared_way = choose_prepared(calls)
-            if prepared_way is not None:
-                checked.prepared = prepared_way(endpoint, group, calls, checked.reduction, checked.lane, checked)
-                checked.template = collective_template(
-                    event[1], call.axes, call.ranks, call.algorithm or "direct", count_traffic(), checked.dtype)
+        if is_direct and checked.prepared is None:
+            checked.calls, checked.surprised = () if checked.surprised else calls, False
         if out is None:
             result = _as_given(call, calls, x, result)
         return result, count_traffic
+
+    def _prepare(self, checked: CheckedCall) -> None:
+        """Prepare a call that is repeated."""
+        call, calls = checked.call, checked.calls
+        checked.calls = ()
+        way = choose_prepared(calls)
+        if way is not None:
+            moved = traffic(tuple(calls), call.ranks, call.position)
+            checked.prepared = way(
+                self.endpoint, self._groups[call.ranks], calls, checked.reduction, checked.lane, checked)
+            checked.template = collective_template(
+                checked.name, call.axes, call.ranks, call.algorithm or "direct", moved, checked.dtype)
 
     def _members(self, kind: str, axes: Axes, groups: Groups | None) -> Members:
         if groups is not None:
@@ -332,7 +340,7 @@ def described(
     kind: str, x: Any, op: ReduceOp | None, dim: int, concat_dim: int, sizes: Sequence[int] | None,
     factors: Sequence[int], base: dict[str, Any],
 ) -> tuple[Call, NDArray[Any] | None, Reduction | None]:
-    """The checked call, its value as a contiguous array (None where it does not count), and how to reduce it.
+    """The checked call, its value as an array (None where it does not count), and how to reduce it.
 
     ``base`` holds the fields of the call that do not depend on the value. ``ValueError`` or ``TypeError`` for wrong
     arguments, before anything is sent.
@@ -346,10 +354,10 @@ def described(
 
 
 def _to_array(kind: str, x: Any) -> tuple[NDArray[Any], bytes]:
-    """A value as a contiguous array, and its form."""
-    if type(x) is np.ndarray and x.flags.c_contiguous and (x.dtype.kind in NUMERIC_KINDS or is_numeric(x.dtype)):
+    """A value as an array, and its form."""
+    if type(x) is np.ndarray and (x.dtype.kind in NUMERIC_KINDS or is_numeric(x.dtype)):
         return x, ARRAY
-    return pack(x) if kind_of(kind).copies and is_tree(x) else as_array(kind, x)
+    return pack(x) if kind_of(kind).copies and is_tree(x) else checked_array(kind, x)
 
 
 def _as_given(call: Call, calls: Sequence[Call], x: Any, result: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallelism.collectives import Reduction, check_shape, copy_of, result_of
+from parallelism.collectives import SCALAR, Reduction, check_shape, copy_of, result_of
 from vcluster.collectives.group import Call, Group
 from vcluster.collectives.thresholds import INLINE_BYTES, SHARED_RESULT_BYTES
 from vcluster.collectives.zero_copy import NOTHING, Shown, ZeroCopy, is_contiguous, show
@@ -66,6 +66,13 @@ def own_result(calls: Sequence[Call], position: int, views: Sequence[Any], reduc
     return [copy_of(view) for view in views] if is_list else result_of(calls, position, views, reduction)
 
 
+def gets_scalar(calls: Sequence[Call], position: int) -> bool:
+    """Whether the result of a member, if it is 0-d, is a scalar: its value was, or of a copy the one that it gets."""
+    call = calls[position]
+    sources = call.of_kind.sources_of(position, call.size, call.root, call.pairs) if call.of_kind.copies else ()
+    return (calls[sources[0]] if sources else call).form == SCALAR
+
+
 def empty_result(calls: Sequence[Call], position: int, reduction: Reduction | None) -> Any:
     """The `Result` of a member by shape and dtype alone; its ``fill`` must not be used."""
     views = [
@@ -99,7 +106,7 @@ class General(Way):
     calls: Sequence[Call] = ()
 
     def prepare(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> None:
-        """Show ``x``, a contiguous array; ``out`` has the right shape and dtype."""
+        """Show ``x``; ``out`` has the right shape and dtype."""
         if x is not None and x.nbytes > INLINE_BYTES:
             self.shown = show(self.endpoint, self.call, x, out)
         else:

@@ -21,18 +21,23 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parallelism.algorithms import KINDS, CollectiveKind
-from parallelism.collectives import MemberCall, check_agreement, text_of
+from parallelism.collectives import MemberCall, Reduction, check_agreement, text_of
 from parallelism.dtypes import code_of, of_code
+from parallelism.operation import Lane
 from vcluster.code import ClusterError
 from vcluster.collectives.thresholds import INLINE_BYTES
 from vcluster.memory import DIRECTORY_ENTRIES, GROUPS, LINE, STORES_IN_ORDER, Need
 from vcluster.messages import Endpoint, Wait
+from vcluster.tracing import Template, dtype_name
+
+if TYPE_CHECKING:
+    from vcluster.collectives.prepared import Prepared
 
 DESCRIPTION_BYTES = 1024
 """A longer description lies in a block of its own."""
@@ -88,6 +93,44 @@ class Call(MemberCall):
 
     def __str__(self) -> str:
         return text_of(self)
+
+
+class CheckedCall:
+    """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
+
+    __slots__ = (
+        "_ranks", "_text", "call", "calls", "dtype", "lane", "name", "prepared", "reduction", "surprised", "template",
+        "warns",
+    )
+
+    def __init__(self, call: Call, reduction: Reduction | None, size: int, text: str = "", name: str = "") -> None:
+        """``size`` is that of the mesh, ``name`` of the events; ``text`` describes the call if its ``str`` does not."""
+        self._text = text
+        self._ranks = "" if call.ranks == tuple(range(size)) else f" of group {list(call.ranks)}"
+        self.call = call
+        self.dtype = None if call.dtype is None else dtype_name(call.dtype)
+        self.reduction = reduction
+        kind = call.of_kind
+        self.warns = kind.gets == "all" and not (kind.copies and kind.rooted and call.gives)
+        """Whether a caller that drops the result is warned: it has most likely forgotten it."""
+        self.lane: Lane = ("group", group_key(call.ranks))
+        self.name = name
+        self.calls: Sequence[Call] = ()
+        """The members' calls when it was last run by the general way: they are prepared for when it is repeated."""
+        self.surprised = False
+        """Whether another member called something else than was prepared: it may do so every second time."""
+        self.prepared: Prepared | None = None
+        self.template: Template | None = None
+
+    def __str__(self) -> str:
+        return (self._text or str(self.call)) + self._ranks
+
+    def array_of(self, x: Any) -> NDArray[Any] | None:
+        """``x``, like the value of the checked call, as an array; None if it does not count."""
+        if not self.call.gives:
+            return None
+        array = np.asarray(x)
+        return array if self.reduction is None else array.astype(self.reduction.dtype, copy=False)
 
 
 class Buffer:

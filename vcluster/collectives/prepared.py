@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parallelism.collectives import Reduction, Result
 from parallelism.operation import Lane
-from vcluster.collectives.general import deliver, empty_result, new_array, own_result, write
+from vcluster.collectives.general import deliver, empty_result, gets_scalar, new_array, own_result, write
 from vcluster.collectives.group import Call, Group
 from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
 from vcluster.memory import STORES_IN_ORDER
@@ -28,8 +28,8 @@ class Prepared:
     """A small call of one member: the payloads lie in the slots, and each member makes its own result."""
 
     __slots__ = (
-        "_buffers", "_call", "_endpoint", "_group", "_lane", "_others", "_payloads", "_results", "_signature",
-        "_text", "_tokens", "sequence", "shown",
+        "_buffers", "_call", "_endpoint", "_gets_scalar", "_group", "_lane", "_others", "_payloads", "_results",
+        "_signature", "_text", "_tokens", "sequence", "shown",
     )
 
     def __init__(
@@ -56,6 +56,8 @@ class Prepared:
         self._payloads: list[NDArray[Any] | None] = [None, None]
         self._results: list[Result | None] = [None, None]
         self._prepare_results(calls, reduction)
+        result = self._results[0]
+        self._gets_scalar = result is not None and result.shape == () and gets_scalar(calls, group.position)
 
     def _prepare_results(self, calls: Sequence[Call], reduction: Reduction | None) -> None:
         for parity in (0, 1):
@@ -82,7 +84,7 @@ class Prepared:
         return (
             result is not None and type(out) is np.ndarray and out.dtype == result.dtype and out.shape == result.shape
             and out.flags.c_contiguous and out.flags.writeable
-            and (out is x or x is None or not np.may_share_memory(out, x))
+            and (out is x or type(x) is not np.ndarray or not np.may_share_memory(out, x))
         )
 
     def run(self) -> bool:
@@ -108,10 +110,11 @@ class Prepared:
         result = self._results[self.sequence & 1]
         if result is None:
             return None
+        is_new = out is None
         if out is None:
             out = new_array(self._endpoint, result.shape, result.dtype)
         result.fill(out)
-        return out
+        return out[()] if is_new and self._gets_scalar else out
 
     def _wait(self, token: memoryview, expected: int) -> bool:
         """Poll, then sleep, until every member has posted; whether the token is the expected one."""
@@ -137,7 +140,7 @@ class PreparedZeroCopy(Prepared):
         if out is not None and not self._takes(x, out):
             return False
         if self._call.dtype is not None:
-            if x is None or not x.flags.c_contiguous or x.dtype != self._call.dtype:
+            if x is None:
                 return False
             self.shown = show(self._endpoint, self._call, x, out)
         self._buffers[self._group.sequence & 1].write(self._call, self.shown.place, self.shown.target_place, 0)

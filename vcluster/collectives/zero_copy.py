@@ -65,7 +65,7 @@ NOTHING = Shown()
 
 
 def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any] | None) -> Shown:
-    """What a member shows of a contiguous payload that is too large for its slot."""
+    """What a member shows of a payload that is too large for its slot: a copy, if it is not contiguous as it lies."""
     kind = call.of_kind
     smallest = thresholds.PRIVATE_BYTES * (thresholds.SCATTERED_FACTOR if kind.reduces and kind.cuts else 1)
     private = (
@@ -80,11 +80,13 @@ def show(endpoint: Endpoint, call: Call, payload: NDArray[Any], out: NDArray[Any
             target = endpoint.heap.empty(payload.shape, payload.dtype)
             target_place = endpoint.arena.offset_of(target)
     place = copied = None
-    if target is not None or out is None or not np.may_share_memory(out, payload):  # else it is overwritten too early
+    is_whole = payload.flags.c_contiguous and payload.dtype == call.dtype
+    if is_whole and (target is not None or out is None or not np.may_share_memory(out, payload)):  # else overwritten
         place = _place(endpoint, payload, private)
     if place is None:
-        copied = endpoint.heap.empty(payload.shape, payload.dtype)
-        np.copyto(copied, payload)
+        assert call.dtype is not None
+        copied = endpoint.heap.empty(payload.shape, call.dtype)
+        copied[...] = payload
         place = endpoint.arena.offset_of(copied)
     return Shown(place or 0, target_place or 0, target, copied)
 

@@ -92,7 +92,7 @@ class VirtualChannel:
         recorder = self._owner.recorder
         encoded = encode_message(x)
         with recorder as start:
-            event = self._sent(x, encoded.nbytes, tag, None)
+            event = self._sent(x, encoded.nbytes, tag, None, here(1))
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
             self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
             recorder.fill(event, **recorder.since(start))
@@ -127,10 +127,10 @@ class VirtualChannel:
         recorder = self._owner.recorder
         encoded = encode_message(x)
         with recorder:
-            work = recorder.next_work()
-            self._sent(x, encoded.nbytes, tag, work)
+            work, location = recorder.next_work(), here(1)
+            self._sent(x, encoded.nbytes, tag, work, location)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
-            return self._issue(("send", self._peer, tag), steps, work, "send")
+            return self._issue(("send", self._peer, tag), steps, work, "send", location)
 
     def recv(self, *, tag: int = 0, out: Any = None) -> Any:
         """Take the oldest message with this tag, and wait until there is one.
@@ -150,7 +150,7 @@ class VirtualChannel:
                     block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
-            event = self._event("recv", tag, None)
+            event = self._event("recv", tag, None, here(1))
             steps = self._receiving(checked_tag(tag), out, None, None, event, start)
             value = self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
             recorder.end_among_others(event, "recv")
@@ -184,11 +184,11 @@ class VirtualChannel:
         """
         recorder = self._owner.recorder
         with recorder as start:
-            work = recorder.next_work()
-            event = self._event("recv", tag, work)
+            work, location = recorder.next_work(), here(1)
+            event = self._event("recv", tag, work, location)
             wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
             steps = self._receiving(checked_tag(tag), None, *wanted, event, start)
-            return self._issue(("recv", self._peer, tag), steps, work, "recv")
+            return self._issue(("recv", self._peer, tag), steps, work, "recv", location)
 
     def close(self) -> None:
         """Close the channel in both directions. Messages that have arrived can still be received at both ends."""
@@ -206,8 +206,10 @@ class VirtualChannel:
             box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._capacity
         )
 
-    def _issue(self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str) -> Pending:
-        return issue(self._owner, lane, steps, self._text_of(name, lane[2]), work, name)
+    def _issue(
+        self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str, location: str
+    ) -> Pending:
+        return issue(self._owner, lane, steps, self._text_of(name, lane[2]), work, name, location)
 
     def _text_of(self, name: str, tag: int) -> str:
         return f"{name}({'to' if name == 'send' else 'from'} {name_of(self._peer)}, tag {tag})"
@@ -229,9 +231,9 @@ class VirtualChannel:
         np.copyto(out, value)
         return out
 
-    def _sent(self, x: Any, nbytes: int, tag: int, work: int | None) -> Row:
+    def _sent(self, x: Any, nbytes: int, tag: int, work: int | None, location: str) -> Row:
         dtype = dtype_name(x.dtype) if type(x) is np.ndarray else None
-        return self._event("send", tag, work, bytes_sent=nbytes, messages=1, dtype=dtype)
+        return self._event("send", tag, work, location, bytes_sent=nbytes, messages=1, dtype=dtype)
 
-    def _event(self, kind: str, tag: int, work: int | None, **values: Any) -> Row:
-        return self._owner.recorder.add(kind, kind, peer=self._peer, tag=tag, work=work, location=here(2), **values)
+    def _event(self, kind: str, tag: int, work: int | None, location: str, **values: Any) -> Row:
+        return self._owner.recorder.add(kind, kind, peer=self._peer, tag=tag, work=work, location=location, **values)

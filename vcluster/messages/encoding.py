@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from parallelism.collectives import ARRAY, SCALAR, checked_array, is_tree
 from parallelism.dtypes import code_of, is_numeric, of_code
-from parallelism.operation.trees import leaves, rebuild
+from parallelism.operation.trees import leaf_types, leaves, rebuild
 from vcluster.code.pickling import dump
 from vcluster.memory import LINE
 
@@ -76,8 +76,10 @@ def encode_message(value: Any) -> Encoded:
             buffers.clear()
             return dump(obj, "a message", lambda b: buffers.append(b.raw()))
 
-    sent = [as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf for leaf in leaves(value)]
-    return _pickled(quickly, rebuild(value, sent), buffers)
+    if any(issubclass(kind, np.ndarray) for kind in leaf_types(value)):
+        value = rebuild(value, [
+            as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf for leaf in leaves(value)])
+    return _pickled(quickly, value, buffers)
 
 
 def encode(value: Any, subject: str) -> Encoded:

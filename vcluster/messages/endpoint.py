@@ -116,9 +116,12 @@ class Owner(Protocol):
     unwaited: dict[int, Pending]
 
 
-def issue(owner: Owner, lane: Lane, steps: Steps, text: object, work: int, name: str) -> Pending:
+def issue(
+    owner: Owner, lane: Lane, steps: Steps, text: object, work: int, name: str, location: str | None = None
+) -> Pending:
     """Start an operation and return at once; ``str(text)`` describes it, ``work`` is its number."""
-    pending = owner.unwaited[work] = Pending(owner, owner.endpoint.tasks.issue(lane, steps, text), work, name)
+    task = owner.endpoint.tasks.issue(lane, steps, text, location)
+    pending = owner.unwaited[work] = Pending(owner, task, work, name)
     return pending
 
 

@@ -38,10 +38,10 @@ class Task:
 
     __slots__ = ("_steps", "error", "finished", "lane", "location", "result", "waits_for", "what")
 
-    def __init__(self, lane: Lane, steps: Steps, what: object) -> None:
+    def __init__(self, lane: Lane, steps: Steps, what: object, location: str) -> None:
         self.lane = lane
         self.what = what
-        self.location = here()
+        self.location = location
         self._steps = steps
         self.waits_for: Wait | None = None
         self.finished = False
@@ -131,9 +131,9 @@ class Tasks:
         """Whether a thread drives an operation of this lane."""
         return any(blocked.lane == lane and blocked.task is None for blocked in self._blocked.values())
 
-    def issue(self, lane: Lane, steps: Steps, what: object) -> Task:
-        """Start an operation. It advances inside later calls."""
-        task = Task(lane, steps, what)
+    def issue(self, lane: Lane, steps: Steps, what: object, location: str | None = None) -> Task:
+        """Start an operation, issued at ``location`` (None: it is looked up). It advances inside later calls."""
+        task = Task(lane, steps, what, here() if location is None else location)
         queue = self.lanes.setdefault(lane, deque())
         queue.append(task)
         if queue[0] is task:

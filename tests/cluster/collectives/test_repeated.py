@@ -8,6 +8,8 @@ from oracle import results
 
 from parallelism.mesh import Mesh
 from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
+from vcluster.collectives import general, prepared, zero_copy
+from vcluster.collectives.general import General
 
 TIMES = 5
 CALLS = {
@@ -251,3 +253,107 @@ def waits_for_the_close(device):
 
 def test_who_waits_the_short_way_hears_of_a_close(cluster_of):
     assert cluster_of(Mesh(devices=2)).run(waits_for_the_close).outputs == [None, "told"]
+
+
+@pytest.fixture
+def general_runs(monkeypatch):
+    """The kinds and shapes of the calls of all members that take the general way."""
+    runs, run = [], General.run
+    monkeypatch.setattr(General, "run", lambda way: runs.append((way.call.kind, way.call.shape)) or run(way))
+    return runs
+
+
+def test_a_call_takes_the_general_way_once(cluster_of, general_runs):
+    def program(device, shapes):
+        return [
+            device.all_reduce(np.full(shape, 1.0 * device.rank + time)).sum() for time in range(3) for shape in shapes]
+
+    shapes = [(5,), (2, 3), (40_000,)]
+    run = cluster_of(Mesh(devices=3), "thread").run(program, shapes)
+    assert run.outputs[0] == [(3 + 3 * time) * np.prod(shape) for time in range(3) for shape in shapes]
+    assert sorted(general_runs) == sorted(("all_reduce", shape) for shape in shapes for _ in range(3))
+    by_time = [event.bytes_received for event in run.trace.filter(rank=1, name="all_reduce")]
+    assert by_time[:3] == by_time[3:6] == by_time[6:]
+
+
+SCALARS = [2.5, 3, True, 1j, np.float64(2.5), np.float32(1.5), np.int16(4), np.bool_(True), np.complex64(2)]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_scalars_take_the_general_way_once_and_keep_the_types_of_their_results(cluster_of, general_runs, devices):
+    def program(device, x):
+        given = x if device.rank == devices - 1 else None
+        taken = np.zeros((), np.float32)
+        for _ in range(TIMES):
+            yield [
+                device.all_reduce(x, op="prod"), device.reduce(x, op="prod", root=0), device.all_gather(x),
+                device.gather(x, root=0), device.broadcast(given, root=devices - 1), device.shift(x), device.barrier(),
+                device.broadcast(np.float32(7), out=taken) is taken and float(taken),
+            ]
+
+    cluster = cluster_of(Mesh(devices=devices), "thread")
+    for x in SCALARS:
+        general_runs.clear()
+        outputs = cluster.run(lambda device, x: list(program(device, x)), x).outputs
+        types = [[(type(value), getattr(value, "dtype", None), np.shape(value)) for value in row] for row in outputs[0]]
+        assert all(row == types[0] for row in types)
+        kept = type(x) if isinstance(x, np.generic) else type(np.asarray(x)[()])
+        assert [kind for kind, _, _ in types[0][4:6]] == [kept, kept]
+        assert types[0][0][2] == () and types[0][2][2] == (devices,)
+        assert len({repr(row) for row in outputs[0]}) == 1
+        for kind in ("all_reduce", "reduce", "all_gather", "gather"):
+            assert general_runs.count((kind, ())) == devices
+        assert len(general_runs) <= 8 * devices
+
+
+def test_an_integer_that_needs_another_dtype_is_another_call(cluster_of):
+    def program(device):
+        return [device.all_reduce(x, op="max") for x in (1, 2, 2**63, 3, 2**63 + 5)]
+
+    got = cluster_of(Mesh(devices=2), "thread").run(program).outputs[0]
+    assert [int(value) for value in got] == [1, 2, 2**63, 3, 2**63 + 5]
+    assert [str(value.dtype) for value in got] == ["int64", "int64", "uint64", "int64", "uint64"]
+
+
+def test_a_transposed_array_is_copied_once_into_shared_memory(cluster_of, general_runs, monkeypatch):
+    copies, show = [], zero_copy.show
+
+    def counted(endpoint, call, payload, out):
+        shown = show(endpoint, call, payload, out)
+        copies.append((payload.flags.c_contiguous, shown.copied is not None))
+        return shown
+
+    monkeypatch.setattr(general, "show", counted)
+    monkeypatch.setattr(prepared, "show", counted)
+    monkeypatch.setattr(np, "ascontiguousarray", None)
+
+    def program(device):
+        x = np.arange(200 * 101.0).reshape(200, 101) * (device.rank + 1)
+        out = np.empty((101, 200))
+        for _ in range(TIMES):
+            result = device.all_reduce(x.T, out=out)
+        return result is out, out
+
+    run = cluster_of(Mesh(devices=2), "thread").run(program)
+    whole = np.arange(200 * 101.0).reshape(200, 101).T * 3
+    for is_out, reduced in run.outputs:
+        assert is_out
+        np.testing.assert_array_equal(reduced, whole)
+    assert copies[: 2 * TIMES] == [(False, True)] * 2 * TIMES
+    assert general_runs == [("all_reduce", (101, 200))] * 2
+
+
+def test_out_may_overlap_an_array_that_is_copied_anyway(cluster_of):
+    def program(device):
+        found = []
+        for extent in (3, 200):
+            a = np.arange(extent * extent * 1.0).reshape(extent, extent)
+            for _ in range(TIMES):
+                a[...] = np.arange(a.size).reshape(a.shape)
+                device.all_reduce(a.T, out=a)
+            found.append(a)
+        return found
+
+    for a, b in cluster_of(Mesh(devices=2), "thread").run(program).outputs:
+        np.testing.assert_array_equal(a, 2 * np.arange(9).reshape(3, 3).T)
+        np.testing.assert_array_equal(b, 2 * np.arange(40_000).reshape(200, 200).T)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from parallelism.algorithms.algorithms import algorithms
 from parallelism.collectives import MemberCall, Moved, moved_alike
-from parallelism.collectives.call import chunks_of, moved, payload_bytes
+from parallelism.collectives.call import chunks_of, moved, payload_bytes, traffic, traffics
 from parallelism.mesh import split_sizes
 
 
@@ -91,3 +92,35 @@ def test_what_all_call_alike_is_what_each_would(kind):
     one, other = moved((mine,) * 3), moved_alike(mine, 3)
     np.testing.assert_array_equal(one.received, other.received)
     assert one.sources(1) == other.sources(1)
+
+
+def calls_of(kind, size, root, n, m, **fields):
+    """The calls of a group in which each member gives what it can."""
+    if kind in ("broadcast", "scatter"):
+        cut = split_sizes(n, (size,)) if kind == "scatter" else ()
+        return [call(kind, (n, m), root=root, sizes=cut, **fields) if p == root
+                else MemberCall(kind, None, None, root=root, **fields) for p in range(size)]
+    if kind == "barrier":
+        return [MemberCall(kind, None, None, **fields)] * size
+    if kind == "permute":
+        pairs = tuple((p, (p + 2) % size) for p in range(size))
+        return [call(kind, (n + p, m), pairs=pairs, **fields) for p in range(size)]
+    cuts = {"sizes": split_sizes(n, (size,))} if kind in ("reduce_scatter", "all_to_all") else {}
+    return [call(kind, (n, m), root=root if kind in ("reduce", "gather") else 0, **cuts, **fields)] * size
+
+
+@given(st.sampled_from(["broadcast", "scatter", "reduce", "gather", "barrier"]), groups, st.integers(0, 4), extents)
+def test_calls_with_a_root_and_barriers(kind, size, root, n):
+    agree(calls_of(kind, size, root % size, n, 3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("kind", [
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
+    "all_scatter", "permute", "barrier"])
+def test_the_traffic_of_a_group_at_once_is_that_of_each_member(kind, size):
+    ranks = tuple(range(5, 5 + 3 * size, 3))
+    for name in algorithms(kind, size):
+        for n in (0, 2, 11):
+            calls = calls_of(kind, size, size // 2, n, 3, algorithm=name)
+            assert traffics(calls, ranks) == [traffic(calls, ranks, p) for p in range(size)], (name, n)

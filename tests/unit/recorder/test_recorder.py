@@ -9,7 +9,8 @@ import pytest
 
 from parallelism import Device, Mesh, TensorSharding
 from parallelism.operation import CollectiveMismatchError, DeadlockError, UndeliveredMessageError
-from parallelism.recorder import record
+from parallelism.recorder import device as recording, record, rendezvous
+from parallelism.recorder.rendezvous import Lockstep
 from tensor_parallelism import MatMul, MatMulSharding
 
 MESH = Mesh(x=2, y=3)
@@ -117,3 +118,65 @@ def test_products_of_any_dims_are_counted_as_on_a_device():
     assert record(lambda device: device.matmul(np.ones((2, 3)), np.ones((3, 4)), out=out) is out, Mesh(x=1)).outputs[0]
     with pytest.raises(ValueError, match="size 4 is different from 3"):
         record(lambda device: device.matmul(np.ones((2, 3)), np.ones((4, 5))), Mesh(x=1))
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_a_thousand_ranks_get_two_turns_each_and_count_once_what_they_share(monkeypatch, algorithm):
+    size, counted, turns = 600, [], []
+    count, run = recording.traffics, Lockstep.run
+    monkeypatch.setattr(recording, "traffics", lambda *args: counted.append(1) or count(*args))
+    monkeypatch.setattr(rendezvous, "LONG_TURN_SECONDS", 60)
+    monkeypatch.setattr(Lockstep, "run", lambda self, body: (run(self, body), turns.append(self.turns))[0])
+    trace = record(lambda device: device.all_reduce(np.ones(size), algorithm=algorithm), Mesh(x=size)).trace
+    assert counted == [1]
+    assert turns == [size + size - 1]       # the last one to come never waits
+    assert trace.bytes_received() == size * 2 * (size - 1) * 8
+
+
+def test_a_chain_of_messages_wakes_only_the_rank_that_each_is_for(monkeypatch):
+    size, turns = 50, []
+    run = Lockstep.run
+    monkeypatch.setattr(rendezvous, "LONG_TURN_SECONDS", 60)
+    monkeypatch.setattr(Lockstep, "run", lambda self, body: (run(self, body), turns.append(self.turns))[0])
+
+    def program(device):                    # from the last rank to the first, so that all others wait
+        x = device.recv(device.rank + 1) if device.rank + 1 < size else np.ones(3)
+        if device.rank:
+            device.send(x, device.rank - 1)
+
+    record(program, Mesh(x=size))
+    assert turns == [size + size - 1]
+
+
+def test_a_rank_that_waits_for_another_in_its_own_way_does_not_stop_it():
+    came = threading.Event()
+
+    def program(device):
+        return came.wait(60) if device.rank == 0 else came.set()
+
+    assert record(program, Mesh(x=3)).outputs == [True, None, None]
+
+
+def test_an_interrupt_leaves_no_thread(monkeypatch):
+    before, wait = set(threading.enumerate()), threading.Condition.wait
+    entered = threading.Event()
+
+    def interrupted(self, timeout=None):
+        if threading.current_thread() is threading.main_thread() and timeout == rendezvous.LONG_TURN_SECONDS:
+            self.release()
+            entered.wait(60)
+            self.acquire()
+            raise KeyboardInterrupt
+        return wait(self, timeout)
+
+    def program(device):
+        if device.rank == 1:
+            entered.set()
+        device.recv(device.rank)
+
+    monkeypatch.setattr(threading.Condition, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        record(program, Mesh(x=3))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
