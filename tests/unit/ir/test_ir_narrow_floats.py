@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from parallelism import TensorSharding, ir
+from parallelism import TensorSharding, ir, models
 from parallelism.dtypes import NARROW_FLOATS, as_dtype, code_of, is_floating, is_numeric, of_code
-from parallelism.ir import models
 from parallelism.layouts import annotate
 
 NAMES = tuple(NARROW_FLOATS)
@@ -50,7 +49,7 @@ def test_what_is_no_number_is_none_of_them():
 
 
 def test_the_package_is_not_loaded_without_need():
-    code = ("import sys; from parallelism import ir; from parallelism.ir import models; import vcluster.runs;"
+    code = ("import sys; from parallelism import ir, models; import vcluster.runs;"
             "ir.parse(str(models.mlp((2, 3), 4, 'f16'))); print('ml_dtypes' in sys.modules);"
             "ir.parse('func @f(%x: tensor<2xbf16>) -> () {\\n return\\n}'); print('ml_dtypes' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)

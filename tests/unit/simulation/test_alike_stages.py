@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, Trace, ir, simulate
-from parallelism.ir import models
+from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, Trace, ir, models, simulate
 from parallelism.ir.passes import Form
 from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages import Stages
