@@ -1,5 +1,6 @@
 """The type of a NumPy array of any dtype, as annotations write it; and plain arrays, which have values and no mask."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ def plain_array(what: str, x: Any) -> Array:
 
 def refuse_masked(what: str, x: Any) -> None:
     """``TypeError`` for a masked array."""
-    if isinstance(x, np.ma.MaskedArray):
+    # A process that has not imported numpy.ma has no masked arrays, and importing it here would take 10 ms of a kernel.
+    if isinstance(x, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise TypeError(
             f"{what} takes an array without a mask, got a masked array; pass x.filled(value), or x.data and x.mask "
             f"as two arrays"

@@ -201,6 +201,18 @@ def test_an_all_reduce_crosses_few_modules(cluster_of):
             assert len(crossed[name]) <= most, (name, crossed[name])
 
 
+def modules_of_masks(device):
+    _ = device.matmul(np.ones((2, 3)), np.ones((3, 4)))
+    _ = device.all_reduce(np.ones(5))
+    return "numpy.ma" in sys.modules
+
+
+def test_a_kernel_without_masked_arrays_does_not_import_their_module(cluster_of):
+    cluster = cluster_of(Mesh(devices=2))
+    cluster.restart()
+    assert list(cluster.run(modules_of_masks)) == [False, False]  # it takes 10 ms, which would count as compute
+
+
 # -- bytes moved -------------------------------------------------------------------------------------------------------
 
 
