@@ -51,12 +51,15 @@ class CollectiveMismatchError(ClusterError):
     def at(self, locations: Mapping[int, str]) -> CollectiveMismatchError:
         """The same error with one line of text for each different call, the most frequent first.
 
-        ``locations`` are the lines of the ranks that raised it.
+        ``locations`` are the lines of the ranks that raised it.  A rank that was ended before it could raise stands
+        with those that called the same, if all of them called it at one line.
         """
-        texts = {
-            rank: f"called {call}" + (f" at {locations[rank]}" if rank in locations else "")
-            for rank, call in self.calls.items()
-        }
+        lines_of = {call: {locations[rank] for rank in ranks if rank in locations}
+                    for call, ranks in keys_by_value(self.calls).items()}
+        texts = {}
+        for rank, call in self.calls.items():
+            line = locations.get(rank) or (min(lines_of[call]) if len(lines_of[call]) == 1 else None)
+            texts[rank] = f"called {call}" + (f" at {line}" if line else "")
         by_frequency = sorted(keys_by_value(texts).items(), key=lambda item: -len(item[1]))
         lines = [f"  {ranks_in_words(ranks)} {text}" for text, ranks in by_frequency]
         return CollectiveMismatchError(
