@@ -17,11 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import reprlib
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from os import PathLike
@@ -33,6 +30,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.dtypes import NARROW_FLOATS, code_of, of_code
 from parallelism.kernels import SGD, Adam, AdamState, Optimizer
+from parallelism.whole_files import written_whole
 from pipeline_parallelism.trained_stage import Layer
 
 FORMAT = b"vcluster checkpoint, version "
@@ -83,25 +81,9 @@ class Checkpoint:
         ``ValueError`` for an optimizer other than SGD and Adam, and for arrays of several dtypes.
         """
         content = _encode(self)
-        target = Path(path)
-        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            with beside.open("xb") as file:
-                file.write(b"%s%s\n%s\n" % (FORMAT, VERSION, hashlib.sha256(content).hexdigest().encode()))
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-        with suppress(OSError):  # The new directory entry, too.  A platform that cannot open a directory needs no sync.
-            fd = os.open(target.parent, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        with written_whole(path, encoding=None, durable=True) as file:
+            file.write(b"%s%s\n%s\n" % (FORMAT, VERSION, hashlib.sha256(content).hexdigest().encode()))
+            file.write(content)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Checkpoint:

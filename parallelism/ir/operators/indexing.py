@@ -28,23 +28,23 @@ def _check_indices(indices: TensorType) -> None:
         raise TypeError(f"indices must be integers, got {indices.dtype}")
 
 
-def _take_terms(ndim: int, axis: int, indices: int) -> tuple[str, str, str]:
-    """The terms of table, indices and result, for example ``azd``, ``ij`` and ``aijd``."""
-    rest, own = letters(ndim - 1, "z"), letters(ndim - 1 + indices, "z")[ndim - 1:]
-    return f"{rest[:axis]}z{rest[axis:]}", own, f"{rest[:axis]}{own}{rest[axis:]}"
+def _take_terms(ndim: int, axis: int, indices: int) -> list[str]:
+    """The terms of indices, table and result, for example ``ij``, ``azd`` and ``aijd``."""
+    own = letters(ndim - 1 + indices, "z")[ndim - 1:]
+    return [own, *terms_along(ndim, axis, "z", own)]
 
 
 def _take_rule(x: TensorType, indices: TensorType, axis: int, **_: Any) -> Rule:
     """A part of the dim ``axis`` gives zeros for elements of other parts, so the result is a sum over the parts."""
     _check_indices(indices)
-    table, own, out = _take_terms(x.ndim, checked_axis(axis, x.ndim), indices.ndim)
+    own, table, out = _take_terms(x.ndim, checked_axis(axis, x.ndim), indices.ndim)
     return rule(f"{table},{own}->{out}", [x.shape, indices.shape])
 
 
 def _take_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent, **_: Any) -> Rule:
     _check_indices(indices)
     ndim = grad.ndim - indices.ndim + 1
-    table, own, out = _take_terms(ndim, checked_axis(axis, ndim), indices.ndim)
+    own, table, out = _take_terms(ndim, checked_axis(axis, ndim), indices.ndim)
     return rule(f"{out},{own}->{table}", [grad.shape, indices.shape], {"z": extent})
 
 

@@ -8,6 +8,7 @@ from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, TensorSharding, ir
 from parallelism.execution import Executable
+from parallelism.ir.passes.interpreter import run
 from parallelism.layouts import annotate
 from parallelism.simulation import simulate
 
@@ -38,6 +39,19 @@ def test_terms_of_16_bits_are_added_in_the_dtype_of_the_buffer():
     assert_array_equal(found, np.array([1 + 2**-20, 2049], "f4"))
     with pytest.raises(ir.RecordError, match="a buffer of int64 cannot take up terms of float64"):
         ir.record(lambda b, x: ir.apply("accumulate", b, x), T("i64", (2,)), T("f64", (2,)))
+
+
+@pytest.mark.parametrize(("buffer", "terms"), [("bf16", "bf16"), ("f32", "bf16"), ("f32", "f32")])
+def test_a_buffer_takes_up_terms_of_narrow_floats_in_its_own_memory(buffer, terms):
+    function = ir.record(lambda b, x: ir.apply("accumulate", b, x), T(buffer, (3,)), T(terms, (3,)))
+    op, = function.ops
+    b, x = (np.array(values, type.dtype) for values, type in zip(([1, 2, 256], [0.5, 3, 1]), op.types, strict=True))
+    whole = 257 if buffer == "f32" else 256                     # bfloat16 has eight bits: 257 rounds to even
+    assert_array_equal(ir.interpret(function, [b, x]).outputs[0].astype(float), [1.5, 5, whole])
+    assert_array_equal(b.astype(float), [1, 2, 256])
+    out, = run(op, [b, x], in_place=True)
+    assert out is b
+    assert_array_equal(b.astype(float), [1.5, 5, whole])
 
 
 @pytest.mark.parametrize("late", [
