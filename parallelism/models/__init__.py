@@ -4,6 +4,6 @@
 the parameters and the batch.  Extents may be symbols.  The parts of a model are regions.
 """
 
-import lazy_loader
+from parallelism.faces import load_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)

@@ -6,7 +6,9 @@ import ast
 import configparser
 import importlib
 import importlib.util
+import re
 import statistics
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -73,6 +75,21 @@ def test_a_path_that_documents_name_goes_on_working(old, new):
     assert importlib.import_module(old) is module
     assert module.__spec__ is spec
     assert spec.name == new
+
+
+def test_what_a_module_imports_first_is_a_requirement():
+    """A package that is only installed here is not installed for others; imports inside a function may be extras."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    required = {re.split(r"[^\w-]", line)[0].lower().replace("-", "_")
+                for line in config["options"]["install_requires"].split()}
+    known = required | sys.stdlib_module_names | set(PACKAGES) | {"pytest"}  # pytest itself loads our plugin of it
+    for file in (file for package in PACKAGES for file in modules(package)):
+        for node in ast.parse(file.read_text()).body:
+            names = ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                     [node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])
+            unknown = {name.partition(".")[0] for name in names} - known
+            assert not unknown, f"{file} imports {unknown}, which setup.cfg does not require"
 
 
 def test_files_beside_the_modules_are_installed():
