@@ -11,10 +11,9 @@ import math
 
 import numpy as np
 
-from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, simulate
+from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, step_parts
 from parallelism.layouts import annotate, partition
 from parallelism.trace import Split
-from parallelism.trace.breakdown import split
 
 VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, ROWS = 51_200, 4096, 32, 16, 1024, 256
 
@@ -62,8 +61,9 @@ for pp, dp, zero, tp, microbatches in [
     stages = partition(program, pp)
     pipelined = PipelinedProgram(stages, Pipeline(pp, microbatches, "1f1b"), inside=Mesh(zero=zero, tp=tp))
     step = PipelinedStep(pipelined, Mesh(pp=pp, dp=dp, zero=zero, tp=tp), ROWS)
-    trace = simulate(step, "dgx-h100:8", fold=True, op_by_op=True)
-    shares = Split(*np.mean([*split(trace).values()], axis=0) / trace.makespan_seconds)
+    parts = step_parts(step, "dgx-h100:8")
+    trace = parts.trace
+    shares = Split(*np.mean([*parts.split.values()], axis=0) / trace.makespan_seconds)
     weights, peaks = trace.peaks("weights"), trace.peaks()
     fullest = max(peaks, key=lambda rank: peaks[rank] + 6 * weights[rank] / dp)
     state = 6 * weights[fullest] / dp       # 12 bytes of state for the 2 bytes of a weight

@@ -56,8 +56,10 @@ from .sharding import (
 )
 from .simulation import (
     PipelinedStep as PipelinedStep,
+    StepParts as StepParts,
     equal_devices as equal_devices,
     simulate as simulate,
+    step_parts as step_parts,
 )
 from .trace import (
     Event as Event,

@@ -1,2 +1,3 @@
 from .operations import PipelinedStep as PipelinedStep
-from .simulator import equal_devices as equal_devices, simulate as simulate
+from .parts import StepParts as StepParts
+from .simulator import equal_devices as equal_devices, simulate as simulate, step_parts as step_parts

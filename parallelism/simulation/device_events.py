@@ -69,6 +69,16 @@ class PeerRow(NamedTuple):
     position: int
 
 
+class PieceRow(NamedTuple):
+    """A compute event that stands for several events."""
+
+    event: int
+    """Its place among the rows."""
+    events: DeviceEvents
+    """The events that it stands for.  Equal pieces have the same object."""
+    stage: int
+
+
 @dataclass
 class DeviceEvents:
     """The events of one class of devices in their order."""
@@ -76,6 +86,7 @@ class DeviceEvents:
     rows: list[EventRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
     along: list[PeerRow] = field(default_factory=list)
+    pieces: list[PieceRow] = field(default_factory=list)
     counts: Counter[Any] = field(default_factory=Counter)
     """The number of collectives so far of each group, and of messages for each peer and tag."""
     piece_end: int = -1

@@ -11,7 +11,7 @@ from typing import Any
 
 from parallelism.execution import ACTIVATIONS, ProgramStage
 from parallelism.layouts.stages import Part
-from parallelism.simulation.device_events import DeviceEvents
+from parallelism.simulation.device_events import DeviceEvents, PieceRow
 from parallelism.simulation.typed_device import TypedDevice
 
 MESSAGES = ("send", "recv", "wait")
@@ -41,6 +41,8 @@ class RepeatedEvents(RepeatedAction):
 class Piece(RepeatedAction):
     """An action of a stage for one microbatch, as one event."""
 
+    events: DeviceEvents
+    """The events that it stands for."""
     seconds: float
     flops: float
     nbytes: float
@@ -150,6 +152,7 @@ class RepeatingStage(ProgramStage):
         begun = events.rows.pop()
         for category, nbytes in piece.peak.items():
             events.add_memory(category, nbytes, self.number, microbatch)
+        events.pieces.append(PieceRow(len(events.rows), piece.events, self.number))
         events.rows.append((*begun[:2], piece.nbytes, piece.flops, None, piece.seconds, *begun[6:]))
         for category, nbytes in piece.change.items():
             events.add_memory(category, nbytes, self.number, microbatch)
@@ -171,4 +174,4 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
     held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more
     change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
     change = {name: size for name, size in change.items() if size}
-    return Piece(action.kept, action.kept_more, action.result, seconds, flops, nbytes, peak, change)
+    return Piece(action.kept, action.kept_more, action.result, action.events, seconds, flops, nbytes, peak, change)

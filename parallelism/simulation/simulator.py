@@ -12,7 +12,7 @@ simulation has no traffic with the host.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from parallelism.simulation.device_events import DeviceEvents, MeshAxes
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_ways, own_ports
 from parallelism.simulation.folding import Lanes, fold as folded, priced_alike, same_prices
-from parallelism.simulation.operations import PipelinedStep, simulated_operation
+from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
+from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.repeated_stages import MESSAGES
 from parallelism.timeline import (
     COLLECTIVE,
@@ -68,13 +69,27 @@ def simulate(
     size = simulated.mesh.size
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(size)
     if fold:
-        pieces = _Pieces(simulated.mesh, pricing)
-        representatives = _representatives(simulated.templates(None if op_by_op else pieces), pricing)
-        if _on_levels(representatives.events, pricing, pieces.levels):
-            representatives = _representatives(simulated.templates(), pricing)
-        return _timed(representatives, pricing)
+        return _folded(simulated, pricing, op_by_op=op_by_op).trace
     events, lengths, _ = simulated.templates().by_rank(range(size))
     return _trace(replay_columns(events, lengths, pricing), simulated.mesh, pricing)
+
+
+def step_parts(
+    operation: Executable | PipelinedProgram | PipelinedStep, hardware: Hardware | str | PathLike[str], *,
+    mesh: Mesh | None = None, batch: int | None = None, numbers: Mapping[str, int] | None = None,
+    priced_dtype: str | None = None, link_sharing: bool = True,
+) -> StepParts:
+    """The parts of the time of a step, told op by op, without an event for each op.
+
+    They are those of ``simulate(..., fold=True, op_by_op=True)``: counts, bytes and flops are equal, seconds differ by
+    rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted as often
+    as it is repeated.  The arguments and errors are those of `simulate`.
+    """
+    simulated = simulated_operation(operation, mesh, batch, numbers)
+    pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing).for_devices(simulated.mesh.size)
+    each, pieces, trace = _folded(simulated, pricing)
+    return parts_of(trace, [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
+                    each.lengths, pieces.priced)
 
 
 def equal_devices(
@@ -150,14 +165,18 @@ class _Pieces:
             or not all(self._same_for_all(axes, ranks) for axes in {each.axes for each in events.collectives})
         ):
             return None
+        return float(self.priced(int(ranks[0]), events).numbers("duration_seconds").sum())
+
+    def priced(self, rank: int, events: DeviceEvents) -> Columns:
+        """The events on a rank, with the seconds that each takes where it waits for nothing."""
         templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
-        columns, _, looks = templates.by_rank(ranks[:1].tolist())
+        columns, _, looks = templates.by_rank([rank])
         at = np.flatnonzero(columns.isin("kind", {"collective"}))
         seconds = self.pricing.prices(columns, roles_of(columns)).seconds
         own = _collective_prices(templates, self.pricing, looks[at], columns.numbers("rank")[at])
         seconds[at] = own.seconds
         self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
-        return float(seconds.sum())
+        return columns.with_columns(duration_seconds=seconds)
 
     def _same_for_all(self, axes: MeshAxes, ranks: Ints) -> bool:
         """Whether the groups of these ranks along the axes have no other members, and equal prices."""
@@ -168,6 +187,23 @@ class _Pieces:
             self._same[key] = own.size == len(ranks) and (
                 hardware is None or own.shape[1] < 2 or not same_prices(hardware, own).any())
         return self._same[key]
+
+
+class _Folded(NamedTuple):
+    """A simulation of the representatives."""
+
+    representatives: _Representatives
+    pieces: _Pieces
+    trace: Trace
+
+
+def _folded(simulated: SimulatedOperation, pricing: Pricing, *, op_by_op: bool = False) -> _Folded:
+    """Simulates the representatives: with pieces, unless ``op_by_op`` or if messages share links with pieces."""
+    pieces = _Pieces(simulated.mesh, pricing)
+    each = _representatives(simulated.templates(None if op_by_op else pieces), pricing)
+    if _on_levels(each.events, pricing, pieces.levels):
+        each = _representatives(simulated.templates(), pricing)
+    return _Folded(each, pieces, _timed(each, pricing))
 
 
 def _folded_roles(events: Columns, axes: Ints, lanes: Lanes) -> Roles:

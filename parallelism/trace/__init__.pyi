@@ -1,4 +1,10 @@
-from .breakdown import PARTS as PARTS, Split as Split, part_of as part_of
+from .breakdown import PARTS as PARTS, Split as Split, part_of as part_of, split as split
+from .by_operation import (
+    ByOperation as ByOperation,
+    Operation as Operation,
+    OperationTotals as OperationTotals,
+    totals_by_operation as totals_by_operation,
+)
 from .collectives import CollectiveRow as CollectiveRow
 from .critical_path import PathStep as PathStep
 from .trace import HOST as HOST, Event as Event, Trace as Trace, UndeclaredComputeWarning as UndeclaredComputeWarning
