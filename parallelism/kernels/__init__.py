@@ -38,7 +38,7 @@ from parallelism.kernels.normalization import (
     rms_norm,
     rms_norm_backward,
 )
-from parallelism.kernels.optimizers import SGD, Adam, AdamState, Optimizer
+from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, Optimizer, clipped
 from parallelism.kernels.rotary import rotate, rotate_backward
 from parallelism.kernels.routing import (
     Choice,
@@ -66,6 +66,7 @@ __all__ = [
     "Activation",
     "Adam",
     "AdamState",
+    "AdamW",
     "Attended",
     "Choice",
     "Loss",
@@ -78,6 +79,7 @@ __all__ = [
     "causal_mask",
     "choose_experts",
     "choose_experts_backward",
+    "clipped",
     "count_choices",
     "cross_entropy_backward",
     "dense",

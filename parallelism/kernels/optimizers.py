@@ -81,10 +81,45 @@ class Adam:
         a, b, t = self.beta1, self.beta2, state.updates + 1
         means = [a * m + (1 - a) * g for m, g in zip(state.means, gradients, strict=True)]
         squares = [b * v + (1 - b) * (g * g) for v, g in zip(state.squares, gradients, strict=True)]
+        # In a program t is an array; its dtype must not widen that of the state.
+        of_means, of_squares = (1 - np.power(beta, t) for beta in (a, b))
         return [
-            p - self.lr * (m / (1 - a**t)) / (np.sqrt(v / (1 - b**t)) + self.epsilon)
+            p - self.lr * (m / of_means.astype(m.dtype)) / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon)
             for p, m, v in zip(parameters, means, squares, strict=True)
         ], AdamState(t, means, squares)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
+    arXiv:1711.05101, algorithm 2, where the decay is multiplied by the learning rate, as in torch.
+    """
+
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
+
+    def update(
+        self, parameters: Sequence[Array], gradients: Sequence[Array], state: AdamState | None
+    ) -> tuple[list[Array], AdamState]:
+        """The next parameters, and the next state."""
+        updated, after = super().update(parameters, gradients, state)
+        decay = self.lr * self.weight_decay
+        return [new - decay * p for new, p in zip(updated, parameters, strict=True)], after
+
+
+def clipped(gradients: Sequence[Array], most: float) -> list[Array]:
+    """The gradients, scaled together so that the norm of all of their elements is at most ``most``.
+
+    They are multiplied by min(1, most / (norm + 1e-6)), as by ``torch.nn.utils.clip_grad_norm_``.  The norm is computed
+    in the widest dtype of the gradients.
+    """
+    squares = [np.sum(np.square(g)) for g in gradients]
+    factor = np.minimum(most / (np.sqrt(sum(squares[1:], squares[0])) + 1e-6), 1)
+    return [g * factor.astype(g.dtype) for g in gradients]
 
 
 def _check_rate(lr: float) -> None:

@@ -13,6 +13,8 @@ from parallelism.kernels import (
     LOSSES,
     SGD,
     Adam,
+    AdamW,
+    clipped,
     dense,
     dense_backward_flops,
     dense_backward_input,
@@ -175,3 +177,17 @@ def test_rows_are_summed_in_their_dtype(shape, dtype):
     found = sum_of_rows(x)
     assert_array_equal(found, x.sum(axis=tuple(range(x.ndim - 1))))
     assert found.dtype == dtype
+
+
+def test_adamw_decays_parameters_apart_from_the_gradients():
+    p, g = np.array([2.0, -4.0]), np.array([1.0, 3.0])
+    (plain,), _ = Adam(lr=0.25).update([p], [g], None)
+    (decayed,), _ = AdamW(lr=0.25, weight_decay=0.5).update([p], [g], None)
+    assert_array_equal(decayed, plain - 0.125 * p)
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_of_them():
+    gradients = [np.array([3.0]), np.array([[0.0, 4.0]])]
+    for most, factor in ((10, 1), (5.000001, 1), (2.5, 0.5)):
+        for g, found in zip(gradients, clipped(gradients, most), strict=True):
+            np.testing.assert_allclose(found, factor * g, rtol=1e-6)

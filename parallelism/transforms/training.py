@@ -1,0 +1,165 @@
+"""The program of a training step, from that of a loss: gradients, and the update of parameters by an optimizer.
+
+    step = train_step(models.mlp((64, 128, 10), batch=32), Adam(1e-3))
+    inputs = first_state(step, parameters) | batch
+    for _ in range(3):
+        outputs = ir.interpret(step, inputs).outputs            # the loss, then what is next
+        inputs |= following(step, outputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from parallelism.arrays import Array
+from parallelism.dtypes import is_floating
+from parallelism.ir.core import Builder, Function, TensorType, Value
+from parallelism.ir.passes.gradients import GRADIENT, MARK
+from parallelism.ir.tracing.current import recording
+from parallelism.ir.tracing.tracing import Traced, lift
+from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
+from parallelism.transforms.parts import NEXT, UPDATE, Parts, with_last_named
+
+__all__ = ["SGD", "Adam", "AdamW", "categories", "first_state", "following", "train_step"]
+
+UPDATES, VELOCITY, MEAN, SQUARE = "updates", "velocity.", "mean.", "square."
+"""The state of the optimizers: the number of updates so far, and prefixes of what belongs to a parameter."""
+MAIN = "main."
+"""The prefix of the copy of a parameter in a wider dtype, from which the parameter is rounded."""
+
+
+def train_step(
+    loss: Function, optimizer: SGD | Adam, *, parameters: str | Sequence[str] | None = None,
+    clip: float | None = None,
+) -> Function:
+    """The program of a training step: the loss, its gradients, and the update of the parameters.
+
+    It takes the inputs of ``loss``, then the state of the optimizer: ``velocity.p`` for each parameter p with momentum;
+    ``mean.p``, ``square.p`` and ``updates``, the number of updates so far, for `Adam` and `AdamW`.  It returns the
+    loss, then for each parameter and each array of the state x the value ``next.x``.  The gradient of p is the value
+    ``grad.p``, and the ops of the update are in the region ``update``.
+
+    ``parameters`` names the inputs to train, or a prefix of their names (``p`` for ``p.w`` and ``p.b``); None stands
+    for the prefix of the first input, as in the models of `parallelism.models`.  ``clip`` is the largest norm of all
+    gradients together (`parallelism.kernels.clipped`).
+
+    ``ValueError`` for a function that does not return one floating-point number first, for parameters that do not
+    exist, and for a function that is a training step already.
+    """
+    trained = _trained(loss, parameters)
+    if not isinstance(optimizer, SGD | Adam):
+        raise TypeError(f"the optimizer of a program must be an SGD, Adam or AdamW, got {optimizer!r}")
+    if clip is not None and not 0 < clip < inf:
+        raise ValueError(f"clip must be above 0 and finite, or None, got {clip!r}")
+    return Parts(f"{loss.name}.step", loss, _update(trained, optimizer, clip)).joined()
+
+
+def first_state(step: Function, parameters: Mapping[str, Any]) -> dict[str, Array]:
+    """The parameters and the state of the optimizer before the first step, by the names of inputs.
+
+    ``parameters`` has the arrays of the parameters by name; they are rounded to the dtypes of the program.  The state
+    is zero, but main copies of parameters (`MixedPrecision`) are the given arrays.
+    """
+    parts = Parts.of(step)
+    names = {value.name for value in parts.parameters}
+    if names != parameters.keys():
+        raise ValueError(f"@{step.name} trains {', '.join(sorted(names)) or 'no parameters'}; got "
+                         f"{', '.join(sorted(parameters)) or 'none'}")
+    first = {value.name: np.asarray(parameters[value.name]).astype(value.type.dtype) for value in parts.parameters}
+    for value in parts.state:
+        owner = parts.owner(value)
+        if owner and value.name == f"{MAIN}{owner}":
+            first[value.name] = np.asarray(parameters[owner]).astype(value.type.dtype)
+        else:
+            shape = np.shape(parameters[owner]) if owner else value.type.shape
+            first[value.name] = np.zeros(shape, value.type.dtype)
+    return first
+
+
+def following(step: Function, outputs: Sequence[Any]) -> dict[str, Any]:
+    """The parameters and the state for the next step, by the names of inputs, from the outputs of a step."""
+    return {value.name.removeprefix(NEXT): output for value, output in zip(step.outputs, outputs, strict=True)
+            if value.name.startswith(NEXT)}
+
+
+def categories(step: Function) -> dict[str, str]:
+    """The category of memory of each input and each gradient, by name, as `parallelism.Executable` takes them.
+
+    They are ``weights``, ``gradients``, ``optimizer`` and ``inputs``.
+    """
+    parts = Parts.of(step)
+    found = {value.name: "inputs" for value in step.inputs}
+    for values, category in ((parts.parameters, "weights"), (parts.gradients, "gradients"), (parts.state, "optimizer")):
+        found |= {value.name: category for value in values}
+    return found
+
+
+def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
+    """The inputs to train."""
+    first = loss.outputs[0].type if loss.outputs else None
+    if first is None or first.shape or not is_floating(first.dtype):
+        raise ValueError(f"the first output of @{loss.name} must be one floating-point number, a loss; it returns "
+                         f"{', '.join(str(value.type) for value in loss.outputs) or 'nothing'}")
+    if len(loss.outputs) > 1:
+        raise ValueError(f"@{loss.name} must return its loss alone, it returns {len(loss.outputs)} values")
+    for value in loss.values:
+        if value.name.startswith((NEXT, GRADIENT)):
+            raise ValueError(f"@{loss.name} has a value %{value.name}: names that begin with {GRADIENT} and {NEXT} "
+                             "are those of a training step")
+    if reserved := [path for path in loss.regions if path in (UPDATE, MARK)]:
+        raise ValueError(f"@{loss.name} has a region {reserved[0]!r}, which a training step gives to its own ops")
+    floating = [value for value in loss.inputs if is_floating(value.type.dtype)]
+    if names is None:
+        names = loss.inputs[0].name.partition(".")[0] if loss.inputs else ""
+    if isinstance(names, str):
+        chosen = [value for value in floating if value.name == names or value.name.startswith(f"{names}.")]
+        missing = [] if chosen else [names]
+    else:
+        chosen = [value for value in floating if value.name in names]
+        missing = sorted({*names} - {value.name for value in chosen}) or ([] if chosen else ["no parameters"])
+    if missing:
+        known = ", ".join(value.name for value in floating) or "none"
+        raise ValueError(f"@{loss.name} has no floating-point input {missing[0]!r} to train; it has {known}")
+    return chosen
+
+
+def _update(parameters: Sequence[Value], optimizer: SGD | Adam, clip: float | None) -> Function:
+    """The update: it takes parameters, gradients and state, and returns what is next of parameters and state."""
+    builder = Builder()
+
+    def inputs(prefix: str) -> list[Any]:
+        return [Traced(builder, builder.input(f"{prefix}{value.name}", value.type)) for value in parameters]
+
+    with recording(builder), builder.region(UPDATE):
+        weights, gradients = inputs(""), inputs(GRADIENT)
+        state, prefixes = _state(optimizer, builder, inputs)
+        if clip is not None:
+            gradients = clipped(gradients, clip)
+        made: Any
+        made, after = optimizer.update(weights, gradients, state)
+        nexts = [*made, *_flat(after)]
+        outputs = [lift(x, builder=builder).value for x in nexts]
+    names = [f"{NEXT}{value.name}" for value in parameters] + [f"{NEXT}{name}" for name in prefixes]
+    return with_last_named(builder.function(UPDATE, outputs), names, UPDATE)
+
+
+def _state(optimizer: SGD | Adam, builder: Builder, inputs: Any) -> tuple[Any, list[str]]:
+    """The state of an optimizer as inputs of a program, and their names in order."""
+    before = len(builder.inputs)
+    state: Any = None
+    if isinstance(optimizer, Adam):
+        updates: Any = Traced(builder, builder.input(UPDATES, TensorType(np.int64, ())))
+        state = AdamState(updates, inputs(MEAN), inputs(SQUARE))
+    elif optimizer.momentum:
+        state = inputs(VELOCITY)
+    return state, [value.name for value in builder.inputs[before:]]
+
+
+def _flat(state: Any) -> list[Any]:
+    if state is None:
+        return []
+    return [x for part in state for x in (part if isinstance(part, list) else [part])]
