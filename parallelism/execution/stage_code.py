@@ -13,6 +13,7 @@ from parallelism.ir.core.derived import laid_value
 from parallelism.ir.passes.renaming import names_between
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
+from parallelism.layouts.stages.sums import added_into_buffers
 from parallelism.mesh import Mesh
 
 GRADIENTS = "gradients"
@@ -88,14 +89,19 @@ class StagePrograms:
 
     @cached
     def program(self, kind: str, part: Part) -> DeviceProgram:
-        """This device's part of it.  Its results count as activations, and the gradients of weights as gradients."""
+        """This device's part of it.  Its results count as activations, and the gradients of weights as gradients.
+
+        B and W take one more input for each trained weight, the sum of its gradients so far, and add to it in place.
+        """
         function = self.function(kind, part)
         if self.inside is not None:
             function = localize(function, self.inside).program(self.place)
-        first = len(self.functions.returned) if kind == "B" else 0
-        trained = function.outputs[first:] if kind in ("B", "W") else ()
         categories = {value.name: ACTIVATIONS for value in function.outputs}
-        return DeviceProgram(function, categories | {v.name: GRADIENTS for v in trained})
+        if kind in ("B", "W"):
+            first = len(self.functions.returned) if kind == "B" else 0
+            categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
+            function = added_into_buffers(function, first, [f"sum.{name}" for name in self.functions.trained])
+        return DeviceProgram(function, categories)
 
     @cached_without_names
     def left(self, kind: str, part: Part) -> Held:

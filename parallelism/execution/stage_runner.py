@@ -21,7 +21,7 @@ class ProgramStage(Stage):
     ``data`` has this device's part of each microbatch, ``weights`` its parts of the weights.  Every op declares its
     cost, with the stage, the microbatch and the kind of the action.  Memory of ``activations`` are the values that an
     action has before it, the received message included, and those that are kept after it.  Memory of ``gradients`` are
-    the sums, from the start of the step, and the gradients of one microbatch until they are added.
+    the sums, from the start of the step, and each gradient of a microbatch until it is added, right after it is there.
     """
 
     def __init__(
@@ -64,9 +64,7 @@ class ProgramStage(Stage):
     def backward(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before; the gradients of the weights are added up."""
         results = self._backward("B", microbatch, self._kept.pop(microbatch), grad)
-        back = len(self.programs.functions.returned)
-        self._add(microbatch, results[back:])
-        return packed(results[:back])
+        return packed(results[:len(self.programs.functions.returned)])
 
     def backward_input(self, microbatch: int, grad: Array | None) -> Array | None:
         """The message to the stage before."""
@@ -76,7 +74,7 @@ class ProgramStage(Stage):
         return packed(results[:len(self.programs.functions.returned)])
 
     def backward_weights(self, microbatch: int) -> None:
-        self._add(microbatch, self._run("W", microbatch, self._kept.pop(microbatch)))
+        self._run("W", microbatch, self._kept.pop(microbatch))
 
     def seconds(self, kind: str, microbatch: int) -> float:
         """0: every op has a price of its own, and the library's Python between the ops has none."""
@@ -110,6 +108,8 @@ class ProgramStage(Stage):
         part = self.parts[microbatch]
         function, program = self.programs.function(kind, part), self.programs.program(kind, part)
         inputs = [arrays[v.name] if v.name in arrays else self.weights[v.name] for v in function.inputs]
+        if kind in ("B", "W"):
+            inputs += self.gradients.arrays
         results = program.run(
             self.device, list(map(contiguous, inputs)), stage=self.number, microbatch=microbatch,
             phase=kind if kind != "R" else None)
@@ -119,16 +119,6 @@ class ProgramStage(Stage):
         for category, nbytes in (*self.programs.left(kind, part), (ACTIVATIONS, received)):
             self._hold(category, -nbytes, microbatch)       # `run_actions` holds the bytes that are kept
         return results
-
-    def _add(self, microbatch: int, gradients: Sequence[Array]) -> None:
-        count = sum(array.size for array in gradients)
-        if count:
-            nbytes = sum(array.nbytes for array in gradients)
-            with self.device.compute(
-                "add", flops=count, nbytes=3 * nbytes, dtype=gradients[0].dtype, stage=self.number,
-                microbatch=microbatch,
-            ):
-                self.gradients.add(gradients)
 
     def _hold(self, category: str, nbytes: int, microbatch: int) -> None:
         if nbytes:
@@ -160,11 +150,6 @@ class Gradients:
             views.append(self.flat[type.dtype][start:end].reshape(_shape(type)))
             starts[type.dtype] = end
         return views
-
-    def add(self, gradients: Sequence[Array]) -> None:
-        """Adds the gradients of one more microbatch."""
-        for total, gradient in zip(self.arrays, gradients, strict=True):
-            total += gradient
 
 
 def _shape(type: TensorType) -> tuple[int, ...]:

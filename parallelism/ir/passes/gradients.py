@@ -30,7 +30,8 @@ def gradient(
     ``grad.x``.  With ``keep_outputs`` the outputs of the function come before the gradients.
 
     Ops that no gradient needs are left out.  The backward ops of region ``block.0`` have the region
-    ``gradient.block.0``, also those that bring a gradient into its value's layout.
+    ``gradient.block.0``, also those that bring a gradient into its value's layout.  These come right after the last op
+    that adds to it.
 
     ``ValueError`` for an input or output that does not exist or has no gradient, and for an operator without a
     derivative.
@@ -46,28 +47,36 @@ def gradient(
         for value, seed in _seeds(function, of, builder):
             _accumulate(grads_by_value, value, seed)
         depends = _depending(function, chosen)
-        for op in reversed(function.ops):
-            if depends.isdisjoint(op.outputs) or grads_by_value.keys().isdisjoint(op.outputs):
-                continue
-            if (derivative := op.operator.derivative) is None:
-                raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
-            outputs = [traced[value] for value in op.outputs]
-            with builder.region(op.region and f"{MARK}.{op.region}"):
-                grads = [
-                    _of(grads_by_value, value, builder) if value in grads_by_value else None for value in op.outputs]
-                g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
-                parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
-                for value, part in zip(op.inputs, parts, strict=True):
-                    if part is not None and value in depends:
-                        _accumulate(grads_by_value, value, part)
-                        regions[value] = op.region
-        returned = []
-        for value in chosen:
-            with builder.region(regions.get(value) and f"{MARK}.{regions[value]}"):
-                returned.append(_of(grads_by_value, value, builder).value)
-    if keep_outputs:
-        returned = [*function.outputs, *returned]
-    return builder.function(f"{function.name}.gradient", returned, prune=True)
+        complete: dict[Value, Value] = {}
+
+        def returned(value: Value) -> Value:
+            """The gradient of a value, when no op can add to it any more."""
+            if value not in complete:
+                with builder.region(regions.get(value) and f"{MARK}.{regions[value]}"):
+                    complete[value] = _of(grads_by_value, value, builder).value
+            return complete[value]
+
+        first_read = _first_read(function, chosen)
+        for number, op in reversed([*enumerate(function.ops)]):
+            if not depends.isdisjoint(op.outputs) and not grads_by_value.keys().isdisjoint(op.outputs):
+                if (derivative := op.operator.derivative) is None:
+                    raise ValueError(f"@{function.name}: the operator {op.kind} has no derivative: {op}")
+                outputs = [traced[value] for value in op.outputs]
+                with builder.region(op.region and f"{MARK}.{op.region}"):
+                    grads = [
+                        _of(grads_by_value, value, builder) if value in grads_by_value else None
+                        for value in op.outputs]
+                    g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
+                    parts = derivative(g, y, *(traced[value] for value in op.inputs), **dict(op.attributes))
+                    for value, part in zip(op.inputs, parts, strict=True):
+                        if part is not None and value in depends:
+                            _accumulate(grads_by_value, value, part)
+                            regions[value] = op.region
+            for value in first_read.get(number, ()):
+                returned(value)
+        gradients = [returned(value) for value in chosen]
+    kept = function.outputs if keep_outputs else ()
+    return builder.function(f"{function.name}.gradient", [*kept, *gradients], prune=True)
 
 
 def _chosen(function: Function, names: str | int | Sequence[str | int] | None) -> list[Value]:
@@ -110,6 +119,19 @@ def _depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
         if not depending.isdisjoint(op.inputs):
             depending.update(_floating(op.outputs))
     return depending
+
+
+def _first_read(function: Function, chosen: Sequence[Value]) -> dict[int, list[Value]]:
+    """The chosen values that an op is the first to read, by the number of the op."""
+    first: dict[Value, int] = {}
+    for number, op in enumerate(function.ops):
+        for value in op.inputs:
+            first.setdefault(value, number)
+    read: dict[int, list[Value]] = {}
+    for value in dict.fromkeys(chosen):
+        if value in first:
+            read.setdefault(first[value], []).append(value)
+    return read
 
 
 def _accumulate(grads: dict[Value, Traced], value: Value, part: Any) -> None:

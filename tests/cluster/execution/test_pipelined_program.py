@@ -14,6 +14,7 @@ from parallelism import Mesh, TensorSharding, ir, models
 from parallelism.execution import PipelinedProgram
 from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages.batches import dealt
+from parallelism.layouts.stages.microbatches import microbatched
 from parallelism.pipelining import Pipeline
 
 B, S = ir.symbols("B S")
@@ -123,6 +124,27 @@ def test_a_stage_may_be_a_single_op_and_a_message_a_single_number(cluster_of):
     assert stages.functions[4].forward.outputs[0].type.shape == ()
     program = PipelinedProgram(stages, Pipeline(6, 3, "interleaved_1f1b", 2))
     assert_as_in_one_process(cluster_of(Mesh(pp=3), "thread").run(program, inputs).result, function, inputs)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
+def test_gradients_are_summed_in_the_order_of_the_backwards(cluster_of, schedule):
+    """To the bit, in float32, whose sums depend on their order."""
+    function = models.mlp((5, 8, 6, 4), B, dtype="float32")
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=v.type.shape).astype(v.type.dtype) for v in function.specialize(B=ROWS).inputs]
+    program = PipelinedProgram(partition(function, 2), Pipeline(2, 4, schedule))
+    found = cluster_of(Mesh(pp=2), "thread").run(program, inputs).result.gradients
+    gradient = ir.gradient(microbatched(function), weights(function))
+    sums = [np.zeros_like(array) for array in found.values()]
+    for first, rows in dealt(0, ROWS, 4):
+        part = gradient.specialize(B=rows, B_whole=ROWS)
+        given = [array[first:first + rows] if v.name in ("x", "targets") else array
+                 for v, array in zip(function.inputs, inputs, strict=True)]
+        for total, term in zip(sums, ir.interpret(part, given).outputs, strict=True):
+            total += term
+    for array, total in zip(found.values(), sums, strict=True):
+        assert array.dtype == np.float32
+        assert_array_equal(array, total)
 
 
 def test_stages_run_on_processes(cluster_of):

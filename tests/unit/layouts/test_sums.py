@@ -1,0 +1,67 @@
+"""Gradients are added into buffers tensor by tensor: the same sums, and one gradient in memory at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from parallelism import Mesh, Pipeline, PipelinedProgram, ir, models, simulate
+from parallelism.layouts import annotate, partition
+from parallelism.layouts.stages.sums import added_into_buffers
+
+B = ir.symbol("B")
+T = ir.TensorType
+
+
+def two_products(x, w, v):
+    return x, np.transpose(x) @ w, x @ v, x
+
+
+def test_each_result_is_added_right_after_its_op_and_inputs_at_once():
+    function = ir.record(two_products, T("f64", (3, 3)), T("f64", (3, 4)), T("f64", (3, 5)))
+    added = added_into_buffers(function, 1, ["a", "x", "b"])
+    assert [value.name for value in added.inputs] == ["x", "w", "v", "a", "x.1", "b"]
+    assert [op.kind for op in added.ops] == [
+        "accumulate", "transpose", "matmul", "accumulate", "matmul", "accumulate"]
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=value.type.shape) for value in added.inputs]
+    x, *sums = ir.interpret(added, arrays).outputs
+    terms = ir.interpret(function, arrays[:3]).outputs
+    assert_array_equal(x, arrays[0])
+    for total, buffer, term in zip(sums, arrays[3:], terms[1:], strict=True):
+        assert_array_equal(total, buffer + term)
+    assert ir.peak_bytes(added) == 8 * ((9 + 12 + 15) + (12 + 15 + 9) + (9 + 12))   # of the results one, and its input
+
+
+@pytest.mark.parametrize(("schedule", "inside", "layouts"), [
+    ("1f1b", None, {}), ("zero_bubble_h1", None, {}),
+    ("1f1b", Mesh(tp=2), {"p.w1": "[None, tp]", "p.w2": "[tp, None]"}),
+    ("zero_bubble_h1", Mesh(zero=2), {"x": "[zero, None]", "targets": "[zero, None]", "p.w1": "[zero, None]"}),
+])
+def test_a_stage_holds_its_sums_and_one_gradient(schedule, inside, layouts):
+    """Of a microbatch of one row: the largest of many equal weights is there twice, the others once."""
+    widths = (4, 6, 6, 6, 6, 4)
+    loss = annotate(models.mlp(widths, B), layouts)
+    program = PipelinedProgram(partition(loss, 2), Pipeline(2, 3, schedule), inside)
+    mesh = Mesh(pp=2, **(inside.shape if inside else {}))
+    trace = simulate(program, "dgx-h100", mesh=mesh, batch=6)
+    folded = simulate(program, "dgx-h100", mesh=mesh, batch=6, fold=True)
+    assert {rank: trace.peaks()[rank] for rank in folded.ranks} == folded.peaks()
+    for rank in range(mesh.size):
+        stage = program.stages.functions[mesh.index(rank)["pp"]]
+        trained = program.programs(mesh.index(rank)["pp"], {}, 6, mesh, rank).types(
+            stage.forward.inputs, stage.trained)
+        sizes = [int(type.nbytes) for type in trained]
+        assert trace.peak_bytes(rank, "gradients") == sum(sizes) + max(sizes)
+
+
+def test_the_gradient_of_a_weight_is_brought_into_its_layout_as_soon_as_it_is_complete():
+    names = [f"p.w{i}" for i in range(4)]
+    loss = annotate(models.mlp((4, 6, 6, 6, 4), 8), dict.fromkeys(names, "[zero, None]"))
+    function = ir.gradient(loss, names)
+    for gradient in function.outputs:
+        at, = (number for number, op in enumerate(function.ops) if gradient in op.outputs)
+        product, reshard = function.ops[at - 1:at + 1]
+        assert (product.kind, reshard.kind) == ("einsum", "reshard") and reshard.inputs == product.outputs
+        assert reshard.region == product.region
