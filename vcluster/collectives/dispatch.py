@@ -57,7 +57,7 @@ from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, zeros_like
 from vcluster.messages.encoding import pack
 from vcluster.messages.endpoint import issue
-from vcluster.tracing import Recorder, Row, collective_template
+from vcluster.tracing import Recorder, Row
 
 MOST_CALLS = 4096
 """The number of checked calls that a device keeps, each in about 6 KB."""
@@ -69,14 +69,15 @@ Outcome = tuple[Any, Callable[[], Traffic]]
 
 def choose_prepared(calls: Sequence[Call]) -> type[Prepared] | None:
     """The way of a direct call that is repeated, by the calls of all members; None: the general one again."""
-    givers = [call for call in calls if call.gives]
-    kind = calls[0].of_kind
+    kind, members = calls[0].of_kind, len(calls)
+    calls = list({id(call): call for call in calls}.values())   # most often all call the same
+    givers = [call for call in calls if call.dtype is not None]
     if kind.lists or kind.function is not None or any(
         call.form not in (ARRAY, SCALAR) or len(call.description) > DESCRIPTION_BYTES for call in calls
     ):
         return None
     if all(call.nbytes <= INLINE_BYTES for call in givers):
-        return LastArriver if len(calls) >= FEWEST_MEMBERS else Prepared
+        return LastArriver if members >= FEWEST_MEMBERS else Prepared
     all_large = all(call.nbytes > INLINE_BYTES for call in givers)
     return PreparedZeroCopy if all_large and is_contiguous(givers[0]) else None
 
@@ -122,6 +123,8 @@ class Collectives:
         self._version = registry.version()
         """The version of the tables of kinds and algorithms by which the kept calls were checked."""
         self._checked: KeptCalls = KeptCalls()
+        self._misguessed: set[str] = set()
+        """The kinds of which members called something else when a call was made for the first time."""
 
     def forget_traffic(self) -> None:
         """Start anew after a failure."""
@@ -134,6 +137,7 @@ class Collectives:
             group.give_back()
         self._groups.clear()
         self._checked.clear()
+        self._misguessed.clear()
 
     def begin_run(self) -> None:
         """Forget the dropped results of the last run, and the calls of kinds that may have been replaced since."""
@@ -197,12 +201,33 @@ class Collectives:
             checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
             if key is not None:
                 self._checked.keep(key, checked)
+                if not async_op and self._guesses(checked):
+                    try:
+                        return self._run_prepared(checked, checked.prepared, x if type(x) is np.ndarray else array, out)
+                    finally:
+                        checked.guessed = False
         return self._run_checked(checked, x, array, out, name or kind, async_op)
 
-    def _run_prepared(self, checked: CheckedCall, prepared: Prepared, x: Any, out: Any) -> Any:
+    def _guesses(self, checked: CheckedCall) -> bool:
+        """Whether a call that is made for the first time is prepared for members that call the same.
+
+        The group must have met before.  Where only the root gives an array, the others do not know its shape.
+        """
+        call, group = checked.call, self._groups.get(checked.call.ranks)
+        if (
+            group is None or not group.has_met or call.of_kind.gives == "root" or call.algorithm not in (None, "direct")
+            or call.kind in self._misguessed or self._by_messages or self.endpoint.tasks.lanes
+        ):
+            return False
+        checked.calls = [call] * call.size
+        self._prepare(checked)
+        checked.guessed = checked.prepared is not None
+        return checked.guessed
+
+    def _run_prepared(self, checked: CheckedCall, prepared: Prepared | None, x: Any, out: Any) -> Any:
         """Run a call by the fast path, if its arrays allow it and the other members call the same as the last time."""
         recorder, template = self.recorder, checked.template
-        assert template is not None
+        assert prepared is not None and template is not None
         with recorder as start:
             if recorder.many or not prepared.prepare(x, out):
                 return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
@@ -211,7 +236,9 @@ class Collectives:
                 self.dropped.setdefault(site.location, template[1])
             recorder.begins(template[1], site.location)
             if not prepared.run():
-                checked.prepared, checked.surprised = None, True  # prepare again when the new call was repeated
+                checked.prepared, checked.surprised = None, not checked.guessed  # prepare when the new call is repeated
+                if checked.guessed:
+                    self._misguessed.add(checked.call.kind)
                 steps = partial(self._steps, checked, x, x, out, posted=prepared)
                 return self._drive(checked, steps, template[1], False, out)
             result = prepared.finish(out)
@@ -284,11 +311,11 @@ class Collectives:
         checked.calls = ()
         way = choose_prepared(calls)
         if way is not None:
-            moved = traffic(tuple(calls), call.ranks, call.position)
             checked.prepared = way(
                 self.endpoint, self._groups[call.ranks], calls, checked.reduction, checked.lane, checked)
-            checked.template = collective_template(
-                checked.name, call.axes, call.ranks, call.algorithm or "direct", moved, checked.dtype)
+            checked.template = self.recorder.collective_template(
+                checked.name, call.axes, call.ranks, call.algorithm or "direct", checked.dtype,
+                partial(traffic, tuple(calls), call.ranks, call.position))
 
     def _members(self, kind: str, axes: Axes, groups: Groups | None) -> Members:
         if groups is not None:

@@ -99,7 +99,7 @@ class CheckedCall:
     """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
 
     __slots__ = (
-        "_ranks", "_text", "call", "calls", "dtype", "lane", "name", "prepared", "reduction", "surprised", "template",
+        "_ranks", "_text", "call", "calls", "dtype", "guessed", "lane", "name", "prepared", "reduction", "surprised", "template",
         "warns",
     )
 
@@ -119,6 +119,8 @@ class CheckedCall:
         """The members' calls when it was last run by the general way: they are prepared for when it is repeated."""
         self.surprised = False
         """Whether another member called something else than was prepared: it may do so every second time."""
+        self.guessed = False
+        """Whether it is being run for the first time, prepared for members that call the same."""
         self.prepared: Prepared | None = None
         self.template: Template | None = None
 
@@ -212,6 +214,11 @@ class Group:
             endpoint.signals.fence()
             entry[0] = self.key
             endpoint.arena.words(endpoint.layout.word(endpoint.number, GROUPS))[0] += 1
+
+    @property
+    def has_met(self) -> bool:
+        """Whether the slots of all members are known."""
+        return None not in self.slots
 
     def give_back(self) -> None:
         """Free the slot. No member reads it any more."""

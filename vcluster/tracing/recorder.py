@@ -89,6 +89,8 @@ class Recorder:
         forks.members.add(self)
         self._clear()
         self._labels: dict[Any, tuple[Template, Template]] = {}
+        self._uncounted_templates: list[tuple[Template, Callable[[], Traffic]]] = []
+        """The same of templates, which outlive a record."""
         self.stopped = True
         self.note: Callable[[str, str], object] | None = None
         """Called with each call's name and line, so that they are known if the process dies."""
@@ -187,6 +189,7 @@ class Recorder:
         try:
             yield event
         finally:
+            self._count_traffic()
             for at in range((event[_SERIAL] + 1) * ENTRIES, len(self._entries), ENTRIES):
                 row = self._entries[at] = row_of(self._entries[at])
                 if row[_PARENT] is None:
@@ -211,6 +214,18 @@ class Recorder:
             if call is not None:
                 row[_PAYLOAD], row[_ROOT], row[_PAIRS] = call.nbytes, call.root, call.pairs
         self._uncounted.clear()
+        for (_, _, values), count_traffic in self._uncounted_templates:
+            values.update(count_traffic().on_event())
+        self._uncounted_templates.clear()
+
+    def collective_template(
+        self, name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, dtype: str | None,
+        count_traffic: Callable[[], Traffic],
+    ) -> Template:
+        """The description that all repetitions of a collective share.  Its traffic is counted when a record is read."""
+        template = "collective", name, {"axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype}
+        self._uncounted_templates.append((template, count_traffic))
+        return template
 
     def add_repeated(self, template: Template, location: str, start_ns: int) -> None:
         """The event of a collective or a message that ends now, and was like an earlier one.

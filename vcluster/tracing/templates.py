@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parallelism.events import Event
-
-if TYPE_CHECKING:
-    from parallelism.collectives import Traffic
 
 FIELDS = tuple(field.name for field in fields(Event))[1:]
 INDEX = {name: i for i, name in enumerate(FIELDS)}
@@ -30,15 +27,6 @@ def row_of(what: Row | Template) -> Row:
     for key, value in values.items():
         row[INDEX[key]] = value
     return row
-
-
-def collective_template(
-    name: str, axes: tuple[str, ...] | None, group: tuple[int, ...], algorithm: str, traffic: Traffic,
-    dtype: str | None = None,
-) -> Template:
-    """The description that all repetitions of a collective share."""
-    return "collective", name, {
-        "axes": axes, "group": group, "algorithm": algorithm, "dtype": dtype, **traffic.on_event()}
 
 
 def message_template(kind: str, peer: int, tag: int, nbytes: int, dtype: str | None = None) -> Template:

@@ -9,6 +9,7 @@ from oracle import results
 from parallelism.mesh import Mesh
 from vcluster.code import ChannelClosedError, ClusterError, CollectiveMismatchError, DeadlockError, DeviceFailedError
 from vcluster.collectives import general, prepared, zero_copy
+from vcluster.collectives.dispatch import Collectives
 from vcluster.collectives.general import General
 
 TIMES = 5
@@ -263,15 +264,22 @@ def general_runs(monkeypatch):
     return runs
 
 
-def test_a_call_takes_the_general_way_once(cluster_of, general_runs):
+def met(cluster, general_runs):
+    """The cluster after all its devices have met."""
+    cluster.run(lambda device: device.barrier())
+    general_runs.clear()
+    return cluster
+
+
+def test_a_group_that_has_met_takes_no_general_way(cluster_of, general_runs):
     def program(device, shapes):
         return [
             device.all_reduce(np.full(shape, 1.0 * device.rank + time)).sum() for time in range(3) for shape in shapes]
 
     shapes = [(5,), (2, 3), (40_000,)]
-    run = cluster_of(Mesh(devices=3), "thread").run(program, shapes)
+    run = met(cluster_of(Mesh(devices=3), "thread"), general_runs).run(program, shapes)
     assert run.outputs[0] == [(3 + 3 * time) * np.prod(shape) for time in range(3) for shape in shapes]
-    assert sorted(general_runs) == sorted(("all_reduce", shape) for shape in shapes for _ in range(3))
+    assert general_runs == []
     by_time = [event.bytes_received for event in run.trace.filter(rank=1, name="all_reduce")]
     assert by_time[:3] == by_time[3:6] == by_time[6:]
 
@@ -280,7 +288,7 @@ SCALARS = [2.5, 3, True, 1j, np.float64(2.5), np.float32(1.5), np.int16(4), np.b
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_scalars_take_the_general_way_once_and_keep_the_types_of_their_results(cluster_of, general_runs, devices):
+def test_scalars_take_the_fast_path_and_keep_the_types_of_their_results(cluster_of, general_runs, devices):
     def program(device, x):
         given = x if device.rank == devices - 1 else None
         taken = np.zeros((), np.float32)
@@ -291,7 +299,7 @@ def test_scalars_take_the_general_way_once_and_keep_the_types_of_their_results(c
                 device.broadcast(np.float32(7), out=taken) is taken and float(taken),
             ]
 
-    cluster = cluster_of(Mesh(devices=devices), "thread")
+    cluster = met(cluster_of(Mesh(devices=devices), "thread"), general_runs)
     for x in SCALARS:
         general_runs.clear()
         outputs = cluster.run(lambda device, x: list(program(device, x)), x).outputs
@@ -302,7 +310,7 @@ def test_scalars_take_the_general_way_once_and_keep_the_types_of_their_results(c
         assert types[0][0][2] == () and types[0][2][2] == (devices,)
         assert len({repr(row) for row in outputs[0]}) == 1
         for kind in ("all_reduce", "reduce", "all_gather", "gather"):
-            assert general_runs.count((kind, ())) == devices
+            assert general_runs.count((kind, ())) == 0
         assert len(general_runs) <= 8 * devices
 
 
@@ -334,13 +342,38 @@ def test_a_transposed_array_is_copied_once_into_shared_memory(cluster_of, genera
             result = device.all_reduce(x.T, out=out)
         return result is out, out
 
-    run = cluster_of(Mesh(devices=2), "thread").run(program)
+    run = met(cluster_of(Mesh(devices=2), "thread"), general_runs).run(program)
     whole = np.arange(200 * 101.0).reshape(200, 101).T * 3
     for is_out, reduced in run.outputs:
         assert is_out
         np.testing.assert_array_equal(reduced, whole)
     assert copies[: 2 * TIMES] == [(False, True)] * 2 * TIMES
-    assert general_runs == [("all_reduce", (101, 200))] * 2
+    assert general_runs == []
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_wrong_guess_of_what_the_others_call_is_made_once(cluster_of, general_runs, devices, monkeypatch):
+    guesses, guess = [], Collectives._guesses
+    monkeypatch.setattr(
+        Collectives, "_guesses", lambda self, checked: guess(self, checked) and not guesses.append(checked.call.kind))
+
+    def program(device):
+        found = []
+        for columns in (1, 4, 2):
+            for time in range(3):
+                x = np.full((device.rank + 1, columns), 10.0 * device.rank + time)
+                found.append(device.all_gather(x)[:, -1].tolist())
+        return found
+
+    cluster = cluster_of(Mesh(devices=devices), "thread")
+    cluster.restart()
+    met(cluster, general_runs)
+    for rank, found in enumerate(cluster.run(program)):
+        assert found == [
+            [10.0 * each + time for each in range(devices) for _ in range(each + 1)] for _ in range(3)
+            for time in range(3)], rank
+    assert len(general_runs) == 3 * devices     # once for each shape: each is prepared when it is repeated
+    assert guesses == ["all_gather"] * devices
 
 
 def test_out_may_overlap_an_array_that_is_copied_anyway(cluster_of):

@@ -8,7 +8,7 @@ import numpy as np
 
 from parallelism.events import HOST
 from vcluster.collectives.dispatch import Traffic
-from vcluster.tracing import Recorder, collective_template, columns_of, make_trace, message_template
+from vcluster.tracing import Recorder, columns_of, make_trace, message_template
 from vcluster.tracing.columns import pack
 
 GROUP = (0, 1)
@@ -20,7 +20,7 @@ def recorded():
     recorder = Recorder()
     recorder.start()
     recorder.add_traffic("h2d", "arguments", HOST, bytes_received=100)
-    template = collective_template("all_reduce", ("tp",), GROUP, "direct", TRAFFIC)
+    template = recorder.collective_template("all_reduce", ("tp",), GROUP, "direct", None, lambda: TRAFFIC)
     start = recorder.enter()
     row = recorder.add_collective("all_reduce", ("tp",), GROUP, "ring", None, "a.py:1")
     recorder.add("send", "message", None, peer=1, parent=recorder.serial(row), bytes_sent=8, messages=1)
@@ -77,7 +77,7 @@ def test_the_records_of_several_ranks_are_numbered_each_by_itself():
 def test_templates_stand_once_however_often_they_are_used():
     recorder = Recorder()
     recorder.start()
-    template = collective_template("all_reduce", None, GROUP, "direct", TRAFFIC)
+    template = recorder.collective_template("all_reduce", None, GROUP, "direct", None, lambda: TRAFFIC)
     for _ in range(1000):
         recorder.add_repeated(template, "a.py:2", recorder.enter())
         recorder.leave()
@@ -88,6 +88,20 @@ def test_templates_stand_once_however_often_they_are_used():
     trace = make_trace([packed, packed], {"tp": 2})
     assert trace.count("all_reduce") == 1000 and trace.flops() == 2000
     np.testing.assert_array_equal(trace.filter(name="all_reduce", rank=1).columns["sequence"], range(1000))
+
+
+def test_the_traffic_of_a_template_is_counted_once_and_in_every_later_record():
+    recorder, counted = Recorder(), []
+    template = recorder.collective_template(
+        "all_reduce", None, GROUP, "direct", None, lambda: counted.append(1) or TRAFFIC)
+    for _ in range(2):
+        recorder.start()
+        with recorder.as_one("product", "a.py:1"):
+            recorder.add_repeated(template, "a.py:2", recorder.enter())
+            recorder.leave()
+        record = pack(recorder.stop())
+        assert len(counted) == 1
+        assert make_trace([record, record], {"tp": 2}).filter(name="all_reduce")[0].bytes_received == 16
 
 
 def test_an_idle_recorder_keeps_nothing():
