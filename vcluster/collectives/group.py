@@ -99,8 +99,8 @@ class CheckedCall:
     """A checked call, kept for when it is repeated with another array.  Its ``str`` describes it to people."""
 
     __slots__ = (
-        "_ranks", "_text", "call", "calls", "dtype", "guessed", "lane", "name", "prepared", "reduction", "surprised", "template",
-        "warns",
+        "_ranks", "_text", "call", "calls", "dtype", "guessed", "lane", "name", "prepared", "reduction", "surprised",
+        "template", "warns",
     )
 
     def __init__(self, call: Call, reduction: Reduction | None, size: int, text: str = "", name: str = "") -> None:

@@ -170,9 +170,9 @@ def new_shapes(device):
     counted = {}
     device.barrier()
     for rows, kind in enumerate(UNROOTED, start=1):
-        x = np.ones((device.size * rows, 5))
+        x, call = np.ones((device.size * rows, 5)), getattr(device, kind)
         with no_sleep(device):
-            counted[kind] = [calls_of(lambda call=getattr(device, kind), x=x: call(x), 1)[0] for _ in range(2)]
+            counted[kind] = [calls_of(lambda call=call, x=x: call(x), 1)[0] for _ in range(2)]
     return counted
 
 
