@@ -228,10 +228,7 @@ class Recorder:
         return template
 
     def add_repeated(self, template: Template, location: str, start_ns: int) -> None:
-        """The event of a collective or a message that ends now, and was like an earlier one.
-
-        The caller says that it `begins`.
-        """
+        """The event of a call that ends now, and was like an earlier one.  The caller says that it `begins`."""
         if not self.stopped:
             self._entries.extend((template, location, start_ns, time.perf_counter_ns(), 0.0))
 
