@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +89,7 @@ class Transformer(Model):
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        self._check_shapes(Mesh(inside=1), (1, 1))
+        _check_shapes(self, Mesh(inside=1), (1, 1))
 
     # ------------------------------------------------------------------------------------------ layers
 
@@ -169,7 +170,7 @@ class Transformer(Model):
 
     def check_mesh(self, mesh: Mesh, x: Array) -> None:
         """``ValueError`` if the heads cannot be split over the ranks of ``tp``."""
-        self._check_shapes(mesh, x.shape)
+        _check_shapes(self, mesh, x.shape)
 
     def stage(self, device: Device, number: int, layers: list[Layer], work: Microbatches) -> TransformerStage:
         """A stage for one step.  Its operations and their plans are kept in the device."""
@@ -189,10 +190,6 @@ class Transformer(Model):
         if layer == 0:
             return EmbeddingLayer(self, axes)
         return HeadLayer(self, axes) if layer == self.layer_count - 1 else BlockLayer(self, axes)
-
-    def _check_shapes(self, mesh: Mesh, tokens: tuple[int, ...]) -> None:
-        block = BlockLayer(self, self._axes(mesh))
-        block.operation.plan([(*tokens, self.width), *block.shapes.values()], mesh, self.dtype)
 
     # ------------------------------------------------------------------------------------------- the data
 
@@ -216,3 +213,9 @@ class Transformer(Model):
         if len(wrong := array[(array < 0) | (array >= self.vocabulary)]):
             raise ValueError(f"{name} must be 0 to {self.vocabulary - 1}, the vocabulary, got {wrong[0]}")
         return array.astype(np.int64, copy=False)
+
+
+@lru_cache(maxsize=256)  # every step asks, and a model that is trained asks the same every time
+def _check_shapes(model: Transformer, mesh: Mesh, tokens: tuple[int, ...]) -> None:
+    block = BlockLayer(model, model._axes(mesh))
+    block.operation.plan([(*tokens, model.width), *block.shapes.values()], mesh, model.dtype)

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from drawn import BY_DAY
 from hypothesis import settings
 
 from vcluster.processes.blas_threads import THREAD_VARIABLES
@@ -19,9 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A few examples by default, many for `pytest -m slow` (cluster/test_many_examples.py).  A crowded machine is slow, not
 # wrong; and what CI finds, it finds again.
-EXAMPLES = int(os.environ.get("VCLUSTER_EXAMPLES", "25"))
-settings.register_profile("here", deadline=None, max_examples=EXAMPLES)
-settings.register_profile("ci", deadline=None, max_examples=EXAMPLES, derandomize=True)
+settings.register_profile("here", deadline=None, max_examples=BY_DAY)
+settings.register_profile("ci", deadline=None, max_examples=BY_DAY, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

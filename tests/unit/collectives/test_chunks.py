@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drawn import up_to
 from hypothesis import given, settings, strategies as st
 
 from parallelism.algorithms import Algorithm
@@ -212,7 +213,7 @@ def test_all_scatter_keeps_everybodys_shape(size):
         check_bytes(plan, values, received)
 
 
-@settings(max_examples=60, deadline=None)
+@up_to(60)
 @given(data=st.data(), size=st.integers(1, 9))
 def test_permute_gives_the_sources_array_or_zeros_like_ones_own(data, size):
     sources = data.draw(st.permutations(range(size)))

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 from layouts import layouts, meshes, shapes
 
 from parallelism import Mesh, TensorSharding
@@ -81,7 +82,7 @@ def test_a_large_mesh_keeps_its_ends():
 @given(st.tuples(meshes(4, 64), shapes(4, 40)).flatmap(
     lambda drawn: st.tuples(st.just(drawn[0]), st.just(drawn[1]), layouts(drawn[0], len(drawn[1])))
 ))
-@settings(max_examples=60)
+@up_to(60)
 def test_every_drawing_has_at_most_80_columns_and_every_rank_is_somewhere(drawn):
     mesh, shape, layout = drawn
     drawing = layout.draw(shape, mesh)

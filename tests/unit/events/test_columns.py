@@ -8,7 +8,8 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism.events import ABSENT, HOST, KINDS, Columns, Event, Table, column_of, whole_nanoseconds
 from parallelism.events.columns import combined, sums
@@ -118,7 +119,7 @@ def test_filters_are_those_of_plain_python(given_events, data):
     assert list(trace.filter(**wanted)) == [event for event in given_events if fits(event)]
 
 
-@settings(max_examples=200)
+@up_to(200)
 @given(lists_of_events, st.booleans())
 def test_totals_are_those_of_plain_python(given_events, host_traffic):
     trace = Trace(given_events, SIZE, host_traffic=host_traffic)

@@ -12,7 +12,8 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 
 from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
 from vcluster.__main__ import main
@@ -406,7 +407,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@up_to(40)
 @given(st.data())
 def test_whatever_a_field_holds_it_is_a_hardware_or_the_typed_error(tmp_path_factory, data):
     table = tomllib.loads(TOML)

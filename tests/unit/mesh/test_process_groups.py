@@ -8,7 +8,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 from paths import DATA
 
 from parallelism import Mesh, replica_groups
@@ -46,7 +47,7 @@ def grids(draw):
 
 
 @given(grids())
-@settings(max_examples=60)
+@up_to(60)
 def test_every_process_is_where_its_ids_say_and_nowhere_else(drawn):
     strategy, groups, replicas, partitions = drawn
     found = replica_groups(strategy, groups, replicas, partitions)

@@ -10,6 +10,7 @@ import re
 import statistics
 import sys
 from fnmatch import fnmatch
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,9 @@ def test_what_a_module_imports_first_is_a_requirement():
                 for line in config["options"]["install_requires"].split()}
     known = required | sys.stdlib_module_names | set(PACKAGES) | {"pytest"}  # pytest itself loads our plugin of it
     for file in (file for package in PACKAGES for file in modules(package)):
-        for node in ast.parse(file.read_text()).body:
-            names = ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
-                     [node.module] if isinstance(node, ast.ImportFrom) and not node.level else [])
-            unknown = {name.partition(".")[0] for name in names} - known
-            assert not unknown, f"{file} imports {unknown}, which setup.cfg does not require"
+        found = re.findall(r"^import (\w+)|^from (\w+)[\w.]* import ", file.read_text(), re.MULTILINE)
+        unknown = {name for pair in found for name in pair if name} - known
+        assert not unknown, f"{file} imports {unknown}, which setup.cfg does not require"
 
 
 def test_files_beside_the_modules_are_installed():
@@ -149,5 +148,5 @@ def test_presets_are_found():
 def test_the_text_of_the_small_model_has_the_docstrings_of_every_room():
     text = docstrings("parallelism")
     for file in modules("parallelism"):
-        first = ast.get_docstring(ast.parse(file.read_text())) or ""
-        assert first in text, file
+        first = file.read_text().partition('"""')[2].partition('"""')[0]
+        assert first and cleandoc(first) in text, file

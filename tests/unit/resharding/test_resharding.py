@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from drawn import up_to
 from hypothesis import given, settings, strategies as st
 from layouts import blocks, largest, layouts, meshes, shapes, terms
 from numpy.testing import assert_array_equal
@@ -63,7 +64,7 @@ def check(mesh, shape, source, target, seed=0):
 
 
 @given(reshardings(), st.integers(0, 99))
-@settings(max_examples=120)
+@up_to(120)
 def test_a_plan_arrives_within_the_bound_and_moves_the_bytes_it_says(drawn, seed):
     check(*drawn, seed)
 
@@ -76,7 +77,7 @@ def test_so_do_very_many_plans(drawn, seed):
 
 
 @given(reshardings())
-@settings(max_examples=40)
+@up_to(40)
 def test_there_and_back_is_the_identity(drawn):
     mesh, shape, source, target = drawn
     x = np.arange(np.prod(shape)).reshape(shape)
@@ -230,7 +231,7 @@ def test_only_an_exchange_that_the_plan_does_without_makes_another_way_shorter(m
 
 
 @given(meshes(3), shapes(2), st.data())
-@settings(max_examples=60)
+@up_to(60)
 def test_going_by_way_of_a_third_layout_is_never_cheaper(mesh, shape, data):
     assert_triangle(mesh, shape, lambda: data.draw(layouts(mesh, len(shape), ops=SUMS)))
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from drawn import up_to
 from hypothesis import example, given, settings, strategies as st
 from layouts import layouts, meshes
 
@@ -15,7 +16,7 @@ drawn = st.tuples(meshes(), st.integers(0, 3)).flatmap(lambda pair: layouts(*pai
 
 
 @given(drawn)
-@settings(max_examples=40)
+@up_to(40)
 def test_what_is_printed_is_read_again(layout):
     assert T.parse(repr(layout)) == layout
     assert T.parse(layout.short()) == layout
@@ -141,7 +142,7 @@ def read(text, mesh):
 @given(st.one_of(st.text(max_size=30), st.lists(words, max_size=12).map("".join)), st.sampled_from([None, MESH]))
 @example("[S(٣), R, R]", MESH)
 @example("'\x1f'", None)
-@settings(max_examples=150)
+@up_to(150)
 def test_any_text_is_a_layout_or_one_value_error_about_it(text, mesh):
     check(text, mesh)
 

@@ -4,7 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from drawn import up_to
+from hypothesis import given, strategies as st
 from layouts import OPS, blocks, layouts, meshes, shapes, terms
 from numpy.testing import assert_array_equal
 
@@ -16,7 +17,7 @@ MESH = Mesh(x=2, y=3)
 tensors = st.tuples(meshes(), shapes()).flatmap(
     lambda drawn: st.tuples(st.just(drawn[0]), st.just(drawn[1]), layouts(drawn[0], len(drawn[1])))
 )
-few = settings(max_examples=40)
+few = up_to(40)
 
 
 # -- a value -----------------------------------------------------------------------------------------------------------
