@@ -1,0 +1,125 @@
+"""A cluster that has run for long holds as much as before: shared memory, descriptors, threads, memory, objects.
+
+The programs of the warm-up come again and again, with failing runs among them, so that nothing new has to be kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import tracemalloc
+from contextlib import suppress
+
+import kernels
+import psutil
+from host import Host, say
+from random_programs import MESHES, Step, program
+from trials import hold, run_right
+
+from vcluster import ClusterError, Mesh
+
+PROGRAMS = 100
+SAMPLES = 20
+MOST_GROWTH_BYTES = 1 << 20
+ROUNDS = 5
+"""Snapshots of tracemalloc, after the first."""
+
+
+def once(cluster, seed):
+    """A run that is always the same. One in fifty fails, one in a hundred is followed by a `forget`."""
+    rng = random.Random(seed)
+    if seed % 50 == 7:
+        steps = [*program(rng, cluster.mesh, 2), Step("all_reduce", cluster.mesh.axes, 3, False, None, 0)]
+        with suppress(ClusterError):
+            cluster.run(kernels.wrong, 0, steps, (0, 2, rng.choice(("other", "raise", "dtype"))))
+            hold(False, "no error of a wrong program")
+        return
+    run_right(cluster, rng)
+    if seed % 100 == 11:
+        cluster.forget()
+
+
+def holds(cluster):
+    """Counts that must be equal, and bytes that may vary: two dicts."""
+    gc.collect()
+    body = cluster._body
+    processes = {"the host": psutil.Process()}
+    if cluster.backend == "process":
+        processes |= {f"rank {rank}": psutil.Process(pid) for rank, pid in enumerate(cluster.pids())}
+    layout, words = body.layout, body.arena.words
+    counts = {"used shared memory": sum(words(layout.top_word(end))[0] for end in range(layout.endpoints))}
+    if body.arena.fd >= 0:
+        counts["shared memory"] = os.fstat(body.arena.fd).st_blocks * 512
+    for name, process in processes.items():
+        counts[f"descriptors of {name}"] = process.num_fds()
+        counts[f"threads of {name}"] = process.num_threads()
+    return counts, {name: process.memory_full_info().uss for name, process in processes.items()}
+
+
+def rises(samples):
+    """Whether a series has a trend: half of its second half are new maxima."""
+    half = len(samples) // 2
+    records = sum(samples[i] > max(samples[:i]) for i in range(max(half, 1), len(samples)))
+    return records >= max(2, (len(samples) - half + 1) // 2)
+
+
+def flat(host: Host, runs: int, warm_up: int, mesh: Mesh = MESHES[2]) -> None:
+    """Counts equal, memory without trend and less than 1 MiB more."""
+    with host.new_cluster(mesh) as cluster:
+        repeat(cluster, warm_up)
+        counts, memory = holds(cluster)
+        series = {name: [nbytes] for name, nbytes in memory.items()}
+        for sample in range(SAMPLES):
+            repeat(cluster, runs // SAMPLES)
+            now, memory = holds(cluster)
+            for name, nbytes in memory.items():
+                series[name].append(nbytes)
+            say(end="flat", text=f"sample {sample + 1} of {SAMPLES}")
+            changed = {what: (counts[what], now[what]) for what in counts if now[what] != counts[what]}
+            if changed:
+                say(finding="not equal", trial="flat", seed=str(sample), text=str(changed))
+                counts = now
+    for name, values in series.items():
+        kib = [(value - values[0]) // 1024 for value in values]
+        say(note=f"private memory of {name} on {host.kind}: {values[0] >> 10} KiB, then {kib} KiB more")
+        if values[-1] - values[0] >= MOST_GROWTH_BYTES or rises(values):
+            text = f"{name}: {kib} KiB after each {runs // SAMPLES} runs"
+            say(finding="memory grows", trial="flat", seed="", text=text)
+
+
+def traced(host: Host, runs: int, warm_up: int, mesh: Mesh = MESHES[2]) -> None:
+    """No line of which the objects grow in every round."""
+    with host.new_cluster(mesh) as cluster:
+        tracemalloc.start(1)
+        if host.backend == "process":
+            cluster.run(kernels.start_tracing)
+        repeat(cluster, warm_up)
+        rounds = []
+        for number in range(ROUNDS + 1):
+            lines = {"the host": kernels.lines_here()}
+            if host.backend == "process":
+                lines |= {f"rank {rank}": one for rank, one in enumerate(cluster.run(kernels.traced_lines).outputs)}
+            rounds.append(lines)
+            say(end="traced", text=f"round {number} of {ROUNDS}")
+            if number < ROUNDS:
+                repeat(cluster, runs // ROUNDS)
+        tracemalloc.stop()
+    for name in rounds[0]:
+        for line in sorted(rounds[-1][name]):
+            sizes = [lines[name].get(line, (0, 0)) for lines in rounds]
+            if all(after > before for before, after in itertools.pairwise(sizes)):
+                say(finding="a line grows", trial="traced", seed="", text=f"{name}: {line}: bytes and objects {sizes}")
+    say(note=f"{sum(map(len, rounds[-1].values()))} lines of {len(rounds[0])} processes on {host.kind}")
+
+
+def repeat(cluster, runs):
+    """So many runs, or a few more: each program comes equally often."""
+    for number in range(-(-runs // PROGRAMS) * PROGRAMS):
+        once(cluster, number % PROGRAMS)
+        if number % 250 == 249:
+            say(end="flat")
+
+
+WAYS = {"flat": flat, "traced": traced}
