@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -168,6 +169,7 @@ def say(**words: Any) -> None:
 
 def main(kind: str, seed: str, seconds: float, most: float, only: tuple[str, ...], trial_seed: str | None) -> None:
     """The whole life of a host."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without it
     stacks.show_on_signal()
     warnings.simplefilter("ignore")
     host = Host(kind, seed, only)

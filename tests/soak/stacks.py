@@ -1,4 +1,4 @@
-"""Every process of the soak writes the stacks of all its threads to stderr when it gets SIGUSR1.
+"""Every process of the soak writes the stacks of all its threads to stderr when it gets SIGUSR2.
 
 The fork server loads this module, so that devices have it from their start.
 """
@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-SIGNAL = signal.SIGUSR1
+SIGNAL = signal.SIGUSR2
 
 
 def show_on_signal() -> None:
