@@ -19,6 +19,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import kernels
 import psutil
 import stacks
 from hand import Hand
@@ -150,6 +151,7 @@ class Host:
         }
         if self.backend == "process":
             for mesh, cluster in self._long.items():
+                cluster.run(kernels.collect)
                 for rank, pid in enumerate(cluster.pids()):
                     device = psutil.Process(pid)
                     held[f"descriptors of rank {rank} of {mesh}"] = device.num_fds()

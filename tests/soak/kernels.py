@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import tracemalloc
@@ -118,6 +119,10 @@ def counts(device):
 # -- what a device holds -----------------------------------------------------------------------------------------------
 
 
+def collect(device):
+    gc.collect()
+
+
 def start_tracing(device):
     tracemalloc.start(1)
 
@@ -128,8 +133,6 @@ def traced_lines(device):
 
 
 def lines_here():
-    import gc
-
     gc.collect()
     snapshot = tracemalloc.take_snapshot().filter_traces([
         tracemalloc.Filter(False, tracemalloc.__file__), tracemalloc.Filter(False, __file__)])
