@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 import warnings
-from functools import partial
 from typing import Any
 
 import kernels
@@ -58,9 +57,13 @@ class Host:
         self._number = 0
         self._fresh: Any = None
         self._held: dict[str, Any] | None = None
-        self.new_cluster = partial(
-            VirtualCluster, backend=self.backend, transport=self.transport, start_method=self._method)
         sys.unraisablehook = self._unraisable
+
+    def new_cluster(self, mesh: Any, **options: Any) -> VirtualCluster:
+        made = VirtualCluster(
+            mesh, backend=self.backend, transport=self.transport, start_method=self._method, **options)
+        made.show_output = lambda rank, stream, text: None  # kernels that fork are told so
+        return made
 
     @property
     def cluster(self) -> VirtualCluster:

@@ -1,0 +1,50 @@
+"""The soak finds what it looks for, and nothing else."""
+
+import os
+import subprocess
+import sys
+
+from paths import ROOT
+
+SOAK = ROOT / "tests" / "soak"
+
+
+def soak(*options):
+    return subprocess.run(
+        [sys.executable, str(SOAK), *options], capture_output=True, text=True, check=False, timeout=50,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_trials_that_find_nothing_end_with_0_and_a_table():
+    done = soak("--minutes", "1", "--times", "3", "--seed", "7", "--kind", "thread-shared_memory", "--trial", "mistake")
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, head, row, killed, found = done.stdout.splitlines()
+    assert head.split() == ["trial", "thread-shm"]
+    assert row.split() in (["mistake", "1"], ["mistake", "2"], ["mistake", "3"])
+    assert "hosts were killed and left nothing" in killed
+    assert found == "nothing found"
+
+
+def test_a_silent_host_is_a_hang_with_its_stacks_and_how_to_repeat_it():
+    done = soak("--minutes", "1", "--times", "1", "--seed", "1", "--kind", "thread-queue", "--trial", "right",
+                "--patience", "1e-6")
+    assert done.returncode == 1
+    assert "FOUND on thread-queue in the start: hang" in done.stdout
+    assert "-- pid " in done.stderr
+    assert done.stdout.endswith("1 x hang\n")
+
+
+SERIES = {
+    "equal": ([5] * 12, False), "noise": ([5, 9, 5, 6, 8, 9, 7, 5, 9, 9, 6, 8], False),
+    "settles": ([0, 4, *[40] * 10], False), "a step": ([0] * 6 + [7] * 6, False), "a slope": (list(range(12)), True),
+    "a slow slope": ([i // 2 for i in range(12)], True), "a noisy slope": ([i + 3 * (i % 2) for i in range(12)], True),
+}
+
+
+def test_a_trend_is_new_maxima_again_and_again():
+    paths = os.pathsep.join(map(str, (ROOT, SOAK, ROOT / "tests" / "support")))
+    call = f"from flat import rises; print([rises(samples) for samples, _ in {list(SERIES.values())}])"
+    said = subprocess.run(
+        [sys.executable, "-c", call], capture_output=True, text=True, check=True, timeout=50,
+        env={**os.environ, "PYTHONPATH": paths}).stdout
+    assert said == f"{[trend for _, trend in SERIES.values()]}\n"
