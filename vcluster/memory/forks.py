@@ -104,7 +104,9 @@ def _in_parent() -> None:
     pipe = _before.pop(threading.get_ident(), None)
     if pipe is not None:
         os.close(pipe[1])
-        select.select([pipe[0]], [], [], PATIENCE_SECONDS)
+        poll = select.poll()  # `select` takes no descriptor above 1023
+        poll.register(pipe[0], select.POLLIN)
+        poll.poll(1e3 * PATIENCE_SECONDS)
         os.close(pipe[0])
 
 

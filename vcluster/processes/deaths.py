@@ -39,12 +39,30 @@ def _wait(pid: int, writer: int) -> None:
 
 def is_ending(pid: int) -> bool:
     """Whether a process has begun to end, or has ended and its parent does not know yet. True where nothing tells."""
+    fields = _status(pid)
+    return not fields or fields[_STATE] in "ZX" or bool(int(fields[_FLAGS]) & _EXITING)
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether a signal has stopped a process. False where nothing tells."""
+    fields = _status(pid)
+    return bool(fields) and fields[_STATE] in "Tt"
+
+
+def unclaimed_exit_code(pid: int) -> int | None:
+    """The exit code of a process that has ended while its parent does not know yet. None if there is none."""
+    fields = _status(pid)
+    return os.waitstatus_to_exitcode(int(fields[_CODE])) if fields and fields[_STATE] == "Z" else None
+
+
+def _status(pid: int | None) -> list[str]:
+    """What Linux says of a process, from its state on; empty where nothing tells."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return True
-    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
+        return []
 
 
+_STATE, _FLAGS, _CODE = 0, 6, 49
 _EXITING = 4
 """The flag of a Linux task that ends."""

@@ -12,15 +12,16 @@ import atexit
 import io
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from math import inf
 from multiprocessing import connection, context, process, reduction
 from typing import Any, NoReturn
 
@@ -28,14 +29,15 @@ from vcluster.code import Pickler, apply_environment
 from vcluster.code.pickling import environment
 from vcluster.memory import forks
 from vcluster.processes.blas_threads import device_environment, limit_threads
-from vcluster.processes.deaths import watch
+from vcluster.processes.deaths import unclaimed_exit_code, watch
 from vcluster.processes.descriptors import close_all, pipes, write_all
+from vcluster.processes.end_with_host import end_with
 from vcluster.processes.forkserver import NUMBER, SERVER, ignore_interrupt, read_number, start_python
 from vcluster.processes.interrupts import DeferredInterrupt
 from vcluster.processes.kernel_forks import keep_from_programs
 
-if sys.platform != "win32":
-    import fcntl
+LOOK_SECONDS = 0.2
+"""Seconds between two looks whether a process has ended of which the fork server tells nothing."""
 
 START_METHODS = ("forkserver", "spawn", "fork")
 
@@ -218,7 +220,7 @@ class _StartPickler(Pickler):
 
 
 class _Forked(_Popen):
-    """Forked from the fork server, which reports the exit code."""
+    """Forked from the fork server, which reports the exit code, unless a signal has stopped it."""
 
     def _launch(self, started: Process) -> list[int]:
         for fd in (1, 2):  # the host's present ones; the server has those of its own start
@@ -229,6 +231,16 @@ class _Forked(_Popen):
         self.pid, data, self.sentinel = SERVER.start_process(self._fds)
         write_all(data, program)
         return [self.sentinel]
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        end = inf if timeout is None else time.monotonic() + timeout
+        while super().wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic()))) is None:
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = unclaimed_exit_code(self.pid)
+            if time.monotonic() >= end:
+                break
+        return self.returncode
 
     def _end(self) -> int:
         code = read_number(self.sentinel)
@@ -294,6 +306,7 @@ class _Copied(_Popen):
             keep_from_programs()
             os.environ.update(device_environment())
             limit_threads()
+            end_with(life_r)
             code = _run(started, life_r)
         except BaseException:
             traceback.print_exc()
@@ -328,6 +341,7 @@ def run_spawned(data: int, life: int, fds: list[int]) -> None:
 def run_received(data: int, life: int, handed: list[int]) -> int:
     """Run the program that arrives on ``data``, with the descriptors ``handed``. Returns the exit code."""
     try:
+        end_with(life)
         size = read_number(data)
         with open(data, "rb") as pipe:
             program = io.BytesIO(pipe.read() if size is None else pipe.read(size))
@@ -353,27 +367,9 @@ def run_received(data: int, life: int, handed: list[int]) -> int:
 
 
 def _run(started: Process, life: int) -> int:
-    _end_with(life)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # a fork has a copy of the global generator's state
     return int(started._bootstrap(parent_sentinel=life))  # type: ignore[attr-defined]
-
-
-def _end_with(life: int) -> None:
-    """Make sure that this process is killed, whatever it is doing, when the other end of the pipe closes."""
-    if hasattr(fcntl, "F_SETSIG"):  # the kernel does it
-        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([life], [], [], 0)[0]:  # it was already closed
-            os._exit(1)
-    else:
-        threading.Thread(target=_watch, args=(life,), daemon=True, name="end-with-host").start()
-
-
-def _watch(life: int) -> None:
-    select.select([life], [], [])
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- in the host -------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from vcluster.processes.blas_threads import device_environment
+from vcluster.processes.deaths import is_stopped
 from vcluster.processes.descriptors import pipes
 
 PRELOAD = ("numpy", "cloudpickle", "vcluster.processes.device_process", "vcluster.processes.worker")
@@ -44,6 +45,9 @@ MOST_DESCRIPTORS = 253 - 2
 
 STOP_SECONDS = 5.0
 """Seconds after which a server that should end is killed."""
+
+ANSWER_SECONDS = 1.0
+"""Seconds between two looks at a server that does not answer: it loads modules, or a signal has stopped it."""
 
 NUMBER = struct.Struct("q")
 
@@ -87,6 +91,8 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._preload: tuple[str, ...] = ()
+        self._left: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+        """The servers that were found stopped. Their children end with their sockets."""
 
     def start(self, *, preload: Sequence[str] = ()) -> None:
         """Start the server if there is none, and return at once. Its children have ``preload`` loaded, too."""
@@ -114,20 +120,26 @@ class ForkServer:
                 finally:
                     os.close(data_r)
                     os.close(status_w)
-                pid = read_number(status_r)
+                pid = self._answer(status_r)
                 if pid is not None:
                     return pid, data_w, status_r
                 os.close(data_w)
                 os.close(status_r)
-                self._discard()
                 if last_attempt:
                     break
+                if is_stopped(self.pid):
+                    self._leave()
+                else:
+                    self._discard()
         raise RuntimeError("the fork server ended before it started a process; see what it wrote to stderr")
 
     def stop(self) -> None:
         """End the server and every process that it started. The next `start_process` starts a new server."""
         with self._lock:
             self._discard()
+            while self._left:
+                self._process, self._socket = self._left.pop()
+                self._discard()
 
     def forget(self) -> None:
         """In a child of the host: drop the server, which belongs to the parent and must not wait for this process."""
@@ -136,6 +148,25 @@ class ForkServer:
             self._socket.close()
         if self._process is not None:
             self._process.returncode = 0  # this process cannot wait for it
+        for process, connection in self._left:
+            connection.close()
+            process.returncode = 0
+        self._left.clear()
+        self._process = self._socket = None
+
+    def _answer(self, status: int) -> int | None:
+        """The pid that the server writes. None if it has ended, or was stopped by a signal."""
+        poll = select.poll()
+        poll.register(status, select.POLLIN)
+        while not poll.poll(1e3 * ANSWER_SECONDS):
+            if is_stopped(self.pid):
+                return None
+        return read_number(status)
+
+    def _leave(self) -> None:
+        """Leave a server that was stopped by a signal, and its children, which run on, alone."""
+        if self._process is not None and self._socket is not None:
+            self._left.append((self._process, self._socket))
         self._process = self._socket = None
 
     def _running(self) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from paths import ROOT
 
+from vcluster import VirtualCluster
 from vcluster.processes import default_start_method, device_process as processes
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 from vcluster.processes.device_process import START_METHODS, Descriptor, start_process, stop_fork_server
@@ -231,6 +233,32 @@ def test_the_fork_server_ignores_interrupts():
     server = processes.SERVER.pid
     os.kill(server, signal.SIGINT)
     assert ask(os.getppid, start_method="forkserver") == server == processes.SERVER.pid
+
+
+@contextlib.contextmanager
+def many_open_files(count):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2 * count:
+        pytest.skip("too few descriptors are allowed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * count), hard))
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for fd in fds:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_host_with_more_than_a_thousand_open_files_starts_processes_and_forks(start_method):
+    with many_open_files(1100), VirtualCluster(2, start_method=start_method) as cluster:
+        outputs = cluster.run(lambda device: np.full(1 << 16, device.rank)).outputs
+        child = os.fork()
+        if child == 0:
+            os._exit(int(outputs[1][-1]) + 6)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
 
 
 def test_too_many_descriptors_are_refused():

@@ -35,6 +35,7 @@ from vcluster import (
     UndeliveredMessageError,
     VirtualCluster,
 )
+from vcluster.processes.forkserver import SERVER
 
 KINDS = [("process", "shared_memory"), ("process", "queue"), ("thread", "shared_memory"), ("thread", "queue")]
 PROCESSES = KINDS[:2]
@@ -590,6 +591,23 @@ def test_a_device_that_is_only_stopped_is_waited_for():
         first.resume()
         run.join()
         assert found == [2, 2]
+
+
+def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced():
+    with VirtualCluster(2) as cluster:
+        marked(cluster)
+        server = SERVER.pid
+        os.kill(server, signal.SIGSTOP)
+        try:
+            os.kill(cluster.pids()[1], signal.SIGABRT)
+            with pytest.raises(DeviceFailedError, match=r"rank 1 .* was ended by SIGABRT"):
+                cluster.run(lambda device: device.barrier())
+            assert SERVER.pid != server
+            kernel = lambda device: (int(device.all_reduce(1)), device.state.get("mark"))
+            assert cluster.run(kernel).outputs == [(2, 0), (2, None)]
+            cluster.close()  # one device is a child of the server that cannot tell of its end
+        finally:
+            os.kill(server, signal.SIGCONT)
 
 
 # -- errors of the cluster's own ---------------------------------------------------------------------------------------

@@ -1,0 +1,35 @@
+"""A process ends when its host does, whatever it is doing: the host holds the other end of a pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def end_with(life: int) -> None:
+    """Make sure that this process is killed, whatever it is doing, when the other end of the pipe closes."""
+    if hasattr(fcntl, "F_SETSIG"):  # the kernel does it
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        if _closed(life, 0):
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch, args=(life,), daemon=True, name="end-with-host").start()
+
+
+def _watch(life: int) -> None:
+    _closed(life, None)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _closed(life: int, milliseconds: int | None) -> bool:
+    poll = select.poll()  # `select` takes no descriptor above 1023
+    poll.register(life, select.POLLIN)
+    return bool(poll.poll(milliseconds))
