@@ -4,7 +4,8 @@
 (`parallelism.simulation.typed_device`) with types for results.  So a run and a simulation have the same events.  A
 step holds the memory of its outputs, computes or communicates, and then frees the values that no later op reads:
 
-    memory +     one event for each category of the outputs; a view, or a sum in a buffer, owns no memory
+    memory +     one event for each category of the outputs; a view, a sum in a buffer, and an output in the memory of
+                 a donated input own no memory
     compute      has the name of the op, its flops, bytes and dtype; an op that costs nothing has no event
     collective   or a send or recv, in place of compute
     memory -     one event for each category of the freed values
@@ -14,7 +15,7 @@ Flops are counted where there are floats; an op on integers or bools is counted 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
-from parallelism.ir.passes import freed_after, owns_nothing, unread_after
-from parallelism.ir.passes.interpreter import run as run_kernel
+from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
+from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
 from parallelism.layouts import step_of
 from parallelism.mesh import split_sizes
 from parallelism.mesh.uneven import starts
@@ -64,6 +65,8 @@ class ProgramStep(NamedTuple):
     """Memory of the values that no later op reads."""
     unread: tuple[str, ...]
     """Names of the values that no later op reads."""
+    into: tuple[str | None, ...]
+    """For each output the name of the donated input in whose memory it is to lie, or None; empty if all are None."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,14 @@ class DeviceProgram:
 
     ``categories`` has the categories of values by their names.  Of the other values the inputs are ``inputs``, the
     outputs ``outputs``, and the rest ``activations``.  ``seconds(op)`` are the seconds of an op, in place of its flops
-    and bytes.  ``ValueError`` for a function with symbols.
+    and bytes.  ``donated`` has the values that lie in the memory of donated inputs.  ``ValueError`` for a function with
+    symbols.
     """
 
     function: Function
     categories: Mapping[str, str]
     seconds: Callable[[Op], float] | None = None
+    donated: Donated = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if symbols := ", ".join(sorted(self.function.symbols)):
@@ -91,13 +96,25 @@ class DeviceProgram:
     @cached_property
     def steps(self) -> tuple[ProgramStep, ...]:
         """The ops in their order."""
-        function = self.function
+        function, donated = self.function, self.donated
+        memory = taken_by(function, donated), freed_after(function), unread_after(function, donated)
         return tuple(
             ProgramStep(
-                op, self._cost(op), () if owns_nothing(op) else self._held(op.outputs), self._held(freed),
-                tuple(value.name for value in unread))
-            for op, freed, unread in zip(function.ops, freed_after(function), unread_after(function), strict=True)
+                op, self._cost(op), self._held(taken), self._held(freed), tuple(value.name for value in unread),
+                tuple(donated[value].name if value in donated else None for value in op.outputs)
+                if not donated.keys().isdisjoint(op.outputs) else ())
+            for op, taken, freed, unread in zip(function.ops, *memory, strict=True)
         )
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """The names of the inputs into whose memory an op writes."""
+        return frozenset(value.name for value in written_inputs(self.function, self.donated))
+
+    def own(self, arrays: Sequence[Array]) -> list[Array]:
+        """The inputs of `run`: contiguous, and copies of those that are written into although they are read-only."""
+        return [contiguous(array, writeable=value.name in self.written)
+                for value, array in zip(self.function.inputs, arrays, strict=True)]
 
     def run(self, device: Device, arrays: Sequence[Array], **marks: Any) -> tuple[Array, ...]:
         """The outputs, from this device's inputs; ``marks`` (stage, microbatch, phase) go to every event.
@@ -107,18 +124,19 @@ class DeviceProgram:
         values = {value.name: array for value, array in zip(self.function.inputs, arrays, strict=True)}
         places = {name: mark for name, mark in marks.items() if name != "phase"}
         run_op, compute, hold = array_maker(device).run_op, device.compute, device.hold
-        for op, cost, held, freed, unread in self.steps:
+        for op, cost, held, freed, unread, names in self.steps:
             inputs = [values[value.name] for value in op.inputs]
+            into = [name and values[name] for name in names] if names else ()
             for category, nbytes in held:
                 hold(category, nbytes, **places)
             if cost is not None:
                 flops, traffic, dtype, seconds = cost
                 with compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, **marks):
-                    outputs = run_op(op, inputs)
+                    outputs = run_op(op, inputs, into)
             else:
-                outputs = run_op(op, inputs)
+                outputs = run_op(op, inputs, into)
             values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
-            del inputs, outputs
+            del inputs, outputs, into
             for name in unread:
                 del values[name]
             for category, nbytes in freed:
@@ -155,11 +173,12 @@ def communicates(op: Op) -> bool:
     return op.kind in CALLS or (op.kind == "relayout" and op["step"] != "slice")
 
 
-def contiguous(x: Any) -> Any:
+def contiguous(x: Any, *, writeable: bool = False) -> Any:
     """An array with contiguous elements: ``x`` itself or a copy; a scalar becomes an array of no dims."""
     if isinstance(x, TypedArray):
         return x
-    return np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
+    array = np.asarray(x)
+    return own_array(array, own=writeable and not array.flags.writeable)
 
 
 # -- what makes the arrays ---------------------------------------------------------------------------------------------
@@ -180,16 +199,18 @@ class KernelArrays:
         """An array of this shape in which every element is ``value``."""
         return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
 
-    def run_op(self, op: Op, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    def run_op(self, op: Op, inputs: Sequence[Array], into: Sequence[Array | None] = ()) -> tuple[Array, ...]:
         """The outputs: contiguous arrays that own their memory, except for views.  **Communication**: the op's."""
         if op.kind == "recv":
-            return np.asarray(self.device.recv(op["source"], tag=op["tag"])),
+            return written_into([np.asarray(self.device.recv(op["source"], tag=op["tag"]))], into)
         if op.kind == "send":
             self.device.send(inputs[0], op["destination"], tag=op["tag"])
             return ()
         if op.kind not in METHODS:
-            return run_kernel(op, inputs, in_place=True)
+            return run_kernel(op, inputs, in_place=True, into=into)
         array = np.asarray(METHODS[op.kind](self.device, op, inputs[0]))
+        if into:
+            return written_into([array], into)
         if np.may_share_memory(array, inputs[0]) or not array.flags.c_contiguous:
             array = np.array(array, order="C")
         return array,

@@ -8,13 +8,13 @@ Each device runs its own part of the program (`parallelism.layouts.localize`), o
 declares and holds (`parallelism.execution.device_program`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from parallelism.arrays import Array
-from parallelism.execution.device_program import DeviceProgram, contiguous
+from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir import OPERATORS, Function, Op, Operator
-from parallelism.ir.passes import checked_arrays
+from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
 from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
@@ -25,9 +25,16 @@ class Executable(Operation):
 
     ``program`` is what `parallelism.layouts.localize` makes, or a function with layouts that is to be localized on
     ``mesh`` (what has none is laid out by propagation).  ``categories`` says in which category of memory values are
-    counted, by their names: of the others inputs are ``inputs``, outputs ``outputs``, all between ``activations``.
-    ``seconds(op)``, as a `parallelism.execution.op_profile.Profile`, says what an op takes in place of its flops and
-    bytes.
+    counted, by their names, or by the beginnings of names of inputs before a dot.  Other inputs are ``inputs``, outputs
+    ``outputs``, all between ``activations``.  ``seconds(op)``, as a `parallelism.execution.op_profile.Profile`, says
+    what an op takes in place of its flops and bytes.
+
+    ``donate`` has names of inputs, or the beginnings of names before a dot, as ``"p"`` for ``p.0.weights``.  An output
+    of the same type and layout, that is made when the input is not read any more, lies in its memory and is counted in
+    its category.  So a step never holds new state beside the old one.  The caller's arrays are not changed.
+
+    ``ValueError``, before anything runs, for a name of ``donate`` that fits no input, and for a donated input whose
+    memory no output can take.
 
     ``cluster.run(executable, inputs)``: the arrays of the whole, in order or by name; ``run.result``: the outputs, in
     order, whole.  **Communication**: that of the collectives in each device's program.
@@ -38,6 +45,7 @@ class Executable(Operation):
     def __init__(
         self, program: Function | Localized, mesh: Mesh | None = None, *,
         categories: Mapping[str, str] | None = None, seconds: Callable[[Op], float] | None = None,
+        donate: str | Iterable[str] = (),
     ) -> None:
         if isinstance(program, Function):
             if mesh is None:
@@ -46,12 +54,19 @@ class Executable(Operation):
         elif mesh not in (None, program.mesh):
             raise ValueError(f"@{program.function.name} is laid out on {program.mesh!r}, not on {mesh!r}")
         self.programs, self.seconds = program, seconds
-        self.categories = dict(categories or {})
         known = {value.name for value in self.programs.function.values}
-        if unknown := [name for name in self.categories if name not in known]:
-            raise ValueError(f"categories name %{unknown[0]}, which {self.name} has not")
+        self.categories: dict[str, str] = {}
+        for name, category in (categories or {}).items():
+            named = [name] if name in known else [v.name for v in inputs_named(self.programs.function, name)]
+            if not named:
+                raise ValueError(f"categories name %{name}, which {self.name} has not")
+            self.categories.update(dict.fromkeys(named, category))
         self._by_class: dict[int, DeviceProgram] = {}
         self._own_operators: tuple[Operator, ...] = ()
+        self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
+        if self.donate:
+            for number in range(len(self.programs.classes)):
+                self.of_class(number)       # on every device, outputs must be able to take the memory
 
     @property
     def name(self) -> str:
@@ -66,9 +81,17 @@ class Executable(Operation):
     def of_class(self, number: int) -> DeviceProgram:
         """The program of the ranks of a class."""
         if number not in self._by_class:
-            function = self.programs.program(self.programs.classes[number][0])
-            self._by_class[number] = DeviceProgram(function, self.categories, self.seconds)
+            self._by_class[number] = self._device_program(self.programs.program(self.programs.classes[number][0]))
         return self._by_class[number]
+
+    def _device_program(self, function: Function) -> DeviceProgram:
+        donated = donations(function, self.donate, Kinds.of(self.programs.function))
+        return DeviceProgram(function, self.categories, self.seconds, donated)
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether a device writes into its inputs."""
+        return bool(self.donate) or any(op.operator.reuses for op in self.programs.function.ops)
 
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs, given in order or by name in one argument, dealt out by their layouts."""
@@ -89,11 +112,11 @@ class Executable(Operation):
         program = self.of_class(self.programs.class_of(device.rank))
         function = self.programs.program(device.rank)
         if function != program.function:    # its parts begin elsewhere
-            program = DeviceProgram(function, self.categories, self.seconds)
+            program = self._device_program(function)
         with device.compute(self.name, seconds=0.0):    # the library's Python between the ops has no price
             for category, nbytes in program.held:
                 device.hold(category, nbytes)
-            return program.run(device, list(map(contiguous, inputs)))
+            return program.run(device, program.own(inputs))
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs, each put together by its layout."""

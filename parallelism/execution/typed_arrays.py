@@ -27,8 +27,11 @@ class ArrayMaker(Protocol):
     def full(self, shape: Sequence[int], value: float, dtype: npt.DTypeLike) -> Any:
         """An array of this shape in which every element is ``value``."""
 
-    def run_op(self, op: Op, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs of an op on this device.  **Communication**: that of the op."""
+    def run_op(self, op: Op, inputs: Sequence[Any], into: Sequence[Any] = ()) -> Sequence[Any]:
+        """The outputs of an op on this device.  **Communication**: that of the op.
+
+        ``into`` has, for each output, the array in whose memory it is to lie, or None; empty: all are None.
+        """
 
 
 @lru_cache(maxsize=64)

@@ -117,6 +117,11 @@ class Operation:
     """Whether every op declares its cost.  Then all other compute is the library's Python, and a modelled trace has no
     price for it."""
 
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether a device writes into its inputs.  Where devices share the caller's arrays, each then gets copies."""
+        return False
+
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Any, ...]]:
         """The inputs of each rank, as a list indexed by rank.  By default every rank gets all arguments."""
         return [args] * mesh.size

@@ -12,6 +12,7 @@ declared, and no traffic with the host; ``trace.on(hardware)`` says what it woul
 """
 
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ def record(
 
     def body(rank: int) -> tuple[Any, list[Event]]:
         device = RecordingDevice(mesh, rank, lockstep)
-        return program(device, *inputs[rank]), device.finish()
+        given = deepcopy(inputs[rank]) if isinstance(program, Operation) and program.writes_inputs else inputs[rank]
+        return program(device, *given), device.finish()
 
     outputs, records = zip(*lockstep.run(body), strict=True)
     columns = Columns.of(chain.from_iterable(records))

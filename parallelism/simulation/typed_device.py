@@ -105,7 +105,7 @@ class TypedDevice:
         """An array of this shape and dtype."""
         return TypedArray(shape, dtype)
 
-    def run_op(self, op: Op, inputs: Sequence[TypedArray]) -> list[TypedArray]:
+    def run_op(self, op: Op, inputs: Sequence[TypedArray], into: Sequence[Any] = ()) -> list[TypedArray]:
         """Arrays of the types that the program states for the outputs.  Records a collective or a message."""
         if op.kind in METHODS or not op.outputs or op.kind == "recv":
             self._communicate(op, inputs)
