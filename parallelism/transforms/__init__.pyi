@@ -1,4 +1,8 @@
+from .data import DataParallel as DataParallel
 from .parts import Parts as Parts
+from .sequence import SequenceParallel as SequenceParallel
+from .strategy import Strategy as Strategy, Transform as Transform
+from .tensor import TensorParallel as TensorParallel
 from .training import (
     SGD as SGD,
     Adam as Adam,
@@ -8,3 +12,4 @@ from .training import (
     following as following,
     train_step as train_step,
 )
+from .zero import Zero as Zero

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from parallelism.dtypes import is_floating
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.derived import with_values
 from parallelism.ir.core.regions import each
@@ -58,15 +59,16 @@ class Parts:
         state = tuple(value for value in function.inputs if value.name in kept - trained)
         parameters = tuple(value for value in function.inputs if value.name in trained)
         others = tuple(value for value in function.inputs if value not in state)
-        return cls(
+        parts = cls(
             function.name, Function(function.name, others, tuple(forward), tuple(results)),
             Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)))
+        return parts._without_derived()
 
     @property
     def parameters(self) -> tuple[Value, ...]:
-        """The inputs of the forward that are trained, as they are there; none without an update."""
+        """The inputs of the forward that are trained; without an update those of `first_argument`."""
         if self.update is None:
-            return ()
+            return first_argument(self.forward)
         trained = {value.name.removeprefix(GRADIENT) for value in self.gradients}
         return tuple(value for value in self.forward.inputs if value.name in trained)
 
@@ -124,17 +126,41 @@ class Parts:
                          (*results, *each(self.update.outputs, values)))
         return laid_out(whole, layouts)
 
+    def _without_derived(self) -> Parts:
+        """The parts without the layouts that `joined` gives to gradients and state anyway."""
+        assert self.update is not None
+        of = {value.name: value.layout for value in self.parameters}
+        owners = {value.name: value.name.removeprefix(GRADIENT) for value in self.gradients}
+        owners |= {value.name: owner for value in self.state if (owner := self.owner(value))}
+        derived = {value.name: None for value in self.update.inputs
+                   if value.name in owners and value.layout == of[owners[value.name]]}
+        kept = dict.fromkeys(value.name for value in self.update.outputs)
+        return replace(self, update=laid_out(self.update, derived | kept))
+
     def _layouts(self) -> dict[str, TensorSharding | None]:
         """The layouts of parameters, gradients and state, and of what each is in the next step, by name."""
         assert self.update is not None
         layouts = {value.name: value.layout for value in self.parameters}
+        # A gradient that the update brings into a layout itself has none before: its sum may still be pending.
+        waiting = {value for op in self.update.ops if op.kind == "reshard" for value in op.inputs}
         for value in self.gradients:
-            layouts[value.name] = value.layout or layouts[value.name.removeprefix(GRADIENT)]
+            given = None if value in waiting else layouts[value.name.removeprefix(GRADIENT)]
+            layouts[value.name] = value.layout or given
         for value in self.state:
             owner = self.owner(value)
             layouts[value.name] = value.layout or (layouts[owner] if owner else None)
         kept = {value.name: layouts[value.name.removeprefix(NEXT)] for value in self.update.outputs}
         return layouts | kept
+
+
+def first_argument(function: Function) -> tuple[Value, ...]:
+    """The floating-point inputs under the name of the first one, ``p`` for ``p.w``: the parameters of a recorded model.
+
+    None if that name has no parts.
+    """
+    prefix, dot, _ = function.inputs[0].name.partition(".") if function.inputs else ("", "", "")
+    return tuple(value for value in function.inputs
+                 if dot and value.name.startswith(f"{prefix}.") and is_floating(value.type.dtype))
 
 
 def _needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] = ()) -> list[Op]:

@@ -22,7 +22,7 @@ from parallelism.ir.passes.gradients import GRADIENT, MARK
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
-from parallelism.transforms.parts import NEXT, UPDATE, Parts, with_last_named
+from parallelism.transforms.parts import NEXT, UPDATE, Parts, first_argument, with_last_named
 
 __all__ = ["SGD", "Adam", "AdamW", "categories", "first_state", "following", "train_step"]
 
@@ -44,8 +44,8 @@ def train_step(
     ``grad.p``, and the ops of the update are in the region ``update``.
 
     ``parameters`` names the inputs to train, or a prefix of their names (``p`` for ``p.w`` and ``p.b``); None stands
-    for the prefix of the first input, as in the models of `parallelism.models`.  ``clip`` is the largest norm of all
-    gradients together (`parallelism.kernels.clipped`).
+    for the prefix of the first input: the first argument of the recorded function, a dict.  ``clip`` is the largest
+    norm of all gradients together (`parallelism.kernels.clipped`).
 
     ``ValueError`` for a function that does not return one floating-point number first, for parameters that do not
     exist, and for a function that is a training step already.
@@ -114,8 +114,9 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
         raise ValueError(f"@{loss.name} has a region {reserved[0]!r}, which a training step gives to its own ops")
     floating = [value for value in loss.inputs if is_floating(value.type.dtype)]
     if names is None:
-        names = loss.inputs[0].name.partition(".")[0] if loss.inputs else ""
-    if isinstance(names, str):
+        chosen = [*first_argument(loss)]
+        missing = [] if chosen else ["p.w"]
+    elif isinstance(names, str):
         chosen = [value for value in floating if value.name == names or value.name.startswith(f"{names}.")]
         missing = [] if chosen else [names]
     else:

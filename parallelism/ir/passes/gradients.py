@@ -146,7 +146,7 @@ def _fitted(part: Any, type: TensorType) -> Any:
         d + extra for d, extent in enumerate(type.shape) if extent == 1 and part.shape[d + extra] != 1
     )
     if spread:
-        part = np.sum(part, axis=spread, keepdims=True)
+        part = np.sum(part, axis=spread, keepdims=len(spread) > extra)
     return part.reshape(type.shape).astype(type.dtype)
 
 

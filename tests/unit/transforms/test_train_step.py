@@ -145,6 +145,7 @@ def in_region(path):
      "has no floating-point input 'w' to train; it has p.a"),
     (lambda: train_step(vector_loss("a"), SGD(1), parameters=["p.a", "p.c"]), ValueError, "'p.c'"),
     (lambda: train_step(vector_loss("a"), SGD(1), parameters=[]), ValueError, "'no parameters'"),
+    (lambda: train_step(ir.record(lambda w: w, ir.TensorType("f64", ())), SGD(1)), ValueError, "'p.w' to train; .* w$"),
     (lambda: train_step(vector_loss("a"), "adam"), TypeError, "must be an SGD, Adam or AdamW, got 'adam'"),
     (lambda: train_step(vector_loss("a"), SGD(1), clip=0), ValueError, "clip must be above 0 and finite"),
     (lambda: train_step(in_region("update.a"), SGD(1)), ValueError, "region 'update'"),

@@ -1,0 +1,41 @@
+"""Patterns of regions: ``block.*`` stands for all regions of this form, and ``*`` for any characters."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from parallelism.ir.core import Function, Op
+from parallelism.transforms.dims import paths
+
+_PATTERN = re.compile(r"[A-Za-z0-9_.*?]+")
+
+
+def patterns(regions: str | Sequence[str] | None, subject: str) -> tuple[str, ...]:
+    """The patterns, sorted; none for None.  ``ValueError`` for a text that is no pattern of a region."""
+    given = (regions,) if isinstance(regions, str) else tuple(regions or ())
+    for pattern in given:
+        if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+            raise ValueError(f"{subject}: a pattern of regions consists of names, ., * and ?, such as block.*, got "
+                             f"{pattern!r}")
+    return tuple(sorted(dict.fromkeys(given)))
+
+
+def matching(function: Function, given: Sequence[str], subject: str) -> dict[Op, str]:
+    """The ops in regions that match a pattern, each with the path of its outermost region that does.
+
+    Without patterns it is every op, with an empty path.  ``ValueError`` for a pattern that no region matches.
+    """
+    if not given:
+        return dict.fromkeys(function.ops, "")
+    for pattern in given:
+        if not any(fnmatchcase(path, pattern) for path in function.regions):
+            near = difflib.get_close_matches(pattern, function.regions, 3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else \
+                f"; its regions are {', '.join(function.regions[:12]) or 'none'}"
+            raise ValueError(f"{subject}: @{function.name} has no region {pattern!r}{hint}")
+    found = ((op, next((path for path in paths(op) if any(fnmatchcase(path, pattern) for pattern in given)), None))
+             for op in function.ops)
+    return {op: path for op, path in found if path is not None}

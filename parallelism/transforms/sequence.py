@@ -1,0 +1,87 @@
+"""Sequence parallelism: between the products of tensor parallelism, activations are split over the same axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from parallelism.ir.core import Function, Value
+from parallelism.transforms.dims import DimClasses, batch_class, dims_of, layout, relation_of, split_at
+from parallelism.transforms.parts import Parts
+from parallelism.transforms.tensor import product_of
+from parallelism.transforms.words import checked_axis, word
+
+
+@dataclass(frozen=True)
+class SequenceParallel:
+    """Activations that tensor parallelism leaves whole are split over its ``axis``, along the sequence.
+
+    What enters a product by columns is gathered before it, and what a product by rows (or a lookup in a split table)
+    makes is reduce-scattered: norms, dropouts and residuals between work on a part of the rows (Korthikanti et al.,
+    *Reducing Activation Recomputation in Large Transformer Models*, 2022, arXiv:2205.05198, section 4.2.2).  The dim is
+    the outermost one of the activation that is not contracted and not the rows of the batch; if there is none, the rows
+    of the batch, inside of what splits them already.  An activation that has a layout keeps it.
+
+    **Communication**: an all_gather and a reduce_scatter in place of each all_reduce of `TensorParallel`, and an
+    all_gather more in the backward of each product by columns, because only a part of its input is kept.
+
+    ``ValueError`` if no product is split over ``axis``, and if no activation is left to be split.
+    """
+
+    axis: str = "tp"
+    phase: ClassVar[int] = 30
+
+    def __post_init__(self) -> None:
+        checked_axis(self)
+
+    def __call__(self, function: Function) -> Function:
+        parts = Parts.of(function)
+        products = [*self._products(parts)]
+        if not products:
+            raise ValueError(f"{self}: no product of @{function.name} is split over {self.axis!r}; TensorParallel "
+                             f"comes before {self}, or both in one Strategy")
+        classes = DimClasses(parts.forward)
+        rows = batch_class(parts.forward, parts.parameters, classes)
+        given = classes.axes(value for value in parts.forward.inputs if value not in parts.parameters)
+        # The batch stays whole over the axis: which tokens a device has does not follow from what it does with them.
+        layouts = {value.name: layout(dims_of(value)) for value in parts.forward.inputs
+                   if value not in parts.parameters and value.layout is None}
+        between = 0
+        for value, inside, open_dims in products:
+            if value.layout is not None or value in parts.forward.inputs or value.name in layouts:
+                continue
+            dims = [given.get(classes.of(value, dim), ()) for dim in range(value.type.ndim)]
+            if inside is None:
+                inside = next((dim for dim in open_dims if classes.of(value, dim) != rows), next(iter(open_dims), None))
+                between += 1
+            if inside is not None:
+                dims[inside] = (*dims[inside], self.axis)
+                layouts[value.name] = layout(dims)
+        if not between:
+            raise ValueError(f"{self}: no activation of @{function.name} is left to be split over {self.axis!r}: what "
+                             "enters or leaves its products is input, or has a layout")
+        return parts.laid(layouts).joined()
+
+    def _products(self, parts: Parts) -> Iterator[tuple[Value, int | None, list[int]]]:
+        """The activations of the products that are split.
+
+        Of those inside, between a product by columns and one by rows, the dim that is split; of the others None, and
+        the dims that may be split.
+        """
+        parameters = {*parts.parameters}
+        for op in parts.forward.ops:
+            product = product_of(op, parameters)
+            dim = None if product is None else split_at(product.weight, self.axis)
+            if product is None or dim is None:
+                continue
+            of, split = relation_of(op), product.letters[dim]
+            for value, letters in zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True):
+                if value in parameters or (split == of.indexed and value in op.inputs):
+                    continue
+                free = [place for place, letter in enumerate(letters)
+                        if letter is not None and letter not in product.letters]
+                yield value, letters.index(split) if split in letters else None, free
+
+    def __str__(self) -> str:
+        return word("sp", self.axis)

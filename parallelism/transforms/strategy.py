@@ -1,0 +1,171 @@
+"""Strategies: several transforms as one value, with a text that reads back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from parallelism.ir.core import Function
+from parallelism.mesh import Mesh
+from parallelism.transforms.data import DataParallel
+from parallelism.transforms.sequence import SequenceParallel
+from parallelism.transforms.tensor import TensorParallel
+from parallelism.transforms.words import Word, read
+from parallelism.transforms.zero import Zero
+
+
+class Transform(Protocol):
+    """A frozen value that takes a program and returns a program."""
+
+    phase: ClassVar[int]
+    """In a `Strategy` transforms of a lower phase are applied first."""
+
+    def __call__(self, function: Function) -> Function: ...
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Strategy:
+    """Several transforms, applied to a program one after the other.
+
+    They are applied in the order that they need, whatever the order in which they are given; equal strategies are
+    equal values.  Only of data parallelism over several axes the first one given is the outermost.
+
+    >>> strategy = Strategy(DataParallel("dp"), TensorParallel("tp"))
+    >>> print(strategy)
+    dp tp
+    >>> Strategy.parse("tp dp") == strategy
+    True
+
+    ``ValueError`` if a transform is given twice.
+    """
+
+    transforms: tuple[Transform, ...]
+
+    def __init__(self, *transforms: Transform) -> None:
+        flat: list[Transform] = []
+        for transform in transforms:
+            if not callable(transform) or not hasattr(transform, "phase"):
+                raise TypeError(f"a Strategy consists of transforms, got {transform!r}")
+            flat.extend(transform.transforms if isinstance(transform, Strategy) else [transform])
+        for place, transform in enumerate(flat):
+            if transform in flat[:place]:
+                raise ValueError(f"{transform!r} is given twice; a transform is applied once")
+        object.__setattr__(self, "transforms", tuple(sorted(flat, key=_order)))
+
+    phase: ClassVar[int] = 0
+
+    def __call__(self, function: Function) -> Function:
+        """The transformed program.  ``ValueError`` of the transform that refuses it."""
+        # Of one phase the last one is applied first: what is split over an axis later is split around it.
+        backwards = sorted(self.transforms, key=lambda each: -each.phase)
+        for transform in reversed(backwards):
+            function = transform(function)
+        return function
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.transforms))
+
+    def __repr__(self) -> str:
+        return f"Strategy({', '.join(map(repr, self.transforms))})"
+
+    @classmethod
+    def parse(cls, text: str) -> Strategy:
+        """The strategy that ``text`` says: the words of its transforms, in any order, without sizes of axes.
+
+        ``ValueError`` names the word that cannot be read.
+        """
+        return cls(*(_transform(word, sized=False)[0] for word in map(read, _words(text))))
+
+    @classmethod
+    def parse_on_mesh(cls, text: str) -> tuple[Strategy, Mesh]:
+        """The strategy and the mesh of a text with the sizes of axes, as commands take it: ``tp=8 sp dp=4 zero=1``.
+
+        The axes of the mesh lie in Megatron's order, whatever the order of the words: pipelines outermost, then data,
+        context, experts and tensors.
+        """
+        found: list[Transform] = []
+        sizes: dict[str, tuple[int, int]] = {}
+        for word in map(read, _words(text)):
+            transform, size = _transform(word, sized=True)
+            found.append(transform)
+            if size is None:
+                continue
+            axis, order = getattr(transform, "axis"), [*_SIZED].index(word.name)  # noqa: B009
+            if sizes.setdefault(axis, (order, size)) != (order, size):
+                raise ValueError(f"the axis {axis!r} is given twice, with {sizes[axis][1]} and with {size} devices")
+        if not sizes:
+            raise ValueError(f"the strategy {text!r} names no axis with its size, such as dp=2")
+        ordered = sorted(sizes, key=lambda axis: sizes[axis][0])
+        return cls(*found), Mesh(**{axis: sizes[axis][1] for axis in ordered})
+
+    def text_on(self, mesh: Mesh) -> str:
+        """The text with the sizes of the axes of ``mesh``, which `parse_on_mesh` reads back.
+
+        ``ValueError`` for an axis that the mesh does not have.
+        """
+        return " ".join(self._sized(transform, mesh) for transform in self.transforms)
+
+    def _sized(self, transform: Transform, mesh: Mesh) -> str:
+        axis: str | None = getattr(transform, "axis", None)
+        if axis is None:
+            return str(transform)
+        if axis not in mesh.shape:
+            raise ValueError(f"{transform} needs an axis {axis!r}; the axes of {mesh!r} are "
+                             f"{', '.join(map(repr, mesh.axes))}")
+        text = str(transform)
+        return f"{text}={mesh.shape[axis]}" if read(text).name in _SIZED else text
+
+
+def _number(text: str | None) -> Any:
+    """The number that a text is; the text if it is none, for the transform to refuse."""
+    return int(text) if text and text.isdecimal() else text
+
+
+def _order(transform: Transform) -> tuple[int, str]:
+    """The order in which transforms are held: by phase, then by text, so that equal strategies are equal.
+
+    Of data parallelism over several axes the first one given is the outermost.
+    """
+    return transform.phase, "" if isinstance(transform, DataParallel) else str(transform)
+
+
+def _words(text: str) -> Iterable[str]:
+    if not isinstance(text, str):
+        raise TypeError(f"a strategy is read from text, got {text!r}")
+    return text.split()
+
+
+_SIZED: dict[str, Callable[[Word], Transform]] = {
+    "dp": lambda word: DataParallel(word.axis or ""),
+    "tp": lambda word: TensorParallel(word.axis or "", word.regions),
+}
+"""The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""
+_OTHER: dict[str, Callable[[Word], Transform]] = {
+    "sp": lambda word: SequenceParallel(word.axis or ""),
+    "zero": lambda word: Zero(_number(word.value), word.axis or ""),
+}
+_WITH_REGIONS, _WITH_VALUE = ("tp",), ("zero",)
+"""The words that may name regions, and those that have a value in any text."""
+
+
+def _transform(word: Word, *, sized: bool) -> tuple[Any, int | None]:
+    """The transform of a word, and the size of its axis, which a word has if and only if the text is ``sized``."""
+    make = _SIZED.get(word.name) or _OTHER.get(word.name)
+    if make is None:
+        near = difflib.get_close_matches(word.name, (*_SIZED, *_OTHER), 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; they are {', '.join((*_SIZED, *_OTHER))}"
+        raise ValueError(f"no transform is written {word.name!r}{hint}")
+    if word.regions and word.name not in _WITH_REGIONS:
+        raise ValueError(f"{word.name!r} has no regions, got @{','.join(word.regions)}")
+    wants = word.name in _WITH_VALUE or (sized and word.name in _SIZED)
+    if (word.value is not None) != wants:
+        what = "the size of its axis" if word.name in _SIZED else "a value"
+        raise ValueError(f"{word.name!r} must be followed by = and {what}" if wants else
+                         f"{word.name!r} has no value here, got {word.value!r}")
+    if word.name not in _SIZED or not sized:
+        return make(word), None
+    if not (word.value or "").isdecimal() or int(word.value or 0) < 1:
+        raise ValueError(f"the size of the axis of {word.name!r} must be a number of at least 1, got {word.value!r}")
+    return make(word), int(word.value or 0)

@@ -1,0 +1,174 @@
+"""Tensor parallelism: the products of a model, each with its weight split over an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from parallelism.ir.core import Function, Op, Value
+from parallelism.layouts.propagation.relations import Letters, Relation
+from parallelism.sharding import TensorSharding
+from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
+from parallelism.transforms.parts import Parts
+from parallelism.transforms.scope import matching, patterns
+from parallelism.transforms.words import checked_axis, word
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """The weights of products are split over ``axis``, by columns or by rows, as the rule of the operators allows.
+
+    The ops are visited in order.  A product whose activation is split where it is contracted takes its weight by
+    *rows*: its result is a pending sum.  Another product takes its weight by *columns*, if the split of its result
+    lasts until a sum takes it up: the next product, or the loss.  Otherwise the weight stays whole.  A table in which
+    rows are looked up is split by rows.  Whatever is added to a split result, such as a bias, is split alike.  On a
+    Transformer this is Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053, section 3): two all_reduces of the
+    activations of a layer forward, and two backward.
+
+    ``regions`` are patterns; only products in regions that match are split.  A weight that has a layout keeps it.
+
+    ``ValueError`` for a pattern that no region matches, and if no weight is left to be split.
+    """
+
+    axis: str = "tp"
+    regions: str | Sequence[str] | None = ()
+    phase: ClassVar[int] = 20
+
+    def __post_init__(self) -> None:
+        checked_axis(self)
+        object.__setattr__(self, "regions", patterns(self.regions, type(self).__name__))
+
+    def __call__(self, function: Function) -> Function:
+        parts = Parts.of(function)
+        scope = {*matching(parts.forward, self._regions, f"{self}")}
+        found = _Splits(parts.forward, parts.parameters, self.axis, scope)
+        if not found.layouts:
+            raise ValueError(f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: it has no "
+                             f"product, or they have layouts already (Zero gives them to all: it comes after {self})")
+        return parts.laid(found.layouts).joined()
+
+    @property
+    def _regions(self) -> Sequence[str]:
+        return self.regions or ()
+
+    def __str__(self) -> str:
+        return word("tp", self.axis, self._regions)
+
+
+class Product(NamedTuple):
+    """An op that contracts or looks up a parameter."""
+
+    weight: Value
+    letters: Letters
+    """Those of the weight."""
+    contracted: tuple[str, ...]
+    """Letters of the weight that are summed over."""
+    free: tuple[str, ...]
+    """Letters of the weight that the result has, and no other input."""
+
+
+def product_of(op: Op, parameters: Collection[Value]) -> Product | None:
+    """The product that an op is, if it sums over letters that one parameter shares with activations."""
+    of = relation_of(op)
+    places = [place for place, value in enumerate(op.inputs) if value in parameters]
+    if len(places) != 1 or len(op.inputs) < 2:
+        return None
+    letters = of.inputs[places[0]]
+    others = {letter for place, each in enumerate(of.inputs) if place != places[0] for letter in each}
+    summed = frozenset[str].intersection(*of.reduced) if of.reduced else frozenset[str]()
+    contracted = tuple(letter for letter in letters if letter in summed and (letter in others or letter == of.indexed))
+    made = {letter for each in of.outputs for letter in each}
+    free = tuple(letter for letter in letters if letter in made and letter not in others and letter is not None)
+    return Product(op.inputs[places[0]], letters, tuple(each for each in contracted if each), free) \
+        if contracted and (free or of.indexed) else None
+
+
+class _Splits:
+    """The dims of values that are split over the axis, found op by op."""
+
+    def __init__(
+        self, function: Function, parameters: Collection[Value], axis: str, scope: Collection[Op]
+    ) -> None:
+        self.function, self.parameters, self.axis, self.scope = function, {*parameters}, axis, {*scope}
+        self.layouts: dict[str, TensorSharding] = {}
+        """The layouts of parameters that were found."""
+        self.dims = {value.name: split_at(value, axis) for value in function.values if value.layout}
+        """The dim of each value that is split over the axis; None: given as whole."""
+        self.users: dict[str, list[Op]] = {}
+        for op in function.ops:
+            for value in dict.fromkeys(op.inputs):
+                self.users.setdefault(value.name, []).append(op)
+        self._lasting: dict[tuple[str, int], bool] = {}
+        for op in function.ops:
+            self._visit(op)
+
+    def _visit(self, op: Op) -> None:
+        of = relation_of(op)
+        product = product_of(op, self.parameters)
+        activations = [value for value in op.inputs if product is None or value is not product.weight]
+        split = self._letter(op, of, activations)
+        if product is not None and op in self.scope and self._open(product.weight):
+            letter = self._chosen(op, of, product, split)
+            if letter is not None:
+                self._give(product.weight, product.letters.index(letter))
+        split = split or self._letter(op, of, op.inputs)
+        if split is None:
+            return
+        for value, letters in zip(op.inputs, of.inputs, strict=True):
+            if value in self.parameters and product is None and split in letters and self._open(value):
+                self._give(value, letters.index(split))     # what is added to a split value, as a bias
+        for value, letters in zip(op.outputs, of.outputs, strict=True):
+            if split in letters:
+                self.dims.setdefault(value.name, letters.index(split))
+
+    def _open(self, value: Value) -> bool:
+        return value.layout is None and value.name not in self.layouts
+
+    def _give(self, value: Value, dim: int) -> None:
+        axes = dims_of(value)
+        axes[dim] = (self.axis,)
+        self.layouts[value.name] = layout(axes)
+        self.dims[value.name] = dim
+
+    def _letter(self, op: Op, of: Relation, values: Collection[Value]) -> str | None:
+        """The letter that is split, by the first of these inputs that is split."""
+        for value, letters in zip(op.inputs, of.inputs, strict=True):
+            dim = self.dims.get(value.name) if value in values else None
+            if dim is not None and letters[dim] is not None:
+                return letters[dim]
+        return None
+
+    def _chosen(self, op: Op, of: Relation, product: Product, split: str | None) -> str | None:
+        """The letter of the weight that is to be split; None if it stays whole."""
+        if split is not None:
+            return split if split in product.letters else None
+        if of.indexed in product.letters:
+            return of.indexed
+        return next((letter for letter in product.free if all(
+            self._lasts(value, letters.index(letter))
+            for value, letters in zip(op.outputs, of.outputs, strict=True) if letter in letters)), None)
+
+    def _lasts(self, value: Value, dim: int) -> bool:
+        """Whether a split of this dim lasts until a sum takes it up, whatever uses the value."""
+        place = value.name, dim
+        if place not in self._lasting:
+            self._lasting[place] = True     # a program has no cycles; a dim that is met twice is judged once
+            self._lasting[place] = value not in self.function.outputs and all(
+                self._lasts_through(op, value, dim) for op in self.users.get(value.name, ()))
+        return self._lasting[place]
+
+    def _lasts_through(self, op: Op, value: Value, dim: int) -> bool:
+        of = relation_of(op)
+        product = product_of(op, self.parameters)
+        for place, given in enumerate(op.inputs):
+            letter = of.inputs[place][dim] if given is value else ""
+            if letter is None:
+                return False
+            if product is not None and letter in product.contracted and (
+                    op not in self.scope and self.dims.get(product.weight.name) is None):
+                return False            # the next product is to stay as it is
+            for output, letters in zip(op.outputs, of.outputs, strict=True):
+                if letter and letter in letters and not self._lasts(output, letters.index(letter)):
+                    return False
+        return True

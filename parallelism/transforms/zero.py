@@ -1,0 +1,95 @@
+"""ZeRO: what data parallelism holds several times is split over its axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from parallelism.ir.core import Expression, Function, Op, Value
+from parallelism.ir.core.regions import each
+from parallelism.ir.operators import layout_text
+from parallelism.sharding import TensorSharding
+from parallelism.transforms.dims import Dims, dims_of, layout
+from parallelism.transforms.parts import UPDATE, Parts
+from parallelism.transforms.words import checked_axis, word
+
+STAGES = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """State, gradients and parameters are split over the ``axis`` of data parallelism, as far as ``stage`` says.
+
+    Stage 1 splits the state of the optimizer: the gradients stay whole, and unsummed, until the update.  Stage 2 splits
+    the gradients, too: each is reduce-scattered where the backward has made it.  Stage 3 splits the parameters, too:
+    each is gathered before an op that reads it, in the forward and again in the backward.  Of the dims of a parameter
+    that no axis splits it is the largest one that is split; if there is none, the outermost dim is split further.
+
+    **Communication** and memory: Rajbhandari et al., *ZeRO*, 2020, arXiv:1910.02054, sections 5 and 7.  With P bytes of
+    parameters and as many of gradients on n devices, a device receives 2 P (n - 1) / n in stages 1 and 2, and
+    3 P (n - 1) / n in stage 3.  Of the state, of the gradients from stage 2 on and of the parameters in stage 3 it
+    holds one n-th.
+
+    ``ValueError`` for a program without an update, if no input is split over ``axis``, and if the state is split over
+    it already.
+    """
+
+    stage: int
+    axis: str = "dp"
+    phase: ClassVar[int] = 50
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES or isinstance(self.stage, bool):
+            raise ValueError(f"the stage of Zero must be 1, 2 or 3, got {self.stage!r}")
+        checked_axis(self)
+
+    def __call__(self, function: Function) -> Function:
+        parts = Parts.of(function)
+        if parts.update is None:
+            raise ValueError(f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
+                             "step of it")
+        for value in (*parts.state, *parts.parameters):
+            if any(self.axis in axes for axes in dims_of(value)):
+                raise ValueError(f"{self}: %{value.name} of @{function.name} is split over {self.axis!r} already")
+        data = [value for value in parts.forward.inputs if value not in parts.parameters]
+        if not any(self.axis in axes for value in data for axes in dims_of(value)):
+            raise ValueError(f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
+                             f"summed over it; DataParallel comes before {self}, or both in one Strategy")
+        whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
+        split = {value.name: layout(self._split(value)) for value in parts.parameters}
+        forward = split if self.stage == 3 else whole
+        state = {value.name: split[owner] for value in parts.state if (owner := parts.owner(value))}
+        gradients = {f"grad.{name}": kept for name, kept in split.items()}
+        if self.stage > 1:
+            return parts.laid(forward, forward | state | gradients).joined()
+        update = parts.laid(forward, forward | state)
+        assert update.update is not None
+        return replace(update, update=_summed_first(update.update, gradients)).joined()
+
+    def _split(self, value: Value) -> Dims:
+        """The axes of the dims of a parameter that is split over the axis, too."""
+        dims = dims_of(value)
+        if not dims:
+            return dims
+
+        def extent(dim: int) -> int:
+            n = value.type.shape[dim]
+            return 0 if dims[dim] else 1 if isinstance(n, Expression) else n + 1
+
+        chosen = max(range(len(dims)), key=lambda dim: (extent(dim), -dim))
+        dims[chosen] = (*dims[chosen], self.axis)
+        return dims
+
+    def __str__(self) -> str:
+        return word("zero", self.axis, value=self.stage)
+
+
+def _summed_first(update: Function, layouts: Mapping[str, TensorSharding]) -> Function:
+    """The update with each gradient brought into its layout first: then its sum is pending until here."""
+    values = {value: replace(value, name=f"summed.{value.name}", layout=None)
+              for value in update.inputs if value.name in layouts}
+    ops = [Op("reshard", (value,), (("layout", layout_text(layouts[value.name])),), (summed,), UPDATE)
+           for value, summed in values.items()]
+    rest = [replace(op, inputs=each(op.inputs, values)) for op in update.ops]
+    return replace(update, ops=(*ops, *rest), outputs=each(update.outputs, values))

@@ -1,0 +1,104 @@
+"""Models for tests of transforms, their inputs, and three steps of training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parallelism import ir, models
+from parallelism.models import cross_entropy
+from parallelism.transforms import Parts, first_state, following
+
+VOCABULARY = 10
+
+
+def transformer(**figures):
+    defaults = {"layers": 1, "width": 16, "heads": 4, "vocabulary": VOCABULARY, "sequence": 6, "dtype": np.float64}
+    return models.TransformerSpec(**defaults | figures)
+
+
+def recurrent(batch):
+    """A recurrent network, unrolled: one weight is used in every step."""
+    def loss(p, x, targets):
+        state = np.tanh(x[:, 0] @ p["enter"])
+        for i in range(1, 4):
+            with ir.region(f"step.{i}"):
+                state = np.tanh(x[:, i] @ p["enter"] + state @ p["again"] + p["bias"])
+        return np.mean((state @ p["leave"] - targets) ** 2)
+
+    types = {"enter": (5, 8), "again": (8, 8), "bias": (8,), "leave": (8, 3)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     ir.TensorType("f64", (batch, 4, 5)), ir.TensorType("f64", (batch, 3)), name="recurrent")
+
+
+def residual(batch):
+    """Residual layers behind norms, no regions, a gate, and an odd width."""
+    def loss(p, x, targets):
+        for i in range(2):
+            y = ir.apply("rms_norm", x, p[f"norm{i}"], epsilon=1e-5)
+            x = x + (np.tanh(y @ p[f"up{i}"]) * (y @ p[f"gate{i}"])) @ p[f"down{i}"] * 0.5
+        return cross_entropy(x, targets)
+
+    types = {}
+    for i in range(2):
+        types |= {f"norm{i}": (7,), f"up{i}": (7, 9), f"gate{i}": (7, 9), f"down{i}": (9, 7)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     ir.TensorType("f64", (batch, 7)), ir.TensorType("i64", (batch,)), name="residual")
+
+
+def factored(batch):
+    """A bilinear form of two inputs with low-rank weights and a learned scale: tokens stand first, rows second."""
+    def loss(p, left, right):
+        a = np.einsum("tbi,ir,rj->tbj", left, p["left.down"], p["left.up"])
+        b = np.einsum("tbi,ij->tbj", right, p["right"])
+        return np.sum(np.log1p(np.exp(-p["scale"] * np.sum(a * b, axis=2)))) / 10
+
+    types = {"left.down": (5, 2), "left.up": (2, 6), "right": (4, 6), "scale": ()}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     ir.TensorType("f64", (3, batch, 5)), ir.TensorType("f64", (3, batch, 4)), name="factored")
+
+
+MODELS = {
+    "mlp": lambda batch: models.mlp((6, 8, 5, 3), batch),
+    "convolutional": lambda batch: models.convolutional((6, 7, 2), (4, 6), 5, batch),
+    "gpt": lambda batch: transformer().function(batch),
+    "plain_gpt": lambda batch: models.gpt(VOCABULARY, 12, 3, 1, 5, batch),
+    "llama": lambda batch: transformer(
+        key_value_heads=2, feed_forward=20, activation="swiglu", norm="rms", positions="rotary", biases=False,
+        tied=False).function(batch),
+    "dropout": lambda batch: transformer(dropout=0.2, fused_attention=False).function(batch),
+    "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
+    "recurrent": recurrent, "residual": residual, "factored": factored,
+}
+"""The models by name, each a function of the rows of the batch; the last three are no transform's own."""
+
+
+def arrays(values, rng):
+    """Arrays for inputs of these types, without symbols."""
+    return {value.name: rng.normal(size=value.type.shape) * 0.5 if value.type.dtype.kind == "f"
+            else rng.integers(0, 3, value.type.shape) for value in values}
+
+
+def trained(step, run, like=None, steps=3):
+    """The losses and the parameters and state after some steps, each computed by ``run(inputs)`` from all inputs."""
+    parts, rng = Parts.of(like or step), np.random.default_rng(0)
+    data = [value for value in parts.forward.inputs if value not in parts.parameters]
+    inputs = first_state(step, arrays(parts.parameters, rng))
+    losses = []
+    for _ in range(steps):
+        given = inputs | arrays(data, rng)
+        outputs = run([given[value.name] for value in step.inputs])
+        losses.append(outputs[0])
+        inputs = following(step, outputs)
+    return losses, inputs
+
+
+def interpreted(step, **options):
+    """`trained`, by the interpreter."""
+    return trained(step, lambda inputs: ir.interpret(step, inputs).outputs, **options)
+
+
+def assert_trained(found, expected, tolerance=1e-10):
+    for loss, wanted in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(loss, wanted, rtol=tolerance, atol=tolerance)
+    for name, wanted in expected[1].items():
+        np.testing.assert_allclose(found[1][name], wanted, rtol=tolerance, atol=tolerance, err_msg=name)

@@ -1,0 +1,152 @@
+"""Strategies as values: their text, their order, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given, strategies as st
+from transformed import MODELS
+
+from parallelism import Executable, Mesh, ir
+from parallelism.layouts import annotate
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    DataParallel,
+    SequenceParallel,
+    Strategy,
+    TensorParallel,
+    Zero,
+    train_step,
+)
+
+STEP = train_step(MODELS["gpt"](4), Adam())
+TRANSFORMS = [
+    DataParallel(), DataParallel("outer"), TensorParallel(), TensorParallel("x", ["block.*.attention", "head"]),
+    TensorParallel(regions="block.?.feed_forward"), SequenceParallel(), SequenceParallel("x"), Zero(1),
+    Zero(3, "outer"),
+]
+
+
+@given(st.lists(st.sampled_from(TRANSFORMS), unique=True))
+def test_a_strategy_is_read_from_its_text(transforms):
+    strategy = Strategy(*transforms)
+    assert Strategy.parse(str(strategy)) == strategy and eval(repr(strategy)) == strategy
+    mesh = Mesh(outer=2, dp=3, tp=4, x=5)
+    sized = [each for each in strategy.transforms if isinstance(each, DataParallel | TensorParallel)]
+    if not sized:
+        with pytest.raises(ValueError, match="names no axis with its size"):
+            Strategy.parse_on_mesh(strategy.text_on(mesh))
+        return
+    again, found = Strategy.parse_on_mesh(strategy.text_on(mesh))
+    assert again == strategy
+    assert found.shape == {axis: mesh.shape[axis] for axis in dict.fromkeys(each.axis for each in sized)}
+
+
+def test_the_words_of_a_strategy():
+    assert str(Strategy()) == ""
+    assert str(Strategy(Zero(2), SequenceParallel(), DataParallel(), TensorParallel())) == "dp tp sp zero=2"
+    assert Strategy.parse("tp:model@block.*,head dp:rows") == Strategy(
+        TensorParallel("model", regions=("head", "block.*")), DataParallel("rows"))
+    assert Strategy.parse_on_mesh("tp=8 sp dp=4 zero=1") == (Strategy.parse("tp sp dp zero=1"), Mesh(dp=4, tp=8))
+    assert Strategy(Strategy.parse("tp"), DataParallel()) == Strategy.parse("dp tp")
+    assert Strategy.parse("dp:a dp:b") != Strategy.parse("dp:b dp:a")
+
+
+@pytest.mark.parametrize("chosen", [
+    [DataParallel(), TensorParallel(), SequenceParallel(), Zero(1)],
+    [DataParallel(), TensorParallel("x", regions="head"), TensorParallel(regions="block.*"), Zero(3)],
+])
+def test_order_does_not_matter_or_is_refused(chosen):
+    expected, refused = Strategy(*chosen)(STEP), []
+    for order in permutations(chosen):
+        assert Strategy(*order) == Strategy(*chosen)
+        step = STEP
+        try:
+            for transform in order:
+                step = transform(step)
+        except ValueError as error:
+            refused.append(f"{error}")
+        else:
+            assert step == expected
+    assert [each for each in refused if " comes before " not in each and " comes after " not in each] == []
+    assert 0 < len(refused) < 23
+
+
+def test_of_several_axes_of_data_the_first_is_the_outermost():
+    step = Strategy.parse("dp:a dp:b")(STEP)
+    tokens, = (value for value in step.inputs if value.name == "tokens")
+    assert tokens.layout.short() == "[(a, b), None]"
+
+
+def test_a_layout_that_is_given_stays():
+    step = annotate(STEP, {"p.0.up": "[tp, None]", "p.0.out": "[None, None]"})
+    laid = {value.name: value.layout and value.layout.short() for value in Strategy.parse("dp tp")(step).inputs}
+    assert laid["p.0.up"] == "[tp, None]" and laid["p.0.out"] == "[None, None]"
+    assert laid["p.0.qkv"] == "[None, tp]"
+    assert laid["p.0.down"] is None     # its activation is whole now, and a norm needs its result whole
+
+
+def test_a_loss_without_an_optimizer_is_split_too():
+    loss = Strategy.parse("dp tp sp")(MODELS["gpt"](4))
+    laid = {value.name: value.layout.short() for value in loss.inputs if value.layout}
+    assert laid["p.0.up"] == "[None, tp]" and laid["tokens"] == "[dp, None]"
+
+
+def product(*names):
+    types = {name: ir.TensorType("f64", (4, 4)) for name in names}
+    return ir.record(lambda p: np_sum(p), types)
+
+
+def np_sum(p):
+    total = 0
+    for weight in p.values():
+        total = total + (weight * weight).sum()
+    return total
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: Strategy(DataParallel(), DataParallel()), r"DataParallel\(axis='dp'\) is given twice"),
+    (lambda: DataParallel()(DataParallel()(STEP)), "dp: %tokens of @transformer.step is split over 'dp' already"),
+    (lambda: Strategy.parse("tp")(Strategy.parse("tp")(STEP)), "tp: no weight of @transformer.step is left"),
+    (lambda: Strategy.parse("sp")(Strategy.parse("tp sp")(STEP)), "sp: no activation of @transformer.step is left"),
+    (lambda: Strategy.parse("zero=1")(Strategy.parse("dp zero=2")(STEP)),
+     "zero=1: %.* of @transformer.step is split over 'dp' already"),
+    (lambda: Strategy.parse("dp zero:x=1")(STEP),
+     "zero:x=1: no input of @transformer.step is split over 'x', so no gradient is summed over it"),
+    (lambda: Strategy.parse("dp zero=1")(MODELS["gpt"](4)), "zero=1: @transformer has no optimizer"),
+    (lambda: Strategy.parse("sp")(STEP), "sp: no product of @transformer.step is split over 'tp'"),
+    (lambda: Strategy.parse("dp")(train_step(product("a"), SGD(1))), "dp: the inputs of @.* have no rows to split"),
+    (lambda: Strategy.parse("tp")(train_step(product("a"), SGD(1))), "tp: no weight of @.* is left to be split"),
+    (lambda: Strategy.parse("tp@blok.*")(STEP), r"has no region 'blok.\*'; did you mean block"),
+    (lambda: Strategy.parse("tp@nothing")(STEP), "has no region 'nothing'; its regions are embedding, block"),
+    (lambda: TensorParallel(regions="a b"), "a pattern of regions consists of names"),
+    (lambda: Executable(Strategy.parse("dp tp")(STEP), Mesh(dp=2)), "names axis 'tp', but the axes of"),
+    (lambda: Strategy.parse("dp tp").text_on(Mesh(dp=2)), "tp needs an axis 'tp'; the axes of .* are 'dp'"),
+    (lambda: Zero(4), "the stage of Zero must be 1, 2 or 3, got 4"),
+    (lambda: DataParallel("a b"), "the axis of DataParallel must be the name of a mesh axis, got 'a b'"),
+    (lambda: Strategy.parse("dq"), "no transform is written 'dq'; did you mean 'dp'?"),
+    (lambda: Strategy.parse("warp"), "no transform is written 'warp'; they are dp, tp, "),
+    (lambda: Strategy.parse("dp=2"), "'dp' has no value here, got '2'"),
+    (lambda: Strategy.parse("zero"), "'zero' must be followed by = and a value"),
+    (lambda: Strategy.parse("zero=x"), "the stage of Zero must be 1, 2 or 3, got 'x'"),
+    (lambda: Strategy.parse("dp@block.0"), "'dp' has no regions, got @block.0"),
+    (lambda: Strategy.parse("TP!"), "a word of a strategy is a name"),
+    (lambda: Strategy.parse_on_mesh("dp"), "'dp' must be followed by = and the size of its axis"),
+    (lambda: Strategy.parse_on_mesh("dp=0"), "the size of the axis of 'dp' must be a number of at least 1, got '0'"),
+    (lambda: Strategy.parse_on_mesh("tp=2 tp@head=3"), "the axis 'tp' is given twice, with 2 and with 3 devices"),
+])
+def test_what_does_not_fit_is_refused_on_the_host(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("given", [3, [1], "dp"])
+def test_a_strategy_consists_of_transforms(given):
+    with pytest.raises(TypeError, match="a Strategy consists of transforms"):
+        Strategy(given)
+    with pytest.raises(TypeError, match="a strategy is read from text"):
+        Strategy.parse(5)
+
+
