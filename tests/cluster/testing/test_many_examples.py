@@ -9,6 +9,7 @@ import sys
 import pytest
 from paths import ROOT
 
+MANY = os.environ.get("VCLUSTER_MANY_EXAMPLES", "300")
 MODULES = [
     path for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py"))
     if "from hypothesis import" in path.read_text(encoding="utf-8")
@@ -21,7 +22,7 @@ MODULES = [
 def test_it_holds_for_many_examples(module):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "hypothesis and not slow", str(module)], cwd=ROOT,
-        env={"VCLUSTER_EXAMPLES": "300", **os.environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env={**os.environ, "VCLUSTER_EXAMPLES": MANY}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout
