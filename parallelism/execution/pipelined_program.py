@@ -129,8 +129,11 @@ class PipelinedProgram(PipelinedOperation):
         """The gradient of each weight of the device's stages, and under ``""`` the loss if it has the last stage."""
         return self.run(device, share, ProgramStage)
 
-    def run(self, device: Device, share: Share, make_stage: MakeStage) -> dict[str, Array]:
-        """`__call__` with another class of stages."""
+    def run(
+        self, device: Device, share: Share, make_stage: MakeStage,
+        run_stages: Callable[[Device, Mapping[int, Any]], None] | None = None,
+    ) -> dict[str, Array]:
+        """`__call__` with another class of stages, and another `run_stages`."""
         with device.compute(self.name, seconds=0.0):    # the library's Python between the ops costs nothing
             stages = {
                 number: make_stage(
@@ -144,7 +147,7 @@ class PipelinedProgram(PipelinedOperation):
                 (GRADIENTS, sum(stage.gradients.nbytes for stage in stages.values())),
             ):
                 device.hold(category, nbytes)
-            self.run_stages(device, stages)
+            (run_stages or self.run_stages)(device, stages)
             return self._added_up(device, stages)
 
     def programs(self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int) -> StagePrograms:

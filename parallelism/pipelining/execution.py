@@ -14,6 +14,7 @@ from parallelism.arrays import Array
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Work
 from parallelism.pipelining.actions import MESSAGES, Action
+from parallelism.pipelining.messages import NOBODY, passed
 from parallelism.pipelining.pipeline import Pipeline
 
 
@@ -82,132 +83,77 @@ def run_actions(
 
     **Memory**: ``activations`` hold the bytes that stages keep, by stage and microbatch.
     """
-    mail = _Mail(device, pipeline, axis)
     order = list(actions)
-    for action, following in zip(order, [*order[1:], None], strict=True):
+    here, listed = device.position(axis) if axis is not None else 0, pipeline.schedule.lists_messages
+    kept: dict[int, Array] = {}         # results that pass between actions of this device, by their tags
+    posted: dict[int, Work] = {}
+    sent: list[Work] = []
+    moves = passed(pipeline, order)
+    for action, (source, taken, target, given), following in zip(order, moves, [*moves[1:], None], strict=True):
         number, kind, k = action
         if kind in MESSAGES:
-            mail.handle(action)
+            if source != NOBODY:
+                posted[taken] = device.irecv(source, tag=taken, axes=axis)
+            else:
+                sent.append(device.isend(kept.pop(given), target, tag=given, axes=axis))
             continue
-        stage = stages[number]
-        x = mail.take(action)
-        if following is not None:
-            mail.expect(following)
-        y: Array | None = None
-        for part in ("R", kind) if kind in ("B", "I") and stage.dropped else (kind,):
-            before = stage.held(k)
-            with _priced(device, stage, number, part, k):
-                if part == "R":
-                    stage.recompute(k)
-                elif part == "F":
-                    y = stage.forward(k, x)
-                elif part == "B":
-                    y = stage.backward(k, x)
-                elif part == "I":
-                    y = stage.backward_input(k, x)
-                else:
-                    stage.backward_weights(k)
-            device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
-        if y is not None:
-            mail.give(action, y)
+        x: Array | None = None
+        if source == here:
+            x = kept.pop(taken)
+        elif source != NOBODY:
+            x = posted.pop(taken).wait() if taken in posted else device.recv(source, tag=taken, axes=axis)
+        if not listed and following is not None and following.source not in (NOBODY, here):
+            posted[following.taken] = device.irecv(following.source, tag=following.taken, axes=axis)
+        y = run_action(device, stages[number], action, x)
+        if y is not None and target != NOBODY:
+            if listed or target == here:
+                kept[given] = y
+            else:
+                sent.append(device.isend(y, target, tag=given, axes=axis))
         if done is not None and kind in ("B", "W"):
             done(number, k)
-    for work in mail.sent:
+    for work in sent:
         work.wait()
+
+
+def run_action(device: Device, stage: Stage, action: Action, x: Array | None) -> Array | None:
+    """Runs one action, which takes ``x``; its result, if it has one.  Dropped values are computed again before it."""
+    number, kind, k = action
+    y: Array | None = None
+    for part in parts_of(stage, kind):
+        before = stage.held(k)
+        with _priced(device, stage, number, part, k):
+            if part == "R":
+                stage.recompute(k)
+            elif part == "F":
+                y = stage.forward(k, x)
+            elif part == "B":
+                y = stage.backward(k, x)
+            elif part == "I":
+                y = stage.backward_input(k, x)
+            else:
+                stage.backward_weights(k)
+        device.hold("activations", stage.held(k) - before, stage=number, microbatch=k)
+    return y
+
+
+def parts_of(stage: Stage, kind: str) -> tuple[str, ...]:
+    """The parts of an action of this kind: itself, and before it ``R`` if it needs values that were dropped."""
+    return ("R", kind) if kind in ("B", "I") and stage.dropped else (kind,)
+
+
+def event_name(number: int, part: str, microbatch: int) -> str:
+    """The name of the compute event of a part of an action of stage ``number``."""
+    return f"recompute {number}F{microbatch}" if part == "R" else f"{number}{part}{microbatch}"
 
 
 def _priced(device: Device, stage: Stage, number: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
     """The compute event of an action, with the cost that the stage declares."""
     flops, nbytes = stage.cost(kind, microbatch)
-    name, phase = (f"recompute {number}F{microbatch}", None) if kind == "R" else (f"{number}{kind}{microbatch}", kind)
     return device.compute(
-        name, flops=flops, nbytes=nbytes, seconds=stage.seconds(kind, microbatch), phase=phase, stage=number,
-        microbatch=microbatch, dtype=stage.dtype,
+        event_name(number, kind, microbatch), flops=flops, nbytes=nbytes, seconds=stage.seconds(kind, microbatch),
+        phase=None if kind == "R" else kind, stage=number, microbatch=microbatch, dtype=stage.dtype,
     )
-
-
-class _Mail:
-    """The results that pass between actions: kept if both actions are on this device, else sent and received."""
-
-    def __init__(self, device: Device, pipeline: Pipeline, axis: str | None) -> None:
-        self.device, self.pipeline, self.axis = device, pipeline, axis
-        self.placement = pipeline.schedule.placement
-        self.here = device.position(axis) if axis is not None else 0
-        self.kept: dict[Action, Array] = {}     # by the action that takes the result
-        self.sent: list[Work] = []
-        self.posted: dict[Action, Work] = {}
-
-    def take(self, action: Action) -> Array | None:
-        """The input of an action; None if it has none from another stage."""
-        source, user = self.source(action), _user(*action)
-        if source is None:
-            return None
-        if source == self.here:
-            return self.kept.pop(user)
-        if user in self.posted:
-            received: Array = self.posted.pop(user).wait()
-        else:
-            received = self.device.recv(source, tag=self.tag(user), axes=self.axis)
-        return received
-
-    def expect(self, action: Action) -> None:
-        """Posts the receive of an action's input, unless the schedule lists its messages."""
-        source = None if self.pipeline.schedule.lists_messages else self.source(action)
-        if source is not None and source != self.here:
-            self.post(_user(*action), source)
-
-    def give(self, action: Action, y: Array) -> None:
-        """Keeps the result of an action for the action that takes it, or sends it there."""
-        number, kind, k = action
-        user = _user(number + 1 if kind == "F" else number - 1, kind, k)
-        if not self.pipeline.schedule.passes_on(kind) or not 0 <= user.stage < self.pipeline.stages:
-            return
-        if self.placement[user.stage] == self.here or self.pipeline.schedule.lists_messages:
-            self.kept[user] = y
-        else:
-            self.send(user, y)
-
-    def handle(self, message: Action) -> None:
-        """Sends the kept result of a listed message, or posts its receive."""
-        number, kind, k = message
-        other_end = number + 1 if kind in ("SEND_F", "RECV_B") else number - 1
-        if kind[0] == "S":
-            user = _user(other_end, kind[-1], k)
-            self.send(user, self.kept.pop(user))
-        else:
-            self.post(_user(number, kind[-1], k), self.placement[other_end])
-
-    def source(self, action: Action) -> int | None:
-        """The rank of the stage whose result an action takes; None if it takes none from another stage."""
-        maker = action.stage - 1 if action.kind == "F" else action.stage + 1
-        takes = self.pipeline.schedule.passes_on(action.kind) and 0 <= maker < self.pipeline.stages
-        return self.placement[maker] if takes else None
-
-    def send(self, user: Action, y: Array) -> None:
-        self.sent.append(self.device.isend(y, self.placement[user.stage], tag=self.tag(user), axes=self.axis))
-
-    def post(self, user: Action, source: int) -> None:
-        self.posted[user] = self.device.irecv(source, tag=self.tag(user), axes=self.axis)
-
-    def tag(self, user: Action) -> int:
-        """The tag of the message that an action (F or B) receives; every message of a run has another."""
-        return 2 * (user.stage * self.pipeline.microbatches + user.microbatch) + (user.kind != "F")
-
-
-def message_user(pipeline: Pipeline, tag: int) -> Action:
-    """The action that receives the message with this tag: F, or B for any backward that takes a gradient."""
-    stage, microbatch = divmod(tag // 2, pipeline.microbatches)
-    return Action(stage, "B" if tag % 2 else "F", microbatch)
-
-
-def free_tag(pipeline: Pipeline) -> int:
-    """The first tag that no message between stages has."""
-    return 2 * pipeline.stages * pipeline.microbatches
-
-
-def _user(stage: int, kind: str, microbatch: int) -> Action:
-    """The action that takes a result; whether the other stage splits its backward does not matter."""
-    return Action(stage, "F" if kind == "F" else "B", microbatch)
 
 
 def pipeline_axes(

@@ -6,12 +6,16 @@ Collectives and messages are numbered as in a run: the k-th collective of a grou
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from parallelism.collectives import MemberCall
+from parallelism.events import Columns
+from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep
 from parallelism.resharding.execute import called
 
@@ -21,7 +25,6 @@ FIELDS = (
     "kind", "name", "nbytes", "flops", "dtype", "seconds", "axes", "algorithm", "bytes_sent", "bytes_received",
     "messages", "peer", "tag", "sequence", "stage", "microbatch", "phase", "work",
 )
-NAME, DTYPE = FIELDS.index("name"), FIELDS.index("dtype")
 SEQUENCE, STAGE, MICROBATCH = FIELDS.index("sequence"), FIELDS.index("stage"), FIELDS.index("microbatch")
 
 EventRow = tuple[Any, ...]
@@ -51,7 +54,7 @@ class CollectiveRow(NamedTuple):
     """The description of a collective event."""
 
     event: int
-    """Its place among the rows."""
+    """Its place among the events."""
     axes: MeshAxes
     """The mesh axes of the group that have more than one device."""
     number: int
@@ -64,24 +67,32 @@ class PeerRow(NamedTuple):
     """A message whose peer is given by its position along a mesh axis."""
 
     event: int
-    """Its place among the rows."""
+    """Its place among the events."""
     axis: str
     position: int
 
 
 class PieceRow(NamedTuple):
-    """A compute event that stands for several events."""
+    """Compute events, each of which stands for the same several events."""
 
-    event: int
-    """Its place among the rows."""
+    places: Sequence[int] | npt.NDArray[np.int64]
+    """Their places among the events."""
     events: DeviceEvents
-    """The events that it stands for.  Equal pieces have the same object."""
+    """The events that each of them stands for.  Equal pieces have the same object."""
     stage: int
+
+
+class Bulk(NamedTuple):
+    """Many events as columns."""
+
+    columns: Columns
+    peer_axis: npt.NDArray[np.int64]
+    """The number of the mesh axis of each message whose peer is a position along it; -1 for other events."""
 
 
 @dataclass
 class DeviceEvents:
-    """The events of one class of devices in their order."""
+    """The events of one class of devices in their order: rows, and maybe a bulk of others among them."""
 
     rows: list[EventRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
@@ -92,6 +103,34 @@ class DeviceEvents:
     piece_end: int = -1
     """The place after the last event of the last piece (`parallelism.simulation.repeated_stages`).  The events of a
     piece contain all changes of memory by it."""
+    bulk: Bulk | None = None
+    bulk_start: int = 0
+    """The number of rows before the bulk."""
+
+    def __len__(self) -> int:
+        return len(self.rows) + (0 if self.bulk is None else len(self.bulk.columns))
+
+    @property
+    def columns(self) -> Columns:
+        """All events as columns."""
+        if self.bulk is None:
+            return Columns.of_rows(self.rows, FIELDS)
+        before, after = self.rows[:self.bulk_start], self.rows[self.bulk_start:]
+        return Columns.joined([Columns.of_rows(before, FIELDS), self.bulk.columns, Columns.of_rows(after, FIELDS)])
+
+    def peer_axis(self, mesh: Mesh) -> npt.NDArray[np.int64]:
+        """The number of the mesh axis of each message whose peer is a position along it; -1 for other events."""
+        peer_axis = np.full(len(self), -1)
+        if self.bulk is not None:
+            peer_axis[self.bulk_start:self.bulk_start + len(self.bulk.columns)] = self.bulk.peer_axis
+        for event, axis, _ in self.along:
+            peer_axis[event] = mesh.axes.index(axis)
+        return peer_axis
+
+    def add_bulk(self, bulk: Bulk) -> None:
+        """Adds many events.  Their collectives are added to `collectives` by the caller.  It can be done once."""
+        assert self.bulk is None
+        self.bulk, self.bulk_start = bulk, len(self.rows)
 
     def add_memory(self, category: str, nbytes: int, stage: int | None, microbatch: int | None) -> None:
         """Adds a memory event: ``nbytes`` more, or fewer if negative.  Directly after a piece, 0 bytes add no event."""
@@ -105,7 +144,7 @@ class DeviceEvents:
         """Adds a collective over ``axes``; ``group_axes`` are those of them that have more than one device."""
         number = self.counts[group_axes]
         self.counts[group_axes] = number + 1
-        self.collectives.append(CollectiveRow(len(self.rows), group_axes, number, call))
+        self.collectives.append(CollectiveRow(len(self), group_axes, number, call))
         self.rows.append((
             "collective", kind, 0.0, 0.0, dtype, None, axes, "direct", 0, 0, 0, None, None, number, None, None, None,
             None))
@@ -118,7 +157,7 @@ class DeviceEvents:
         number = self.counts[key]
         self.counts[key] = number + 1
         if axis is not None:
-            self.along.append(PeerRow(len(self.rows), axis, peer))
+            self.along.append(PeerRow(len(self), axis, peer))
         sent, received, messages = (nbytes, 0, 1) if kind == "send" else (0, nbytes, 0)
         self.rows.append((
             kind, kind, 0.0, 0.0, dtype, None, None, None, sent, received, messages, peer, tag, number, None, None,
@@ -132,8 +171,9 @@ class DeviceEvents:
     def since(self, start: int) -> DeviceEvents:
         """A copy of the events from the place ``start`` on."""
         return DeviceEvents(
-            self.rows[start:], [each._replace(event=each.event - start) for each in self.collectives
-                                if each.event >= start])
+            self.rows[start:],
+            [each._replace(event=each.event - start) for each in self.collectives if each.event >= start],
+            pieces=[each._replace(places=(each.places[0] - start,)) for each in self.pieces if each.places[0] >= start])
 
     def repeat(self, events: DeviceEvents, stage: int, microbatch: int) -> None:
         """Adds the same events, without messages, for another microbatch, and maybe another stage."""
@@ -149,5 +189,9 @@ class DeviceEvents:
     def cut(self, start: int) -> None:
         """Removes the events from the place ``start`` on, among which there are no messages."""
         del self.rows[start:]
+        while self.pieces and self.pieces[-1].places[0] >= start:
+            self.pieces.pop()
+        if self.piece_end > start:
+            self.piece_end = -1
         while self.collectives and self.collectives[-1].event >= start:
             self.counts[self.collectives.pop().axes] -= 1

@@ -7,7 +7,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from parallelism.collectives import CollectiveCall, MemberCall, Moved, moved_ali
 from parallelism.collectives.call import moved
 from parallelism.events import Columns, Table
 from parallelism.mesh import Mesh
-from parallelism.simulation.device_events import DTYPE, FIELDS, NAME, Call, DeviceEvents, MeshAxes, StepCall
+from parallelism.simulation.device_events import Call, DeviceEvents, MeshAxes, StepCall
 
 Ints = npt.NDArray[np.int64]
 MOST_SOURCES = 1024
@@ -48,16 +47,13 @@ class Templates:
         """``[slot, rank]``: the number of the group that the rank is in."""
         self.priced_alike: dict[int, Ints] = {}
         """A cache of `parallelism.simulation.folding.priced_alike` by slot, for one hardware."""
-        self.starts = np.cumsum([0, *(len(each.rows) for each in classes)])
-        self.looks = Columns.of_rows(chain.from_iterable(part.rows for part in classes), FIELDS)
+        self.starts = np.cumsum([0, *map(len, classes)])
+        self.looks = Columns.joined([part.columns for part in classes])
         """The events of all classes, one class after the other."""
         self.axes_of = np.full(len(self.looks), -1)
         """The slot of each event; -1 if it is no collective."""
-        self.peer_axis = np.full(len(self.looks), -1)
+        self.peer_axis = np.concatenate([np.zeros(0, np.int64), *(part.peer_axis(mesh) for part in classes)])
         """The number of the mesh axis of each message along an axis, whose ``peer`` is a position; else -1."""
-        for part, start in zip(classes, self.starts.tolist(), strict=False):
-            for event, axis, _ in part.along:
-                self.peer_axis[start + event] = mesh.axes.index(axis)
         self._calls: list[dict[tuple[MeshAxes, int], Call]] = [
             {(each.axes, each.number): each.call for each in part.collectives} for part in classes]
         self._uneven: dict[int, dict[int, Moved]] = {}
@@ -218,9 +214,9 @@ class Templates:
     def collective(self, look: int, number: int) -> tuple[CollectiveCall, str | None]:
         """The call of a collective event by the group of this number along its axes; and its dtype."""
         group, traffic = tuple(self.groups[int(self.axes_of[look])][number].tolist()), self.moved(look, number)
-        of_class = int(np.searchsorted(self.starts, look, "right")) - 1
-        event = self.classes[of_class].rows[look - int(self.starts[of_class])]
-        return CollectiveCall(event[NAME], group, traffic.payload_bytes, pairs=traffic.pairs), event[DTYPE]
+        event = self.looks.only("name", "dtype").take(slice(look, look + 1))
+        call = CollectiveCall(event.values("name")[0], group, traffic.payload_bytes, pairs=traffic.pairs)
+        return call, event.values("dtype")[0]
 
     def moved(self, look: int, number: int) -> Moved:
         """The traffic of a collective event in the group of this number along its axes."""

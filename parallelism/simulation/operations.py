@@ -20,10 +20,12 @@ from parallelism.ir import TensorType
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
-from parallelism.pipelining import MESSAGES, message_user
+from parallelism.operation import Device
+from parallelism.pipelining import MESSAGES, message_user, pipeline_axes
 from parallelism.sharding import TensorSharding
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
 
@@ -126,10 +128,23 @@ class PipelinedStep:
         ], class_of)
 
     def _events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
-        device = TypedDevice(self.mesh, rank, self._messages(rank))
+        device, position = TypedDevice(self.mesh, rank, self._messages(rank)), self.places[rank][0]
+        pipeline = self.program.pipeline
+        axis, _ = pipeline_axes(pipeline, self.mesh, self.program.inside)
+
+        def run_stages(_: Device, stages: Mapping[int, RepeatingStage]) -> None:
+            run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])
+
         self.program.run(
-            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self._actions))
+            device.device, self._share(rank), partial(RepeatingStage, price=price, known=self._actions),
+            None if self._has_messages(position) else run_stages)
         return device.events
+
+    def _has_messages(self, position: int) -> bool:
+        """Whether an action of a stage has messages of its own, which cannot be repeated with other numbers."""
+        return any(op.kind in ("send", "recv") for number in self.program.stages_on(position)
+                   for function in self.program.stages.functions[number].functions if function is not None
+                   for op in function.ops)
 
     def _share(self, rank: int) -> Share:
         """The inputs of a rank, as types."""

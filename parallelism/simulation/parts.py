@@ -43,12 +43,15 @@ def parts_of(
     inside: list[tuple[int, int, Columns]] = []
     start = 0
     for rank, each, length in zip(trace.ranks, events, lengths, strict=True):
-        at = start + np.array([piece.event for piece in each.pieces], np.int64)
+        at = start + np.concatenate([np.zeros(0, np.int64), *(piece.places for piece in each.pieces)])
         whole[at] = False
         shares[rank] -= _by_part(parts[at], columns.numbers("duration_seconds")[at])
         different = {id(piece.events): piece.events for piece in each.pieces}
         costs = {key: priced(rank, stands_for) for key, stands_for in different.items()}
-        for (key, stage), times in Counter((id(piece.events), piece.stage) for piece in each.pieces).items():
+        count: Counter[tuple[int, int]] = Counter()
+        for piece in each.pieces:
+            count[id(piece.events), piece.stage] += len(piece.places)
+        for (key, stage), times in count.items():
             cost = costs[key]
             inside.append((times, stage, cost))
             shares[rank] += times * _by_part(part_of(cost), cost.numbers("duration_seconds"))

@@ -152,7 +152,7 @@ class RepeatingStage(ProgramStage):
         begun = events.rows.pop()
         for category, nbytes in piece.peak.items():
             events.add_memory(category, nbytes, self.number, microbatch)
-        events.pieces.append(PieceRow(len(events.rows), piece.events, self.number))
+        events.pieces.append(PieceRow((len(events.rows),), piece.events, self.number))
         events.rows.append((*begun[:2], piece.nbytes, piece.flops, None, piece.seconds, *begun[6:]))
         for category, nbytes in piece.change.items():
             events.add_memory(category, nbytes, self.number, microbatch)

@@ -60,7 +60,8 @@ class TypedDevice:
         self.mesh, self.rank, self.size = mesh, rank, mesh.size
         self.events, self.incoming = DeviceEvents(), incoming
         self._append = self.events.rows.append
-        self._works = 0
+        self.works = 0
+        """The number of asynchronous operations so far."""
         self._group_axes: dict[Axes, tuple[MeshAxes, MeshAxes]] = {}
 
     @property
@@ -174,14 +175,14 @@ class TypedDevice:
 
     def isend(self, x: TypedArray, dst: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
         """`send` that is waited for later."""
-        self._works += 1
-        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self._works)
-        return TypedWork(self.events, "send", self._works)
+        self.works += 1
+        self.events.add_message("send", dst, tag, x.nbytes, x.dtype_name, axes, self.works)
+        return TypedWork(self.events, "send", self.works)
 
     def irecv(self, src: int, *, tag: int = 0, axes: str | None = None) -> TypedWork:
         """`recv` that is waited for later."""
-        self._works += 1
-        return TypedWork(self.events, "recv", self._works, self._receive(src, tag, axes, self._works))
+        self.works += 1
+        return TypedWork(self.events, "recv", self.works, self._receive(src, tag, axes, self.works))
 
     def sendrecv(self, x: TypedArray, dst: int, src: int, *, tag: int = 0, axes: str | None = None) -> TypedArray:
         """Records the exchange of two arrays of one type: an asynchronous send, a recv, and the wait for the send."""

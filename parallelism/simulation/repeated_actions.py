@@ -1,0 +1,240 @@
+"""The actions of a schedule on a `TypedDevice`: each kind of action runs once, and its events are repeated as columns.
+
+The events of an action are those of `parallelism.pipelining.execution.run_actions`, in its order:
+
+    the wait for the message that the action takes, or its receive if none was posted
+    the posted receive of the message that the next action takes
+    the events of the action itself
+    the send of its result
+
+Two actions of one kind on a stage, for microbatches of one size, differ in numbers alone: those of the microbatch, of
+tags, of asynchronous operations, and of collectives of a group.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.events import ABSENT, Columns, Table
+from parallelism.layouts.stages import Part
+from parallelism.pipelining import MESSAGES, NOBODY, Action, Passed, Pipeline, event_name, parts_of, passed, run_action
+from parallelism.simulation.device_events import FIELDS, Bulk, CollectiveRow, DeviceEvents
+from parallelism.simulation.repeated_stages import RepeatingStage
+from parallelism.simulation.typed_device import TypedDevice
+
+Ints = npt.NDArray[np.int64]
+
+
+def run_repeated(
+    device: TypedDevice, pipeline: Pipeline, axis: str | None, stages: Mapping[int, RepeatingStage],
+    actions: Sequence[Action],
+) -> None:
+    """Adds the events that `run_actions` with these arguments would add.
+
+    No action may have messages of its own, other than those between the stages.
+    """
+    if not actions:
+        return
+    kinds = _Kinds(device, pipeline, axis, stages)
+    moves = passed(pipeline, actions)
+    looks = [kinds.of(action, move) for action, move in zip(actions, moves, strict=True)]
+    _add(device, actions, moves, kinds, looks, listed=pipeline.schedule.lists_messages)
+
+
+Result = tuple[int, bool, Part]
+"""Results that are alike: the stage, whether they are those of forwards, and the part of the batch."""
+
+_BEFORE = {"F": (), "B": ("F",), "I": ("F",), "W": ("F", "I")}
+"""For each kind of action, the actions on the stage that a microbatch needs before it."""
+
+
+class _Look(NamedTuple):
+    """Where the events of an action stand in `_Kinds.events`, the different events of a device."""
+
+    start: int
+    end: int
+    received: int
+    """The receive of the message that the action takes, or that a listed ``RECV`` receives."""
+    sent: int
+    """The send of the result; -1 if there is no result."""
+
+
+class _Kinds:
+    """The different events of a device: those of each kind of action, run once, and its messages."""
+
+    def __init__(
+        self, device: TypedDevice, pipeline: Pipeline, axis: str | None, stages: Mapping[int, RepeatingStage]
+    ) -> None:
+        self.device, self.pipeline, self.axis, self.stages = device, pipeline, axis, stages
+        self.events = DeviceEvents()
+        self.events.add_wait("recv", 0)
+        self.events.add_wait("send", 0)
+        self.wait_of_recv, self.wait_of_send = 0, 1
+        self.part_of: dict[int, str] = {}
+        """The parts of actions, by the place of their compute event, whose name has the number of the microbatch."""
+        self._alike = {number: list(map(stage.programs.alike, stage.parts)) for number, stage in stages.items()}
+        self._known: dict[tuple[int, str, Part], _Look] = {}
+        self._results: dict[Result, Any] = {}
+        self._sent: dict[Result, int] = {}
+        self._received: dict[Result, tuple[Any, int]] = {}
+        """What the actions with these results take, and the places of the events."""
+        self._inputs: dict[tuple[int, Part, str], Any] = {}
+        self._run_for: dict[tuple[int, int], set[str]] = {}
+        """The kinds of actions that ran on a stage for a microbatch."""
+
+    def of(self, action: Action, move: Passed) -> _Look:
+        """The events of an action, which runs if none of its kind did before."""
+        number, kind, microbatch = action
+        key = number, kind, self._alike[number][microbatch]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._run(action, move, key[2])
+        return found
+
+    def _run(self, action: Action, move: Passed, part: Part) -> _Look:
+        """Runs the action.  The actions of its microbatch that come before it run again if need be."""
+        number, kind, _ = action
+        result, x, received = (number, kind[-1] == "F", part), None, -1
+        if move.source != NOBODY:
+            x, received = self._receive(result, move)
+        start = len(self.events.rows)
+        if kind not in MESSAGES:
+            self._add_action(action, x, result)
+        end = len(self.events.rows)
+        return _Look(start, end, received, -1 if move.target == NOBODY else self._send(result, move))
+
+    def _send(self, result: Result, move: Passed) -> int:
+        """The place of the event that sends such a result; -1 if there is no result."""
+        if result in self._results and result not in self._sent:
+            y = self._results[result]
+            self._sent[result] = len(self.events.rows)
+            self.events.add_message("send", move.target, move.given, y.nbytes, y.dtype_name, self.axis, None)
+        return self._sent.get(result, -1)
+
+    def _receive(self, result: Result, move: Passed) -> tuple[Any, int]:
+        """The message that an action with this result takes, and the place of its event."""
+        if result not in self._received:
+            assert self.device.incoming is not None
+            x: Any = self.device.incoming(move.taken)
+            self._received[result] = x, len(self.events.rows)
+            self.events.add_message("recv", move.source, move.taken, x.nbytes, None, self.axis, None)
+        return self._received[result]
+
+    def _add_action(self, action: Action, x: Any, result: Result) -> None:
+        stage, events = self.stages[action.stage], self.device.events
+        before, run = len(events.rows), self._run_for.setdefault((action.stage, action.microbatch), set())
+        for kind in _BEFORE[action.kind]:
+            if kind not in run:
+                run_action(self.device.device, stage, action._replace(kind=kind), self._inputs[*result[::2], kind])
+        events.cut(before)
+        self._inputs[*result[::2], action.kind] = x
+        y = run_action(self.device.device, stage, action, x)
+        run |= {*_BEFORE[action.kind], action.kind}
+        if y is not None:
+            self._results[result] = y
+        names = {event_name(action.stage, part, action.microbatch): part for part in parts_of(stage, action.kind)}
+        start, own = len(self.events.rows), events.since(before)
+        events.cut(before)
+        self.events.rows += own.rows
+        self.events.collectives += [each._replace(event=start + each.event) for each in own.collectives]
+        self.events.pieces += [each._replace(places=(start + each.places[0],)) for each in own.pieces]
+        for place, (kind, name, *_) in enumerate(own.rows, start):
+            if kind == "compute" and name in names:
+                self.part_of[place] = names[name]
+
+
+def _add(
+    device: TypedDevice, actions: Sequence[Action], moves: Sequence[Passed], kinds: _Kinds, looks: Sequence[_Look], *,
+    listed: bool,
+) -> None:
+    """Adds the events of all actions."""
+    number, microbatch = (np.array(each, np.int64) for each in (
+        [action.stage for action in actions], [action.microbatch for action in actions]))
+    source, taken, target, given = np.array(moves, np.int64).T
+    start, end, received, sent = np.array(looks, np.int64).T
+    here = device.position(kinds.axis) if kinds.axis is not None else 0
+    computes = np.array([action.kind not in MESSAGES for action in actions])
+    remote = (source != NOBODY) & (source != here)
+    takes = remote & computes
+    posts, posted = (remote & ~computes), np.arange(len(actions))
+    if not listed:
+        posted = np.minimum(posted + 1, len(actions) - 1)
+        posts = np.append(remote[1:], False)
+    sends = (sent >= 0) & (~computes if listed else (target != NOBODY) & (target != here))
+
+    # Where the events of each action begin: its wait, the posted receive, its own events, the send.
+    inner = takes.astype(np.int64) + posts      # the place of an action's own events among all of it
+    length = inner + (end - start) + sends
+    at = np.cumsum(length) - length
+    total, ends = int(length.sum()), int(np.count_nonzero(sends))
+    at_take, at_post, at_send = at[takes], (at + takes)[posts], (at + length - 1)[sends]
+    look = np.full(total + ends, kinds.wait_of_send)
+    tag, work = (np.full(total + ends, ABSENT) for _ in range(2))
+    owner = np.append(np.repeat(np.arange(len(actions)), length), np.zeros(ends, np.int64))
+
+    own = np.ones(total + ends, np.bool_)
+    own[at_take], own[at_post], own[at_send], own[total:] = False, False, False, False
+    look[own] = (np.arange(total + ends) + (start - at - inner)[owner])[own]
+
+    work[np.sort(np.concatenate([at_post, at_send]))] = device.works + 1 + np.arange(len(at_post) + len(at_send))
+    device.works += len(at_post) + len(at_send)
+    look[at_post], tag[at_post] = received[posted][posts], taken[posted][posts]
+    look[at_send], tag[at_send] = sent[sends], given[sends]
+    work[total:] = work[at_send]
+    post = _places_of(taken[takes], tag[at_post], at_post)
+    waits = (post >= 0) & (post < at_take)
+    look[at_take] = np.where(waits, kinds.wait_of_recv, received[takes])
+    tag[at_take], work[at_take] = np.where(waits, ABSENT, taken[takes]), np.where(waits, work[post], ABSENT)
+
+    columns = Columns.of_rows(kinds.events.rows, FIELDS)
+    rows = columns.take(look)
+    events, first = device.events, len(device.events)
+    sequence = rows.numbers("sequence").copy()
+    for collective in _repeated(kinds.events.collectives, look, events):
+        sequence[collective.event] = collective.number
+        events.collectives.append(collective._replace(event=first + collective.event))
+    events.pieces += [
+        each._replace(places=first + np.flatnonzero(look == each.places[0])) for each in kinds.events.pieces]
+    events.add_bulk(Bulk(rows.with_columns(
+        name=_names(columns, look, owner, number, microbatch, kinds.part_of),
+        microbatch=np.where(columns.present("microbatch")[look], microbatch[owner], ABSENT),
+        tag=tag, work=work, sequence=sequence), kinds.events.peer_axis(device.mesh)[look]))
+
+
+def _places_of(wanted: Ints, tags: Ints, places: Ints) -> Ints:
+    """The place of each wanted tag; -1 if it is not among the ``tags``, which differ."""
+    if not len(tags):
+        return np.full(len(wanted), -1)
+    order = np.argsort(tags)
+    found = order[np.minimum(np.searchsorted(tags, wanted, sorter=order), len(tags) - 1)]
+    return np.where(tags[found] == wanted, places[found], -1)
+
+
+def _repeated(collectives: Sequence[CollectiveRow], look: Ints, events: DeviceEvents) -> list[CollectiveRow]:
+    """The collectives of all actions, in order, numbered on after those of each group before."""
+    if not collectives:
+        return []
+    of_look = {each.event: each for each in collectives}
+    repeated = []
+    for place in np.flatnonzero(np.isin(look, list(of_look))).tolist():
+        each = of_look[int(look[place])]
+        repeated.append(each._replace(event=place, number=events.counts[each.axes]))
+        events.counts[each.axes] += 1
+    return repeated
+
+
+def _names(
+    columns: Columns, look: Ints, owner: Ints, number: Ints, microbatch: Ints, part_of: Mapping[int, str]
+) -> Table:
+    """The names of the events, those of actions with the numbers of their microbatches."""
+    column = columns["name"]
+    assert isinstance(column, Table)
+    index = column.index[look]
+    at = np.flatnonzero(np.isin(look, list(part_of)))
+    names = [
+        event_name(stage, part_of[place], k) for place, stage, k in
+        zip(look[at].tolist(), number[owner[at]].tolist(), microbatch[owner[at]].tolist(), strict=True)]
+    index[at] = len(column.values) + np.arange(len(at))
+    return Table((*column.values, *names), index)

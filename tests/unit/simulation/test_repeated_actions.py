@@ -1,0 +1,94 @@
+"""Actions that are repeated as columns leave the events that the loop of a device leaves, to the last number."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, models, simulate
+from parallelism.layouts import annotate, partition
+from parallelism.layouts.stages import Stages
+from parallelism.pipelining import KINDS, NOBODY, passed
+from parallelism.pipelining.generators import CHUNKED, FORWARD_ONLY, LOCAL, SCHEDULES, V_SHAPED
+from parallelism.simulation.device_events import DeviceEvents
+
+NAMES = sorted({*SCHEDULES} - {*LOCAL, *FORWARD_ONLY})
+
+
+@cache
+def stages_of(count: int, recompute: bool, *, split: bool) -> Stages:
+    """A small GPT, cut."""
+    function = models.gpt(12, 8, 2, count, 3, ir.symbol("B"), dtype=np.float32)
+    if split:
+        layouts = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down": "[tp, None]"}
+        function = annotate(function, {
+            f"p.{layer}.{name}": layout for layer in range(count) for name, layout in layouts.items()})
+    return partition(function, count, recompute=recompute)
+
+
+def pipeline_of(name: str, ranks: int, microbatches: int, *, listed: bool) -> Pipeline:
+    """A pipeline by the name of its schedule, whose messages may be listed."""
+    chunks = 2 if name in {*V_SHAPED, *CHUNKED} else 1
+    microbatches += -microbatches % ranks if name in CHUNKED else 0
+    pipeline = Pipeline(ranks * chunks, microbatches, name, chunks)
+    return Pipeline(ranks * chunks, microbatches, pipeline.schedule.with_messages(), chunks) if listed else pipeline
+
+
+pipelines = st.builds(
+    pipeline_of, st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 6), listed=st.booleans())
+
+
+def told(events: DeviceEvents, mesh: Mesh) -> tuple[object, ...]:
+    """All that a template takes from the events of a device."""
+    collectives = sorted(events.collectives, key=lambda each: each.event)
+    return events.columns, collectives, events.peer_axis(mesh).tolist(), len(events)
+
+
+@settings(max_examples=8)
+@given(pipelines, st.booleans(), st.integers(0, 3), st.booleans(), st.booleans())
+def test_repeated_actions_are_those_of_the_loop(
+    pipeline: Pipeline, split: bool, more: int, recompute: bool, pieces: bool
+) -> None:
+    stages = stages_of(pipeline.stages, recompute, split=split)
+    mesh = Mesh(pp=pipeline.ranks, dp=2, **({"tp": 2} if split else {}))
+    rows = 2 * pipeline.microbatches + more
+    found = []
+    for loop in (False, True):
+        step = PipelinedStep(PipelinedProgram(stages, pipeline, Mesh(tp=2) if split else None), mesh, rows)
+        if loop:
+            step._has_messages = lambda position: True     # type: ignore[method-assign]
+        templates = step.templates((lambda ranks, events: 1.0 + len(events.rows)) if pieces else None)
+        found.append([told(each, mesh) for each in templates.classes])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_trace_is_the_same_with_and_without_repetition(fold: bool) -> None:
+    traces = []
+    for loop in (False, True):
+        program = PipelinedProgram(stages_of(4, recompute=True, split=True), Pipeline(4, 5), Mesh(tp=2))
+        step = PipelinedStep(program, Mesh(pp=4, dp=2, tp=2), 11)
+        if loop:
+            step._has_messages = lambda position: True     # type: ignore[method-assign]
+        traces.append(simulate(step, "dgx-h100:2", fold=fold))
+    assert list(traces[0].events) == list(traces[1].events)
+
+
+@given(pipelines)
+def test_what_actions_pass_on_are_the_messages_that_a_schedule_lists(pipeline: Pipeline) -> None:
+    schedule = pipeline.schedule.with_messages()
+    taken, given_away, listed = [], [], []
+    for rank, actions in enumerate(schedule.works):
+        for action, (source, tag, target, next_tag) in zip(actions, passed(pipeline, actions), strict=True):
+            step = 1 if action.kind[-1] == "F" else -1
+            if action.kind in KINDS and source not in (NOBODY, rank):
+                assert schedule.placement[action.stage - step] == source
+                taken.append((source, rank, tag))
+            if action.kind in KINDS and target not in (NOBODY, rank):
+                assert schedule.placement[action.stage + step] == target
+                given_away.append((rank, target, next_tag))
+            if action.kind.startswith("SEND"):
+                listed.append((rank, target, next_tag))
+    assert sorted(taken) == sorted(given_away) == sorted(listed)
+    assert len({tag for _, _, tag in taken}) == len(taken)
