@@ -42,7 +42,8 @@ pipelines = st.builds(
 def told(events: DeviceEvents, mesh: Mesh) -> tuple[object, ...]:
     """All that a template takes from the events of a device."""
     collectives = sorted(events.collectives, key=lambda each: each.event)
-    return events.columns, collectives, events.peer_axis(mesh).tolist(), len(events)
+    pieces = sorted((int(place), piece.stage) for piece in events.pieces for place in piece.places)
+    return events.columns, collectives, pieces, events.peer_axis(mesh).tolist(), len(events)
 
 
 @settings(max_examples=8)
