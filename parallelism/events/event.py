@@ -77,3 +77,5 @@ class Event:
     """Of a permute: (source, target), positions in the group, of what moves."""
     priced_algorithm: str | None = None
     """By which a collective was priced, where it was: that of its run, or for a direct one the cheapest."""
+    other_bytes: tuple[tuple[str, int], ...] = ()
+    """Of ``nbytes``, those of arrays of other dtypes than ``dtype``: (dtype, bytes)."""

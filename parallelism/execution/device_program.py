@@ -51,6 +51,8 @@ class DeclaredCost(NamedTuple):
     dtype: str | None
     seconds: float | None = None
     """Seconds that the op takes, if they are known: they count in place of flops and bytes."""
+    other_bytes: tuple[tuple[str, int], ...] = ()
+    """Of ``nbytes``, those of values of other dtypes than ``dtype``, by dtype."""
 
 
 class ProgramStep(NamedTuple):
@@ -130,8 +132,10 @@ class DeviceProgram:
             for category, nbytes in held:
                 hold(category, nbytes, **places)
             if cost is not None:
-                flops, traffic, dtype, seconds = cost
-                with compute(op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, **marks):
+                flops, traffic, dtype, seconds, others = cost
+                with compute(
+                    op.kind, flops=flops, nbytes=traffic, dtype=dtype, seconds=seconds, other_bytes=others, **marks
+                ):
                     outputs = run_op(op, inputs, into)
             else:
                 outputs = run_op(op, inputs, into)
@@ -151,10 +155,17 @@ class DeviceProgram:
         dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
         floating = next(filter(is_floating, dtypes), None)
         flops = float(op.flops) if floating is not None else 0.0
-        dtype = (floating or dtypes[0]).name
+        dtype = floating or dtypes[0]
         if not flops and not nbytes:
             return None
-        return DeclaredCost(flops, nbytes, dtype, None if self.seconds is None or cut else self.seconds(op))
+        others: Counter[str] = Counter()
+        for value in (*op.outputs, *op.inputs):
+            other = value.type.dtype
+            # An operator that counts its own bytes does not read all of its floats.
+            if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
+                others[other.name] += int(value.type.nbytes)
+        return DeclaredCost(
+            flops, nbytes, dtype.name, None if self.seconds is None or cut else self.seconds(op), tuple(others.items()))
 
     def _held(self, values: Sequence[Value]) -> Held:
         held: Counter[str] = Counter()

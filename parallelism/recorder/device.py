@@ -92,11 +92,12 @@ class RecordingDevice:
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
+        other_bytes: tuple[tuple[str, int], ...] = (),
     ) -> Iterator[None]:
         self._add(
             "compute", name, flops=float(flops), nbytes=float(nbytes), cpu_seconds=seconds or 0.0, stage=stage,
             microbatch=microbatch, phase=phase, seconds=None if seconds is None else float(seconds),
-            dtype=None if dtype is None else as_dtype(dtype).name,
+            dtype=None if dtype is None else as_dtype(dtype).name, other_bytes=other_bytes,
         )
         yield
 

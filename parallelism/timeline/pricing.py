@@ -91,8 +91,8 @@ class Pricing:
     """How the events of a record are priced.  ``ValueError`` where a rate is asked for that there is not.
 
     ``priced_dtype`` prices the flops and bytes of any float array as those of this dtype; integers and bools keep
-    their size.  Flops and bytes without a dtype count as those of float64.  ``link_sharing``: messages and collectives
-    that overlap share their links.
+    their size, also beside floats in one compute (`Event.other_bytes`).  Flops and bytes without a dtype count as those
+    of float64.  ``link_sharing``: messages and collectives that overlap share their links.
     """
 
     hardware: Hardware | None = None
@@ -215,17 +215,21 @@ class Pricing:
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
             return self._slowed(events, events.numbers("cpu_seconds").astype(np.float64))
-        fields = "seconds", "flops", "nbytes", "dtype", "part"
+        fields = "seconds", "flops", "nbytes", "dtype", "part", "other_bytes"
         _, first, place = np.unique(events.key(*fields), return_index=True, return_inverse=True)
         different = events.take(first)
         scale = self._scale(different, "float64").tolist()
         prices = []
-        for seconds, flops, nbytes, dtype, part, times in zip(*map(different.values, fields), scale, strict=True):
+        for seconds, flops, nbytes, dtype, part, others, times in zip(
+            *map(different.values, fields), scale, strict=True
+        ):
             if part or seconds is not None or self.hardware is None:
                 prices.append(seconds or 0.0)
                 continue
             rated = self.priced_dtype if self.priced_dtype and dtype in (None, *_FLOATS) else dtype
-            prices.append(self.costs.compute_seconds(flops, nbytes * times, dtype=rated))
+            moved = (nbytes - sum(size for _, size in others)) * times
+            moved += sum(size * self._factor(other) for other, size in others)
+            prices.append(self.costs.compute_seconds(flops, moved, dtype=rated))
         return self._slowed(events, np.array(prices, np.float64)[place])
 
     def _slowed(self, events: Columns, seconds: Floats) -> Floats:

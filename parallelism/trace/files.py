@@ -216,6 +216,8 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
         "str": ("a text", _texts, None),
         "tuple[int, ...]": (f"a list of integers{span}", _lists(integers), None),
         "tuple[str, ...]": ("a list of texts", _lists(_texts), None),
+        "tuple[tuple[str, int], ...]": (
+            "a list of dtypes with their bytes", _lists(_pairs(_texts, _integers(0, LARGEST_INTEGER))), None),
         "tuple[tuple[int, int], ...]": ("a list of ranks with their bytes", _lists(sources), None),
     }[annotation.removesuffix(" | None")]
     if field == "pairs":

@@ -125,17 +125,21 @@ class VirtualDevice:
     def compute(
         self, name: str, *, flops: float = 0, nbytes: float = 0, seconds: float | None = None, stage: int | None = None,
         microbatch: int | None = None, phase: str | None = None, dtype: npt.DTypeLike | None = None,
+        other_bytes: tuple[tuple[str, int], ...] = (),
     ) -> AbstractContextManager[None]:
         """A context for a named piece of work: all that is computed in the ``with`` block is one event of the trace.
 
-        ``flops`` and ``nbytes`` (memory traffic), in a ``dtype``, are its cost on described hardware.  ``seconds`` sets
-        its time directly, in place of the measured CPU time.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W)
+        ``flops`` and ``nbytes`` (memory traffic), in a ``dtype``, are its cost on described hardware.  ``other_bytes``
+        says how many of the bytes are of arrays of other dtypes, as ``(("int64", 80),)``.  ``seconds`` sets its time
+        directly, in place of the measured CPU time.  ``stage``, ``microbatch`` and ``phase`` (F, B, I or W)
         mark it as an action of a pipeline.
         """
         values: dict[str, Any] = {
             "flops": float(flops), "nbytes": float(nbytes), "stage": stage, "microbatch": microbatch, "phase": phase}
         if dtype is not None:
             values["dtype"] = dtype_name(cast(Hashable, dtype))
+        if other_bytes:
+            values["other_bytes"] = other_bytes
         return self.recorder.compute(name, seconds, values)
 
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:

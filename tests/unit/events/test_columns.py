@@ -28,6 +28,7 @@ SPECIAL = {
     "group": st.none() | st.lists(ranks, max_size=3).map(tuple), "phase": st.none() | st.sampled_from("FB"),
     "sources": st.lists(st.tuples(ranks, st.integers(0, 99)), max_size=3).map(tuple),
     "pairs": st.lists(st.tuples(ranks, ranks), max_size=3).map(tuple),
+    "other_bytes": st.sampled_from(((), (("bool", 8),), (("int64", 1), ("float32", 9)))),
     "axes": st.sampled_from((None, ("dp",), ("tp",), ("dp", "tp"))),
     "shape": st.none() | st.lists(st.integers(0, 9), max_size=2).map(tuple),
     "nbytes": finite | finite.map(lambda x: -x),

@@ -60,6 +60,18 @@ def test_a_simulated_trace_can_be_priced_elsewhere():
     assert told(simulate(executable, "dgx-a100").on("pcie-v100")) == told(there)
 
 
+@pytest.mark.parametrize("make", [
+    lambda dtype: models.gpt(12, 8, 2, 2, 4, 3, dtype=dtype),
+    lambda dtype: models.mixture(6, 8, 4, 2, 5, 4, 6, dtype=dtype),
+])
+def test_a_program_is_priced_as_a_narrower_one_is(make):
+    """Its integers and bools keep their size, also beside floats in one op."""
+    wide, narrow = (Executable(ir.gradient(make(dtype)), Mesh(dp=1)) for dtype in ("float64", "float32"))
+    priced = simulate(wide, "dgx-h100", priced_dtype="float32")
+    assert any(event.other_bytes for event in priced)
+    assert priced.makespan_seconds == simulate(narrow, "dgx-h100").makespan_seconds
+
+
 # -- equal devices -----------------------------------------------------------------------------------------------------
 
 HARDWARE = {

@@ -251,6 +251,14 @@ def test_integers_are_not_priced_as_floats():
     assert on(lanes, priced_dtype="float32").makespan_seconds == 5
 
 
+def test_integers_beside_floats_keep_their_size():
+    work = {"nbytes": 16.0 + 8 + 8, "dtype": "float64", "other_bytes": (("bool", 8), ("float32", 8))}
+    lanes = [[compute(0, **work)]]
+    assert on(lanes).makespan_seconds == 32 / 8
+    assert on(lanes, priced_dtype="float32").makespan_seconds == (16 / 2 + 8 + 8) / 8
+    assert on(lanes, priced_dtype="float64").makespan_seconds == (16 + 8 + 2 * 8) / 8
+
+
 def test_a_dtype_without_a_rate_is_refused():
     lanes = [[compute(0, flops=16.0, dtype="int64")]]
     with pytest.raises(ValueError, match=r"machine has no rate for int64; it has float64, float32 \(priced_dtype="):

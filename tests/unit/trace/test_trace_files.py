@@ -20,6 +20,7 @@ OF_TYPE = {
     "int": amounts, "float": positive, "str": st.text(max_size=5),
     "tuple[int, ...]": st.lists(amounts, max_size=3).map(tuple),
     "tuple[str, ...]": st.lists(st.text(max_size=3), max_size=3).map(tuple),
+    "tuple[tuple[str, int], ...]": st.lists(st.tuples(st.text(max_size=3), amounts), max_size=2).map(tuple),
     "tuple[tuple[int, int], ...]": st.lists(st.tuples(ranks, amounts), max_size=3).map(tuple),
 }
 SPECIAL = {
