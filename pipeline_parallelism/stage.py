@@ -150,8 +150,12 @@ class DenseStage(TrainedStage):
 
     def held(self, microbatch: int) -> int:
         """The bytes that are kept for the backward of this microbatch, including the stage's input."""
-        kept = self._kept.get(microbatch, Kept([], []))
-        arrays = [*(array for pair in kept.saved for array in pair), kept.output_gradient, *kept.gradients]
+        kept = self._kept.get(microbatch)
+        if kept is None:
+            return 0
+        arrays = [kept.output_gradient, *kept.gradients]
+        for pair in kept.saved:
+            arrays += pair
         return sum({id(array): array.nbytes for array in arrays if array is not None}.values())
 
 

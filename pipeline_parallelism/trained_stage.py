@@ -50,7 +50,12 @@ class TrainedStage(Stage):
         # Sum in the order of the microbatches, so that every schedule gives the same bits.
         self._early[microbatch] = gradients
         while (ready := self._early.pop(self._summed, None)) is not None:
-            self.gradients = add_layers(self.gradients, ready) if self._summed else ready
+            if self._summed < 2:    # the first sum lies in new arrays, the later ones in the same
+                self.gradients = add_layers(self.gradients, ready) if self._summed else ready
+            else:
+                for sums, parts in zip(self.gradients, ready, strict=True):
+                    for total, part in zip(sums, parts, strict=True):
+                        total += part
             self._summed += 1
 
     @property

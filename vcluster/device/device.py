@@ -145,10 +145,9 @@ class VirtualDevice:
     def hold(self, category: str, nbytes: int, *, stage: int | None = None, microbatch: int | None = None) -> None:
         """Record that ``category`` holds ``nbytes`` more memory, or less if negative; see ``trace.peak_bytes``."""
         self.recorder.begin_block()
-        self.recorder.add(
-            "memory", category, nbytes=float(nbytes), wall_start_seconds=self.recorder.now(), stage=stage,
-            microbatch=microbatch,
-        )
+        self.recorder.add_untimed("memory", category, {
+            "nbytes": float(nbytes), "wall_start_seconds": self.recorder.now(), "stage": stage,
+            "microbatch": microbatch})
 
     def matmul(self, a: npt.ArrayLike, b: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None) -> Any:
         """``a @ b``, written to ``out`` if given.  Its flops (2 m n k) and memory traffic are recorded."""
@@ -363,14 +362,16 @@ class VirtualDevice:
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:
         """`send` that returns a `Work` at once."""
-        return self.channel(self._peer(dst, axes)).isend(x, tag=tag)
+        rank = self._peer(dst, axes)
+        return (self._channels.get(rank) or self.channel(rank)).isend(x, tag=tag)
 
     def irecv(
         self, src: int, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Pending:
         """`recv` that returns a `Work` at once."""
-        return self.channel(self._peer(src, axes)).irecv(tag=tag, shape=shape, dtype=dtype)
+        rank = self._peer(src, axes)
+        return (self._channels.get(rank) or self.channel(rank)).irecv(tag=tag, shape=shape, dtype=dtype)
 
     def sendrecv(self, x: Any, dst: int, src: int, *, tag: int = 0, axes: Axes = None) -> Any:
         """Send ``x`` to ``dst`` and receive from ``src`` at the same time: neither waits for the other."""
@@ -380,7 +381,7 @@ class VirtualDevice:
         return received
 
     def _peer(self, place: int, axes: Axes) -> int:
-        return place if axes is None else rank_at(self.group(axes), axes, place)
+        return place if axes is None else rank_at(self.mesh.group(self.rank, axes), axes, place)
 
 
 @lru_cache(maxsize=256)

@@ -27,8 +27,9 @@ from vcluster.code import call_site
 from vcluster.code.call_sites import here
 from vcluster.messages.blocks import REUSED_BYTES, Block, ReusedBlocks
 from vcluster.messages.encoding import Encoded, encode_message
-from vcluster.messages.endpoint import Owner, Pending, issue
-from vcluster.messages.mailbox import Envelope, name_of
+from vcluster.messages.endpoint import DONE, Owner, Pending, issue, pending
+from vcluster.messages.envelopes import Described, Envelope, name_of
+from vcluster.messages.receives import Receive
 from vcluster.messages.tasks import Wait
 from vcluster.tracing import Row, Template, dtype_name, message_template
 
@@ -94,7 +95,7 @@ class VirtualChannel:
         with recorder as start:
             event = self._sent(x, encoded.nbytes, tag, None, here(1))
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
-            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, self._text_of("send", tag))
+            self._owner.endpoint.tasks.run(("send", self._peer, tag), steps, Described("send", self._peer, tag))
             recorder.fill(event, **recorder.since(start))
             recorder.end_among_others(event, "send")
             self._note_signature(x, encoded, tag)
@@ -124,13 +125,32 @@ class VirtualChannel:
 
     def isend(self, x: Any, *, tag: int = 0) -> Pending:
         """`send` without waiting. ``x`` must not change before ``wait()`` of the returned work has returned."""
-        recorder = self._owner.recorder
-        encoded = encode_message(x)
-        with recorder:
+        recorder, lane = self._owner.recorder, ("send", self._peer, tag)
+        with recorder as start:
             work, location = recorder.next_work(), here(1)
+            if type(x) is np.ndarray and self._repeats and self._owner.endpoint.tasks.is_free(lane):
+                prepared = self._outgoing.get((tag, x.dtype, x.shape))
+                if self._send_now(x, tag, prepared and prepared[1]):
+                    values = {"peer": self._peer, "tag": tag, "work": work, "bytes_sent": x.nbytes, "messages": 1,
+                              "dtype": dtype_name(x.dtype)}
+                    recorder.begins("send", location)
+                    recorder.add_repeated(("send", "send", values), location, start)
+                    return pending(self._owner, DONE, work, "send")
+            encoded = encode_message(x)
             self._sent(x, encoded.nbytes, tag, work, location)
             steps = self._mailbox.sending(encoded, checked_tag(tag), capacity=self._capacity)
-            return self._issue(("send", self._peer, tag), steps, work, "send", location)
+            return issue(self._owner, lane, steps, Described("send", self._peer, tag), work, "send", location)
+
+    def _send_now(self, x: NDArray[Any], tag: int, blocks: ReusedBlocks | None) -> bool:
+        """Send an array without waiting. False, and nothing is sent, if that is impossible now."""
+        capacity = self._capacity or 0
+        if blocks is not None and self._mailbox.send_again(blocks, x, tag, capacity):
+            return True
+        encoded = encode_message(x)
+        if not self._mailbox.send_at_once(encoded, checked_tag(tag), capacity):
+            return False
+        self._note_signature(x, encoded, tag)
+        return True
 
     def recv(self, *, tag: int = 0, out: Any = None) -> Any:
         """Take the oldest message with this tag, and wait until there is one.
@@ -146,13 +166,13 @@ class VirtualChannel:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
                     lane = "recv", self._peer, tag
-                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), self._text_of("recv", tag))
+                    self._owner.endpoint.tasks.run(lane, self._mailbox.coming(tag), Described("recv", self._peer, tag))
                     block = self._mailbox.take_again(tag)
                 if block is not None:
                     return self._received_again(block, tag, out, start)
             event = self._event("recv", tag, None, here(1))
-            steps = self._receiving(checked_tag(tag), out, None, None, event, start)
-            value = self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, self._text_of("recv", tag))
+            steps = self._receiving(checked_tag(tag), out, event, start)
+            value = self._owner.endpoint.tasks.run(("recv", self._peer, tag), steps, Described("recv", self._peer, tag))
             recorder.end_among_others(event, "recv")
             return value
 
@@ -185,10 +205,22 @@ class VirtualChannel:
         recorder = self._owner.recorder
         with recorder as start:
             work, location = recorder.next_work(), here(1)
-            event = self._event("recv", tag, work, location)
             wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
-            steps = self._receiving(checked_tag(tag), None, *wanted, event, start)
-            return self._issue(("recv", self._peer, tag), steps, work, "recv", location)
+            values: dict[str, Any] = {"peer": self._peer, "tag": checked_tag(tag), "work": work}
+
+            def opened(envelope: Envelope) -> Any:
+                values.update(bytes_received=envelope.nbytes, **recorder.since(start))
+                value = envelope.open()
+                if wanted != (None, None):
+                    check_declared(self._rank, self._peer, value, *wanted)
+                return value
+
+            recorder.begins("recv", location)
+            recorder.add_untimed("recv", "recv", values, location)
+            lane = "recv", self._peer, tag
+            receive = Receive(self._mailbox, lane, tag, opened, Described("recv", self._peer, tag), location)
+            self._owner.endpoint.tasks.start(receive)
+            return pending(self._owner, receive, work, "recv")
 
     def close(self) -> None:
         """Close the channel in both directions. Messages that have arrived can still be received at both ends."""
@@ -206,22 +238,10 @@ class VirtualChannel:
             box.sent, box.bytes_sent, box.received, box.bytes_received, box.waiting, self._capacity
         )
 
-    def _issue(
-        self, lane: tuple[str, int, int], steps: Generator[Wait, None, Any], work: int, name: str, location: str
-    ) -> Pending:
-        return issue(self._owner, lane, steps, self._text_of(name, lane[2]), work, name, location)
-
-    def _text_of(self, name: str, tag: int) -> str:
-        return f"{name}({'to' if name == 'send' else 'from'} {name_of(self._peer)}, tag {tag})"
-
-    def _receiving(
-        self, tag: int, out: Any, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, event: Row, start: int,
-    ) -> Generator[Wait, None, Any]:
+    def _receiving(self, tag: int, out: Any, event: Row, start: int) -> Generator[Wait, None, Any]:
         envelope: Envelope = yield from self._mailbox.receiving(tag)
         self._owner.recorder.fill(event, bytes_received=envelope.nbytes, **self._owner.recorder.since(start))
         value = envelope.open()
-        if shape is not None or dtype is not None:
-            check_declared(self._rank, self._peer, value, shape, dtype)
         if out is None:
             return value
         if not isinstance(value, np.ndarray):

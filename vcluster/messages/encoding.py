@@ -104,8 +104,8 @@ def decode(block: NDArray[np.uint8]) -> Any:
         place += _aligned(nbytes)
     pickled = view[start + 8 * count : start + 8 * count + size]
     if size and pickled[0] == _ARRAY_MARK:
-        dtype, shape = pickle.loads(pickled[1:])
-        return np.ndarray(shape, of_code(dtype), buffers[0])
+        dtype, shape = _dtype_and_shape(bytes(pickled[1:]))
+        return np.ndarray(shape, dtype, buffers[0])
     return pickle.loads(pickled, buffers=buffers)
 
 
@@ -122,6 +122,12 @@ _ARRAY_MARK = 0  # no pickle begins with this byte
 def _array_description(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     body = bytes([_ARRAY_MARK]) + pickle.dumps((code_of(dtype), shape), 5)
     return struct.pack("<qqq", len(body), 1, dtype.itemsize * prod(shape)) + body
+
+
+@lru_cache(maxsize=4096)
+def _dtype_and_shape(description: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    dtype, shape = pickle.loads(description)
+    return of_code(dtype), shape
 
 
 def _array(array: NDArray[Any]) -> Encoded:

@@ -26,7 +26,8 @@ from vcluster.memory import (
 )
 from vcluster.messages.blocks import HOLDER, TAKEN
 from vcluster.messages.mailbox import Mailbox
-from vcluster.messages.tasks import Awaited, Steps, Task, Tasks
+from vcluster.messages.receives import Receive
+from vcluster.messages.tasks import DONE as DONE, Awaited, Steps, Task, Tasks
 from vcluster.tracing import Recorder
 
 
@@ -120,15 +121,19 @@ def issue(
     owner: Owner, lane: Lane, steps: Steps, text: object, work: int, name: str, location: str | None = None
 ) -> Pending:
     """Start an operation and return at once; ``str(text)`` describes it, ``work`` is its number."""
-    task = owner.endpoint.tasks.issue(lane, steps, text, location)
-    pending = owner.unwaited[work] = Pending(owner, task, work, name)
-    return pending
+    return pending(owner, owner.endpoint.tasks.issue(lane, steps, text, location), work, name)
+
+
+def pending(owner: Owner, task: Task | Receive, work: int, name: str) -> Pending:
+    """The work object of an operation that was started."""
+    found = owner.unwaited[work] = Pending(owner, task, work, name)
+    return found
 
 
 class Pending:
     """An operation that was issued. `wait` returns its result, and `done` tells whether it is finished."""
 
-    def __init__(self, owner: Owner, task: Task, number: int, name: str) -> None:
+    def __init__(self, owner: Owner, task: Task | Receive, number: int, name: str) -> None:
         self._owner = owner
         self._task = task
         self._number = number
@@ -156,5 +161,4 @@ class Pending:
             try:
                 return self._owner.endpoint.tasks.wait(self._task)
             finally:
-                times = self._owner.recorder.since(start)
-                self._owner.recorder.add("wait", self._name, None, work=self._number, **times)
+                self._owner.recorder.add_repeated(("wait", self._name, {"work": self._number}), None, start)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -37,6 +37,7 @@ from vcluster.messages.blocks import (
     lend_block,
 )
 from vcluster.messages.encoding import HEADER_BYTES, Encoded, decode_alone
+from vcluster.messages.envelopes import Envelope, name_of
 from vcluster.messages.tasks import Wait
 
 if TYPE_CHECKING:
@@ -49,23 +50,6 @@ SLOTS = PAGE // 8 - _FIRST_SLOT
 
 KNOWN_BLOCKS = 1024
 """Maximal number of a peer's reusable blocks whose description the receiver caches."""
-
-
-def name_of(rank: int) -> str:
-    """A rank in words."""
-    return "the host" if rank < 0 else f"rank {rank}"
-
-
-class Envelope(NamedTuple):
-    """A message that has arrived: its description, and its content on request."""
-
-    lane: int
-    tag: int
-    nbytes: int
-    open: Callable[[], Any]
-    """Returns the content. It may be called once."""
-    taken: Callable[[], None]
-    """Tells the sender that the message was taken."""
 
 
 class Mailbox:
@@ -104,22 +88,56 @@ class Mailbox:
             if capacity == 0:
                 yield Wait(lambda: self._has_room(key, 1) or self.closed_there, lambda: self._needs_room(key))
 
+    def send_at_once(self, encoded: Encoded, tag: int, capacity: int) -> bool:
+        """As `sending`, if that need not wait. Otherwise False, and nothing is sent."""
+        out, untaken = self._out, self._untaken.setdefault((0, tag), deque())
+        if out[_HEAD] - out[_TAIL] >= SLOTS or self._is_closed(0) or self._queues or (
+            len(untaken) >= capacity and not self._has_room((0, tag), capacity)
+        ):
+            return False
+        offset, header, loan = self._lend(encoded, 0, tag)
+        encoded.write(self._endpoint.arena.view[offset : offset + header[BLOCK_NBYTES]])
+        self._announce(offset)
+        untaken.append((header, loan))
+        self._count_sent(encoded.nbytes)
+        return True
+
+    def _lend(self, encoded: Encoded, lane: int, tag: int) -> tuple[int, memoryview, Loan]:
+        """A block for a message: its offset, its header, which is written, and the loan."""
+        nbytes = encoded.block_nbytes
+        offset, header, loan = lend_block(self._endpoint, HEADER_BYTES if self._queues else nbytes, self._peer)
+        header[LANE], header[TAG] = lane, tag
+        header[BLOCK_NBYTES], header[NBYTES] = nbytes, encoded.nbytes
+        return offset, header, loan
+
+    def _announce(self, offset: int) -> None:
+        """Put a block into the ring, which has room."""
+        out, signals = self._out, self._endpoint.signals
+        head = out[_HEAD]
+        out[_FIRST_SLOT + head % SLOTS] = offset
+        if not STORES_IN_ORDER:
+            signals.fence()
+        out[_HEAD] = head + 1
+        signals.wake(self._peers)
+
+    def _count_sent(self, nbytes: int) -> None:
+        self.sent += 1
+        self.bytes_sent += nbytes
+
     def _put(self, encoded: Encoded, lane: int, tag: int) -> Generator[Wait, None, tuple[memoryview, Loan]]:
         endpoint = self._endpoint
-        block_nbytes = encoded.block_nbytes
-        offset, header, loan = lend_block(endpoint, HEADER_BYTES if self._queues else block_nbytes, self._peer)
-        header[LANE], header[TAG] = lane, tag
-        header[BLOCK_NBYTES], header[NBYTES] = block_nbytes, encoded.nbytes
+        offset, header, loan = self._lend(encoded, lane, tag)
+        block_nbytes = header[BLOCK_NBYTES]
         if self._queues:
             block = bytearray(block_nbytes)
             encoded.write(memoryview(block))
             self._queues[0].put((self._epoch[0], offset, header.tolist(), block))
             self._out[_HEAD] += 1
+            endpoint.signals.wake(self._peers)
         else:
             encoded.write(endpoint.arena.view[offset : offset + block_nbytes])
             out = self._out
-            head = out[_HEAD]
-            if head - out[_TAIL] >= SLOTS:
+            if out[_HEAD] - out[_TAIL] >= SLOTS:
                 if endpoint.number == endpoint.layout.host:
                     raise ClusterError(
                         f"{SLOTS} messages from the host to rank {self._peer} are not received yet, and no more fit; "
@@ -129,14 +147,9 @@ class Mailbox:
                 endpoint.signals.wake((self._peer,))
                 tail = self._out_place + 8 * _TAIL
                 yield Wait(lambda: out[_HEAD] - out[_TAIL] < SLOTS, lambda: [self._need(None, tail)])
-                head = out[_HEAD]  # another message may have been sent in between
-            out[_FIRST_SLOT + head % SLOTS] = offset
-            endpoint.signals.fence()
-            out[_HEAD] = head + 1
+            self._announce(offset)
         if lane == 0:  # messages of other lanes belong to collectives
-            self.sent += 1
-            self.bytes_sent += encoded.nbytes
-        endpoint.signals.wake((self._peer,))
+            self._count_sent(encoded.nbytes)
         return header, loan
 
     def _has_room(self, key: tuple[int, int], capacity: int) -> bool:
@@ -156,23 +169,16 @@ class Mailbox:
         if len(untaken) >= capacity and not self._has_room((0, tag), capacity):
             return False
         out = self._out
-        head = out[_HEAD]
-        if head - out[_TAIL] >= SLOTS or out[_CLOSED] or self._in[_CLOSED]:
+        if out[_HEAD] - out[_TAIL] >= SLOTS or out[_CLOSED] or self._in[_CLOSED]:
             return False
         taken = blocks.take(tag)
         if taken is None:
             return False
         block, loan = taken
         block.elements[...] = x
-        out[_FIRST_SLOT + head % SLOTS] = block.offset
-        signals = self._endpoint.signals
-        if not STORES_IN_ORDER:
-            signals.fence()
-        out[_HEAD] = head + 1
-        signals.wake(self._peers)
+        self._announce(block.offset)
         untaken.append((block.header, loan))
-        self.sent += 1
-        self.bytes_sent += x.nbytes
+        self._count_sent(x.nbytes)
         return True
 
     # -- in -----------------------------------------------------------------------------------------------------------
@@ -180,21 +186,27 @@ class Mailbox:
     def receiving(self, tag: int, *, lane: int = 0) -> Generator[Wait, None, Envelope]:
         """Wait for the oldest message with this tag and take it."""
         key = (lane, tag)
-        while key not in self._arrived:
-            last = self._nothing_more_comes(lane)
-            if self.has_message(key):
-                break
-            if last:
-                self._check_open(lane)
-            yield Wait(
-                lambda: self.has_message(key) or self._nothing_more_comes(lane), lambda: self._needs_message(key)
-            )
+        while not self.may_take(key):
+            yield Wait(lambda: self.may_take(key), lambda: self.needs_message(key))
+        return self.take(key)
+
+    def may_take(self, key: tuple[int, int]) -> bool:
+        """Whether `take` need not wait, because a message has arrived or none can come any more."""
+        ring = self._in
+        if key not in self._arrived and self._queues is None and ring[_HEAD] == ring[_TAIL]:
+            return key[0] == 0 and bool(ring[_CLOSED] or self._out[_CLOSED])
+        return self.has_message(key) or self._nothing_more_comes(key[0])
+
+    def take(self, key: tuple[int, int]) -> Envelope:
+        """Take the oldest message that has arrived; `ChannelClosedError` if there is none."""
+        if not self.has_message(key):  # the last one may have come just before the close
+            self._check_open(key[0])
         arrived = self._arrived[key]
         envelope = arrived.popleft()
         if not arrived:
             del self._arrived[key]
         envelope.taken()
-        if lane == 0:
+        if key[0] == 0:
             self.received += 1
             self.bytes_received += envelope.nbytes
         return envelope
@@ -227,7 +239,7 @@ class Mailbox:
         tail = ring[_TAIL]
         yield Wait(
             lambda: ring[_HEAD] != tail or bool(self._arrived) or self._nothing_more_comes(0),
-            lambda: self._needs_message((0, tag)),
+            lambda: self.needs_message((0, tag)),
         )
 
     def read(self, block: Block) -> None:
@@ -337,7 +349,7 @@ class Mailbox:
         self.take_in()
         return sum(len(arrived) for (lane, _), arrived in self._arrived.items() if lane == 0)
 
-    def _needs_message(self, key: tuple[int, int]) -> list[Need]:
+    def needs_message(self, key: tuple[int, int]) -> list[Need]:
         lane, tag = key
         sends: Lane = ("send", self._endpoint.layout.rank(self._endpoint.number), tag) if lane == 0 else ("group", lane)
         taken_in = -1 if key in self._arrived else self._in[_TAIL]  # it has arrived, but this endpoint did not notice

@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.operation import Lane
 from vcluster.code import call_site
 from vcluster.code.call_sites import here
 from vcluster.memory import Need, Operation, Signals
+
+if TYPE_CHECKING:
+    from vcluster.messages.receives import Receive
 
 Ready = Callable[[], bool]
 
@@ -64,6 +67,15 @@ class Task:
         return False
 
 
+def _nothing() -> Steps:
+    yield from ()
+
+
+DONE = Task(("done",), _nothing(), "nothing", "")
+"""An operation that was over when it was issued."""
+DONE.advance()
+
+
 class Awaited(NamedTuple):
     """What an endpoint waits for, for `vcluster.memory.status`."""
 
@@ -78,7 +90,7 @@ class Blocked:
 
     __slots__ = ("lane", "location", "task", "text", "wait", "what")
 
-    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: Task | None) -> None:
+    def __init__(self, lane: Lane, what: object, wait: Wait | None, task: Task | Receive | None) -> None:
         self.lane = lane
         self.what = what
         self.wait = wait
@@ -100,7 +112,7 @@ class Tasks:
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
-        self.lanes: dict[Lane, deque[Task]] = {}
+        self.lanes: dict[Lane, deque[Task | Receive]] = {}
         """The asynchronous operations that are not finished, by lane."""
         self._blocked: dict[int, Blocked] = {}
         """What each thread waits for, or has waited for in a call that it is still in."""
@@ -134,18 +146,28 @@ class Tasks:
     def issue(self, lane: Lane, steps: Steps, what: object, location: str | None = None) -> Task:
         """Start an operation, issued at ``location`` (None: it is looked up). It advances inside later calls."""
         task = Task(lane, steps, what, here() if location is None else location)
-        queue = self.lanes.setdefault(lane, deque())
+        self.start(task)
+        return task
+
+    def start(self, task: Task | Receive) -> None:
+        """Start an operation. It advances inside later calls."""
+        queue = self.lanes.get(task.lane)
+        if queue is None:
+            queue = self.lanes[task.lane] = deque()
         queue.append(task)
         if queue[0] is task:
-            self._advance_lane(lane, queue)
-        return task
+            self._advance_lane(task.lane, queue)
+
+    def is_free(self, lane: Lane) -> bool:
+        """Whether no operation of a lane is under way, nor any that a thread waits for."""
+        return lane not in self.lanes and not self._blocked
 
     def advance(self) -> None:
         """Let every lane advance as far as it can."""
         for lane, queue in list(self.lanes.items()):
             self._advance_lane(lane, queue)
 
-    def wait(self, task: Task) -> Any:
+    def wait(self, task: Task | Receive) -> Any:
         """Block until the task is finished and return its result."""
         if not task.finished:
             mine = get_ident()
@@ -201,7 +223,7 @@ class Tasks:
 
         self._signals.wait(ready_after_advancing)
 
-    def _advance_lane(self, lane: Lane, queue: deque[Task]) -> None:
+    def _advance_lane(self, lane: Lane, queue: deque[Task | Receive]) -> None:
         if self._blocked and self._is_driven(lane):  # by a thread, whose operation comes first
             return
         while queue and queue[0].advance():

@@ -230,7 +230,8 @@ class Worker:
                 encoded.alone() if encoded.block_nbytes <= SMALL_RESULT_BYTES
                 else hand_over(self.endpoint, encoded, self.spec.layout.host)
             )
-            self.device.recorder.add_traffic("d2h", "result", HOST, bytes_sent=encoded.nbytes, messages=1)
+            self.device.recorder.add_untimed(
+                "d2h", "result", {"peer": HOST, "bytes_sent": encoded.nbytes, "messages": 1})
         return place
 
     def _call(self, command: RunCommand) -> Any:
@@ -253,7 +254,7 @@ class Worker:
         self._code = code_of(program)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
-        self.device.recorder.add_traffic("h2d", "arguments", HOST, bytes_received=nbytes)
+        self.device.recorder.add_untimed("h2d", "arguments", {"peer": HOST, "bytes_received": nbytes})
         self.device.recorder.leave()
         self._in_kernel = True
         try:

@@ -227,14 +227,15 @@ class Recorder:
         self._uncounted_templates.append((template, count_traffic))
         return template
 
-    def add_repeated(self, template: Template, location: str, start_ns: int) -> None:
+    def add_repeated(self, template: Template, location: str | None, start_ns: int) -> None:
         """The event of a call that ends now, and was like an earlier one.  The caller says that it `begins`."""
         if not self.stopped:
             self._entries.extend((template, location, start_ns, time.perf_counter_ns(), 0.0))
 
-    def add_traffic(self, kind: str, name: str, peer: int, **counted: int) -> None:
-        """Append the event of a transfer whose time was not measured."""
-        self._entries.extend(((kind, name, {"peer": peer, **counted}), None, 0, 0, 0.0))
+    def add_untimed(self, kind: str, name: str, values: dict[str, Any], location: str | None = None) -> None:
+        """Append an event whose times are among its ``values``, or not known.  The values may be completed later."""
+        if not self.stopped:
+            self._entries.extend(((kind, name, values), location, 0, 0, 0.0))
 
     def serial(self, row: Row) -> int:
         """The number of an event on this rank."""

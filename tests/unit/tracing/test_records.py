@@ -19,7 +19,7 @@ def recorded():
     """A record with an event of each look."""
     recorder = Recorder()
     recorder.start()
-    recorder.add_traffic("h2d", "arguments", HOST, bytes_received=100)
+    recorder.add_untimed("h2d", "arguments", {"peer": HOST, "bytes_received": 100})
     template = recorder.collective_template("all_reduce", ("tp",), GROUP, "direct", None, lambda: TRAFFIC)
     start = recorder.enter()
     row = recorder.add_collective("all_reduce", ("tp",), GROUP, "ring", None, "a.py:1")
